@@ -1,9 +1,13 @@
 """Classification: data sets by name and of the user's own, first weights, and wrong data."""
 
 import dataclasses
+import hashlib
 import io
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,30 +17,38 @@ from PIL import Image
 
 from regard import Softmax
 from regard.core import ConfigError, DataError
+from regard.lab.jobs import Job, execute_job
 from regard.mixers.convolutions.conv import Conv
 from regard.mixers.convolutions.deformable import DeformableConv
 from regard.mixers.convolutions.dynamic import DynamicConv
 from regard.mixers.factors.factors import Factors
 from regard.mixers.pvt import PVT
 from regard.mixers.vit3 import ViT3
+from regard.store.results import Results
 from regard.tasks import Classification
 from regard.tasks.check_data import check_data
+from regard.tasks.classification import task as task_module
 from regard.tasks.classification.task import _mixed_loss
 from regard.tasks.data import feed, own
 from regard.tasks.data.augment import augmented, placed, random_windows
 from regard.tasks.data.catalog import (
+    PARQUET,
     classes_and_channels,
     digits,
     identity,
     load,
+    parquet_set,
     size_before_centre,
     torchvision_set,
 )
-from regard.tasks.data.images import _warn_of_darkness, decode, decode_all, fit
+from regard.tasks.data.cores import decoders
+from regard.tasks.data.images import Chosen, _warn_of_darkness, decode, decode_all, fit
 from regard.tasks.data.streams import generator, seed_all
 from regard.tasks.weights import outputs
+from regard.train.load import trained
 from regard.train.recipe import Recipe
 from regard.train.run import Run
+from regard.train.watch import Watch
 
 PLAIN = Recipe(batch=32, augment="none")
 
@@ -477,6 +489,129 @@ def test_what_is_known_of_a_torchvision_set_is_what_it_gives(tmp_path: Path, mon
     assert (len(found.classes), found.channels) == classes_and_channels("FashionMNIST") == (10, 3)
     assert classes_and_channels("fashion_mnist") == (10, 1)
     assert task.model(None, 0).patch_embed.proj.in_channels == 3
+
+
+def test_arrays_that_are_too_large_are_resized_when_they_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fits keeps its checksum; what does not has that of the images in their own size."""
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    labels = np.arange(20, dtype=np.uint8) % 10
+    for split in ("train", "t10k"):
+        raw = tmp_path / "torchvision" / "FashionMNIST" / "raw"
+        idx(raw / f"{split}-images-idx3-ubyte", generator(split).integers(0, 256, (20, 28, 28), dtype=np.uint8))
+        idx(raw / f"{split}-labels-idx1-ubyte", labels)
+    whole = torchvision_set("FashionMNIST", (40, 36), False, "stop", False)
+    parts = (whole.train.pixels, labels.astype(np.int64), whole.test.pixels, labels.astype(np.int64))
+    assert whole.checksum == hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+    monkeypatch.setattr(own, "IN_MEMORY", 100)
+    lazy, other = (torchvision_set("FashionMNIST", size, False, "stop", False) for size in ((40, 36), (32, 32)))
+    assert isinstance(lazy.train.pixels, own.Lazy)
+    assert lazy.train.pixels.shape == whole.train.pixels.shape
+    assert np.array_equal(lazy.test.pixels[:], whole.test.pixels)
+    assert lazy.checksum == other.checksum != whole.checksum
+    assert lazy.statistics == whole.statistics
+
+
+@pytest.mark.parametrize("name", ["fashion_mnist", "cifar10"])
+def test_tables_that_are_too_large_are_decoded_when_they_are_used(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    monkeypatch.setitem(PARQUET, name, dataclasses.replace(PARQUET[name], rows=(20, 10), used=15))
+    (tmp_path / name).mkdir()
+    for split, number in (("train", 20), ("test", 10)):
+        images = []
+        for pixels in generator(split).integers(0, 256, (number, 28, 28), dtype=np.uint8):
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, "PNG")
+            images.append(pixels.tobytes() if name == "fashion_mnist" else file.getvalue())
+        table = pyarrow.table({"img": images, "label": np.arange(number) % 10})
+        pyarrow.parquet.write_table(table, tmp_path / name / f"{split}.parquet")
+    whole = parquet_set(name, (40, 36), "stop")
+    monkeypatch.setattr(own, "IN_MEMORY", 100)
+    lazy = parquet_set(name, (40, 36), "stop")
+    for one, other in ((whole.train, lazy.train), (whole.held, lazy.held), (whole.test, lazy.test)):
+        assert one is not None
+        assert other is not None
+        assert isinstance(other.pixels, own.Lazy)
+        assert one.pixels.shape == other.pixels.shape
+        assert np.array_equal(one.pixels, other.pixels[:])
+        assert one.labels.tolist() == other.labels.tolist()
+    assert (lazy.checksum, lazy.channels, lazy.statistics) == (whole.checksum, whole.channels, whole.statistics)
+
+
+@pytest.mark.parametrize("fields", [{"val": 0.25}, {"limit": 7}, {"val": 0.25, "limit": 12}])
+def test_a_part_of_mapped_images_is_no_copy(tmp_path: Path, fields: dict[str, Any]) -> None:
+    task = canvas(init="host", **fields).on(str(folder(tmp_path / "data")))
+    whole, part = task.images_of().train.pixels, task.train_images()
+    assert isinstance(whole, np.memmap)
+    assert isinstance(part.pixels, Chosen)
+    assert np.shares_memory(part.pixels.pixels, whole)
+    assert part.pixels.shape == (len(part), *whole.shape[1:])
+    assert np.array_equal(part.pixels[:], whole[part.pixels.rows])
+    images, labels = next(task.batches(PLAIN, 0, 0, 1))
+    assert len(images) == len(labels) == len(part)
+    assert task.score(task.model(None, 0), torch.device("cpu")).samples is not None
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_images_are_decoded_in_order_by_any_number_of_threads(
+    tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = own.load(folder(tmp_path / "data"), (8, 8), "stop").train
+    monkeypatch.setattr(own, "IN_MEMORY", 0)
+    monkeypatch.setattr(own, "decoders", lambda: threads)
+    lazy = own.load(tmp_path / "data", (8, 8), "stop").train
+    assert np.array_equal(lazy.pixels[3:11], whole.pixels[3:11])
+    bad = tmp_path / "data" / "class1" / "3.png"
+    bad.write_bytes(bad.read_bytes()[:40])
+    with pytest.raises(DataError, match=r"class1/3\.png cannot be read as an image"):
+        lazy.pixels[:]
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 0), (2, 2)])
+def test_jobs_decode_with_all_cores_and_the_same_result(
+    tmp_path: Path, cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of a study, whose number of loader processes no one chooses."""
+    monkeypatch.setattr(own, "IN_MEMORY", 0)
+    recipe = Recipe(batch=6, epochs=2, augment="shift")
+    run = Run(task=canvas(init="host").on(str(folder(tmp_path / "data"))), recipe=recipe)
+    run.execute(Results(tmp_path / "alone"), device="cpu", watch=Watch(workers=0))
+    used: list[int] = []
+    between = feed.Batches.between
+
+    def counted(self: feed.Batches, start: int, stop: int, number: int = 0) -> Iterator[tuple[torch.Tensor, ...]]:
+        used.append(number)
+        return between(self, start, stop, number)
+
+    monkeypatch.setattr(feed.Batches, "between", counted)
+    for module in (task_module, own):
+        monkeypatch.setattr(module, "decoders", lambda: cores)
+    state, _, text = execute_job(Job(run, "s", "smoke", "row", 0), str(tmp_path / "study"))
+    assert (state, text) == ("done", "")
+    assert used == [workers]
+    first, second = (Results(tmp_path / name) for name in ("alone", "study"))
+    outcomes = [store.outcome(run.key) or {} for store in (first, second)]
+    assert outcomes[0]["metrics"] == outcomes[1]["metrics"]
+    weights = [trained(run, store).state_dict() for store in (first, second)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_data_in_memory_need_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_module, "decoders", lambda: 8)
+    assert canvas().usual_workers() == 0
+
+
+def test_processes_of_torchrun_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    usable = len(os.sched_getaffinity(0))
+    assert decoders() == 1  # torch has one thread in these tests
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert decoders() == max(1, min(usable // 2, 8))
 
 
 def textures(root: Path, damaged: bool = False) -> None:

@@ -54,6 +54,14 @@ Size = Annotated[
     str, typer.Option(help="Height and width of images: 32 or 224x160. Default: those of the data set or the host.")
 ]
 Workers = Annotated[int, typer.Option(help="Processes that load images; 0 is best for data in memory.")]
+UsualWorkers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        help="Processes that load images. Default: one for each core, at most 8, where images are decoded while "
+        "training; none for data in memory.",
+    ),
+]
 Log = Annotated[str, typer.Option("--log", "--logger", help="Also log to csv, tensorboard, wandb or mlflow.")]
 Devices = Annotated[int, typer.Option(min=1, help="GPUs of this machine that share each batch of a run.")]
 Nodes = Annotated[int, typer.Option(min=1, help="Machines that share each batch of a run; torchrun starts them.")]

@@ -29,7 +29,7 @@ from .run_options import (  # fmt: skip
     Shard,
     Size,
     TaskOption,
-    Workers,
+    UsualWorkers,
     all_changes,
     checked_text,
     find_device,
@@ -83,7 +83,7 @@ def train(
     compile: Compile = False,
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
-    workers: Workers = 0,
+    workers: UsualWorkers = None,
     log: Log = "",
     download: Download = False,
     digest: Digest = None,
@@ -107,8 +107,9 @@ def train(
     run = make_run(mixer, data or "", host, read_size(size) if size else None, seed,
                    all_changes(change, precision, digest), download, extra=imported(modules), task=task)  # fmt: skip
     execution = Execution(
-        device=device, devices=devices, nodes=nodes, shard=shard, workers=workers, log=log, compile=compile
-    )
+        device=device, devices=devices, nodes=nodes, shard=shard, log=log, compile=compile,
+        workers=workers,  # type: ignore[arg-type]
+    )  # fmt: skip
     execute_run(run, results, execution, as_json)
 
 

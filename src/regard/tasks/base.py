@@ -183,6 +183,10 @@ class Task(ABC):
         part: (index, count) of equal parts of each batch, of which only this one is returned.
         """
 
+    def usual_workers(self) -> int:
+        """Processes that load batches unless the user chooses their number; 0 where samples are ready in memory."""
+        return 0
+
     @abstractmethod
     def loss(
         self, model: nn.Module, batch: Any, recipe: Training, device: torch.device, teacher: nn.Module | None = None

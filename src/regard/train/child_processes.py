@@ -14,9 +14,9 @@ MOST_WORKERS = 1024
 """Processes beside this one; a larger number is a slip, and would use up the machine's processes."""
 
 
-def check_workers(workers: int) -> None:
-    """Raises: ConfigError for a number of worker processes that no machine has."""
-    if not 0 <= workers <= MOST_WORKERS:
+def check_workers(workers: int | None) -> None:
+    """Raises: ConfigError for a number of worker processes that no machine has; None is the usual number."""
+    if workers is not None and not 0 <= workers <= MOST_WORKERS:
         raise ConfigError(f"--workers is 0 or more, at most {MOST_WORKERS}, not {workers}")
 
 

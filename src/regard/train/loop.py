@@ -273,15 +273,16 @@ class Loop:
 
     def _batches(self, first: int, last: int) -> Iterator[Any]:
         """Batches first .. last-1; with accumulation, the incomplete step at the end of an epoch is left out."""
+        workers = self.task.usual_workers() if self.watch.workers is None else self.watch.workers
         per_epoch = self.per_epoch * self.recipe.accumulate
         available = self.task.batches_per_epoch(self.recipe)
         if available <= per_epoch:
-            yield from self.task.batches(self.recipe, self.seed, first, last, self.watch.workers, self.part)
+            yield from self.task.batches(self.recipe, self.seed, first, last, workers, self.part)
             return
         for epoch in range(first // per_epoch, last // per_epoch):
             start = first % per_epoch if epoch == first // per_epoch else 0
             span = (epoch * available + start, epoch * available + per_epoch)
-            yield from self.task.batches(self.recipe, self.seed, *span, self.watch.workers, self.part)
+            yield from self.task.batches(self.recipe, self.seed, *span, workers, self.part)
 
     def _train_step(self, batches: Iterator[Any]) -> None:
         lr = self.recipe.lr_at(self.step, self.schedule)

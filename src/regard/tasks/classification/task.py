@@ -28,10 +28,12 @@ from regard.tasks.data.catalog import (
     load,
     size_before_centre,
 )
+from regard.tasks.data.cores import decoders
 from regard.tasks.data.feed import Batches, evaluation_batches, to_tensor
 from regard.tasks.data.imagenet import NORMAL
 from regard.tasks.data.images import Images, ImageSet, read_image
 from regard.tasks.data.order import check_parts
+from regard.tasks.data.own import Lazy
 from regard.tasks.data.streamed.feed import Stream, StreamBatches
 from regard.tasks.data.streamed.names import is_stream
 from regard.tasks.data.streams import generator
@@ -278,6 +280,12 @@ class Classification(ValidationPart, ImageTask):
         self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
     ) -> Iterator[tuple[Tensor, Tensor]]:
         return self._feed(recipe, seed, part).between(start, stop, workers)
+
+    def usual_workers(self) -> int:
+        """One for each core, at most 8, if images are decoded when they are used; a single core decodes without one."""
+        train = self.images_of().train
+        number = decoders() if isinstance(train, Stream) or isinstance(train.pixels, Lazy) else 0
+        return number if number > 1 else 0
 
     @property
     def channels(self) -> int:

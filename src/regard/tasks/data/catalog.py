@@ -264,7 +264,7 @@ def parquet_set(name: str, size: tuple[int, int] | None, corrupt: str) -> ImageS
 def _parquet_split(name: str, file: Path, total: str, rows: int, size: tuple[int, int] | None, corrupt: str) -> Images:
     spec = PARQUET[name]
 
-    def make() -> Images:
+    def encoded() -> tuple[list[Source], np.ndarray]:
         table = own.read_table(file)
         if len(table) != rows:
             raise DataError(f"{file} has {len(table)} rows, {name} has {rows}; download the file again")
@@ -273,10 +273,18 @@ def _parquet_split(name: str, file: Path, total: str, rows: int, size: tuple[int
         sources = own.image_column(file, table["img"])
         if spec.raw is not None:
             sources = [np.frombuffer(cast(bytes, source), np.uint8).reshape(*spec.raw, 1) for source in sources]
-        return decode_all(sources, labels, lambda row: f"row {row} of {file}", size, spec.channels, corrupt)
+        return sources, labels
 
+    key = f"{name}-{file.stem}-{total[:16]}"
+    if size is not None and own.too_large(rows, size, spec.channels):
+        sources, labels = encoded()
+        names = [f"row {row} of {file}" for row in range(rows)]
+        return own.from_files(sources, names, labels, size, corrupt, key, channels=spec.channels)
     side = "native" if size is None else f"{size[0]}x{size[1]}"
-    return cached(f"{name}-{file.stem}-{total[:16]}-{side}-{corrupt}", make)
+    name_of = "row {} of " + str(file).replace("{", "{{").replace("}", "}}")
+    return cached(
+        f"{key}-{side}-{corrupt}", lambda: decode_all(*encoded(), name_of.format, size, spec.channels, corrupt)
+    )
 
 
 @lru_cache(maxsize=16)
@@ -302,7 +310,8 @@ def _check_checksums(root: Path, files: list[Path], sums: list[str]) -> None:
 def torchvision_set(name: str, size: tuple[int, int], cut: bool, corrupt: str, download: bool) -> ImageSet:
     """A set of torchvision in <data folder>/torchvision, as RGB.
 
-    Sets that are arrays are read at once; images in files are decoded as in `own.load`. cut: images of arrays keep
+    Sets that are arrays are read at once, and resized when they are used if they need more than `own.IN_MEMORY`; images
+    in files are decoded as in `own.load`. cut: images of arrays keep
     their size (those below 32 x 32 are enlarged to it), images in files have 8/7 of `size`.
     Raises: DataError if the set is missing and not downloaded, or an image is damaged.
     """
@@ -320,7 +329,9 @@ def torchvision_set(name: str, size: tuple[int, int], cut: bool, corrupt: str, d
             raise DataError(f"torchvision's {name} cannot be read in {root}{hint} ({error})") from error
         if hasattr(dataset, "data"):
             part = _array_split(name, dataset, None if cut else size)
-            total.update(part.pixels.tobytes() + part.labels.tobytes())
+            lazy = isinstance(part.pixels, own.Lazy)
+            for array in (*(part.pixels.sources if lazy else [part.pixels]), part.labels):
+                total.update(np.ascontiguousarray(array).data)
         else:
             files, labels = _files(dataset)
             digest = _files_checksum(files, labels)
@@ -340,6 +351,8 @@ def _array_split(name: str, dataset: Any, size: tuple[int, int] | None) -> Image
     pixels = [np.asarray(image.convert("RGB")) for image, _ in items]
     if size is None:
         size = (max(32, pixels[0].shape[0]), max(32, pixels[0].shape[1]))
+    if own.too_large(len(pixels), size):
+        return Images(own.Lazy(pixels, [f"image {row} of {name}" for row in range(len(pixels))], size), labels)
     return decode_all(pixels, labels, lambda row: f"image {row} of {name}", size, CHANNELS)
 
 

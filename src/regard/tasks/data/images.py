@@ -31,11 +31,30 @@ Source = bytes | Path | np.ndarray
 """An encoded image, the path of its file, or pixels."""
 
 
+class Chosen:
+    """Some rows of an array of pixels, which stay where they are until they are indexed."""
+
+    def __init__(self, pixels: np.ndarray, rows: np.ndarray) -> None:
+        self.pixels, self.rows = pixels, rows
+        self.shape = (len(rows), *pixels.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, rows: slice | np.ndarray) -> "Chosen":
+        """The same for a part of the rows."""
+        return Chosen(self.pixels, self.rows[rows])
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        found: np.ndarray = self.pixels[self.rows[rows]]
+        return found
+
+
 @dataclass(frozen=True, eq=False)
 class Images:
     """One split: pixels (n, height, width, channels) uint8 and labels (n,) int64.
 
-    pixels: an array, or a sequence like one that decodes images when they are indexed (`own.Lazy`).
+    pixels: an array, or a sequence like one: `Chosen`, or one that decodes images when they are indexed (`own.Lazy`).
     """
 
     pixels: Any
@@ -45,9 +64,13 @@ class Images:
         return len(self.labels)
 
     def take(self, rows: slice | np.ndarray) -> "Images":
-        """The images of a slice or of indices; those of a `Lazy` sequence are not decoded."""
+        """The images of a slice or of indices; nothing is decoded, or read from a memory-mapped array."""
         part = getattr(self.pixels, "part", None)
-        return Images(self.pixels[rows] if part is None else part(rows), self.labels[rows])
+        if part is None:
+            part = self.pixels.__getitem__
+            if isinstance(self.pixels, np.memmap) and isinstance(rows, np.ndarray):
+                return Images(Chosen(self.pixels, rows), self.labels[rows])
+        return Images(part(rows), self.labels[rows])
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,17 +3,21 @@
 import json
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from torch.utils.data import get_worker_info
 
 from regard.core import DataError, require
 from regard.core.paths import check_utf8, files_below, regular_file, visible
 
 from . import digest as digests
 from . import shards
+from .cores import decoders
 from .folders import TESTS, TRAINS, Split, by_split, from_folders, image_files, warn_of_other_files
 from .images import (
     SUFFIXES,
@@ -46,24 +50,27 @@ IMAGES, LABELS = ("img", "image", "picture"), ("label", "class", "target", "fine
 
 
 class Lazy:
-    """Like an array of pixels (n, height, width, 3) uint8, but images are decoded when they are indexed.
+    """Like an array of pixels (n, height, width, channels) uint8, but images are decoded when they are indexed.
 
+    Several images are decoded by `decoders()` threads, except in a process of a data loader, which is one of several.
     Raises: DataError with the name of a damaged image when it is decoded.
     """
 
     remedy = "repair or remove it"
     """For a damaged image."""
 
-    def __init__(self, sources: Sequence[Source], names: Sequence[str | Path], size: tuple[int, int]) -> None:
+    def __init__(
+        self, sources: Sequence[Source], names: Sequence[str | Path], size: tuple[int, int], channels: int = 3
+    ) -> None:
         self.sources, self.names, self.size = sources, names, size
-        self.shape = (len(sources), *size, 3)
+        self.shape = (len(sources), *size, channels)
 
     def __len__(self) -> int:
         return len(self.sources)
 
     def part(self, rows: slice | np.ndarray) -> "Lazy":
         """The same for a part of the images: a slice, or their indices."""
-        return type(self)(taken(self.sources, rows), taken(self.names, rows), self.size)
+        return type(self)(taken(self.sources, rows), taken(self.names, rows), self.size, self.shape[-1])
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         indices = np.arange(len(self))[rows]
@@ -71,11 +78,14 @@ class Lazy:
             return self._decoded(int(indices), self.size)
         if not len(indices):
             return np.empty((0, *self.shape[1:]), np.uint8)
-        return np.stack([self._decoded(int(row), self.size) for row in indices])
+        threads = 1 if get_worker_info() is not None else min(decoders(), len(indices))
+        with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
+            images = (pool.map if pool else map)(lambda row: self._decoded(row, self.size), indices.tolist())
+            return np.stack(list(images))
 
     def _decoded(self, row: int, size: tuple[int, int] | None) -> np.ndarray:
         try:
-            return decode(self.sources[row], size, 3)
+            return decode(self.sources[row], size, self.shape[-1])
         except Exception as error:  # Pillow raises various errors for a damaged file
             raise DataError(f"{self.names[row]} cannot be read as an image ({error}); {self.remedy}") from error
 
@@ -168,6 +178,11 @@ def check_classes(path: Path, classes: tuple[str, ...], test: np.ndarray, train:
         )
 
 
+def too_large(number: int, size: tuple[int, int], channels: int = 3) -> bool:
+    """Whether so many images of a size are decoded when they are used."""
+    return number * size[0] * size[1] * channels > IN_MEMORY
+
+
 def from_files(
     sources: Sequence[Source],
     names: Sequence[str | Path],
@@ -176,6 +191,7 @@ def from_files(
     corrupt: str,
     key: str,
     check: Callable[[], None] = lambda: None,
+    channels: int = 3,
 ) -> Images:
     """Images of one size, decoded and cached, or decoded when they are used if they need more than `IN_MEMORY`.
 
@@ -183,18 +199,18 @@ def from_files(
     longer that of the files. Raises: DataError.
     """
     number = len(sources)
-    if number * size[0] * size[1] * 3 > IN_MEMORY:
+    if too_large(number, size, channels):
         if corrupt == "skip":
-            rows = readable_rows(key, sources, lambda row: str(names[row]), 3, check)
+            rows = readable_rows(key, sources, lambda row: str(names[row]), channels, check)
             _warn_of_skipped(number, len(rows), names)
             sources, names, labels = taken(sources, rows), taken(names, rows), labels[rows]
         if isinstance(sources, list) and isinstance(sources[0], Path):
             paths = Paths.of(cast(list[Path], sources))
-            return Images(Lazy(paths, paths, size), labels)
-        return Images(Lazy(sources, names, size), labels)
+            return Images(Lazy(paths, paths, size, channels), labels)
+        return Images(Lazy(sources, names, size, channels), labels)
 
     def make() -> Images:
-        images = decode_all(sources, labels, lambda row: str(names[row]), size, 3, corrupt)
+        images = decode_all(sources, labels, lambda row: str(names[row]), size, channels, corrupt)
         check()
         return images
 

@@ -1,0 +1,21 @@
+"""The cores of a run: how many processes or threads decode its images."""
+
+import os
+
+import torch
+
+MOST = 8
+"""More would wait for the disk, or for memory."""
+
+
+def decoders() -> int:
+    """Processes or threads that decode images: one for each core of this process, at most `MOST`.
+
+    Of torchrun's processes each has an equal share of the machine's cores; the cores of any other run are torch's
+    threads.
+    """
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if processes == 1:
+        return min(torch.get_num_threads(), MOST)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable // processes, MOST))
