@@ -32,8 +32,7 @@ class Watch:
     """How a run is executed and reported; no field changes the result, except `compile` and `shard` by rounding.
 
     report: called about once a second and at the end of each epoch. say: called with a line about what is trained,
-    before the first step. workers: data loader processes, 0 = none, None =
-    `Task.usual_workers`.
+    before the first step. workers: data loader processes, 0 = none, None = `Task.usual_workers`.
     save_seconds, save_steps: time and steps between checkpoints (0 steps: by time alone). loggers: of Lightning.
     compile: train with `torch.compile`, which saves time if a run takes many minutes; evaluation is not compiled.
     shard: divide weights and optimizer state among the processes of torchrun (FSDP2).

@@ -241,8 +241,8 @@ def _csv(file: Path) -> Iterator[list[Any]]:
         if "field limit" in str(error):
             most = f"{csv.field_size_limit():,}"
             raise DataError(
-                f"{file}, row {row + 1} has a text of more than {most} characters, the most in a CSV; save the table as "
-                "parquet"
+                f"{file}, row {row + 1} has a text of more than {most} characters, the most in a CSV; save the table "
+                "as parquet"
             ) from error
         raise DataError(f'{file}, row {row + 1} cannot be read ({error}); write a double quote inside as ""') from error
     except OSError as error:
