@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ from regard.mixers.vit3 import ViT3
 from regard.store.results import Results
 from regard.tasks import Classification
 from regard.tasks.check_data import check_data
-from regard.tasks.classification import task as task_module
 from regard.tasks.classification.task import _mixed_loss
+from regard.tasks.data import cores as cores_module
 from regard.tasks.data import feed, own
 from regard.tasks.data.augment import augmented, placed, random_windows
 from regard.tasks.data.catalog import (
@@ -590,7 +591,7 @@ def test_jobs_decode_with_all_cores_and_the_same_result(
         return between(self, start, stop, number)
 
     monkeypatch.setattr(feed.Batches, "between", counted)
-    for module in (task_module, own):
+    for module in (cores_module, own):
         monkeypatch.setattr(module, "decoders", lambda: cores)
     state, _, text = execute_job(Job(run, "s", "smoke", "row", 0), str(tmp_path / "study"))
     assert (state, text) == ("done", "")
@@ -603,8 +604,17 @@ def test_jobs_decode_with_all_cores_and_the_same_result(
 
 
 def test_data_in_memory_need_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_module, "decoders", lambda: 8)
-    assert canvas().usual_workers() == 0
+    monkeypatch.setattr(cores_module, "decoders", lambda: 8)
+    assert canvas().usual_workers(PLAIN) == 0
+
+
+@pytest.mark.parametrize(("free", "workers"), [(10**9, 8), (4 * 3 * 1000, 3), (4 * 1000, 0)])
+def test_batches_of_the_usual_processes_fit_the_shared_memory(
+    free: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores_module, "decoders", lambda: 8)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    assert cores_module.loaders(1000) == workers
 
 
 def test_processes_of_torchrun_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ class Task(ABC):
         part: (index, count) of equal parts of each batch, of which only this one is returned.
         """
 
-    def usual_workers(self) -> int:
+    def usual_workers(self, recipe: Training) -> int:
         """Processes that load batches unless the user chooses their number; 0 where samples are ready in memory."""
         return 0
 

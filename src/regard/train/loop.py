@@ -273,7 +273,7 @@ class Loop:
 
     def _batches(self, first: int, last: int) -> Iterator[Any]:
         """Batches first .. last-1; with accumulation, the incomplete step at the end of an epoch is left out."""
-        workers = self.task.usual_workers() if self.watch.workers is None else self.watch.workers
+        workers = self.task.usual_workers(self.recipe) if self.watch.workers is None else self.watch.workers
         per_epoch = self.per_epoch * self.recipe.accumulate
         available = self.task.batches_per_epoch(self.recipe)
         if available <= per_epoch:

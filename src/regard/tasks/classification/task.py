@@ -28,7 +28,7 @@ from regard.tasks.data.catalog import (
     load,
     size_before_centre,
 )
-from regard.tasks.data.cores import decoders
+from regard.tasks.data.cores import loaders
 from regard.tasks.data.feed import Batches, evaluation_batches, to_tensor
 from regard.tasks.data.imagenet import NORMAL
 from regard.tasks.data.images import Images, ImageSet, read_image
@@ -281,11 +281,12 @@ class Classification(ValidationPart, ImageTask):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         return self._feed(recipe, seed, part).between(start, stop, workers)
 
-    def usual_workers(self) -> int:
-        """One for each core, at most 8, if images are decoded when they are used; a single core decodes without one."""
+    def usual_workers(self, recipe: Training) -> int:
+        """As many as `loaders` says, if images are decoded when they are used."""
         train = self.images_of().train
-        number = decoders() if isinstance(train, Stream) or isinstance(train.pixels, Lazy) else 0
-        return number if number > 1 else 0
+        if not (isinstance(train, Stream) or isinstance(train.pixels, Lazy)):
+            return 0
+        return loaders(recipe.batch * 3 * self.size[0] * self.size[1] * (4 if by_image(recipe.augment) else 1))
 
     @property
     def channels(self) -> int:

@@ -275,16 +275,16 @@ def _parquet_split(name: str, file: Path, total: str, rows: int, size: tuple[int
             sources = [np.frombuffer(cast(bytes, source), np.uint8).reshape(*spec.raw, 1) for source in sources]
         return sources, labels
 
-    key = f"{name}-{file.stem}-{total[:16]}"
+    key, names = f"{name}-{file.stem}-{total[:16]}", [f"row {row} of {file}" for row in range(rows)]
     if size is not None and own.too_large(rows, size, spec.channels):
         sources, labels = encoded()
-        names = [f"row {row} of {file}" for row in range(rows)]
         return own.from_files(sources, names, labels, size, corrupt, key, channels=spec.channels)
     side = "native" if size is None else f"{size[0]}x{size[1]}"
-    name_of = "row {} of " + str(file).replace("{", "{{").replace("}", "}}")
-    return cached(
-        f"{key}-{side}-{corrupt}", lambda: decode_all(*encoded(), name_of.format, size, spec.channels, corrupt)
+    images = cached(
+        f"{key}-{side}-{corrupt}", lambda: decode_all(*encoded(), names.__getitem__, size, spec.channels, corrupt)
     )
+    own.warn_of_skipped(rows, len(images), names)
+    return images
 
 
 @lru_cache(maxsize=16)

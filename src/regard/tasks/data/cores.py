@@ -1,6 +1,8 @@
 """The cores of a run: how many processes or threads decode its images."""
 
 import os
+import shutil
+from contextlib import suppress
 
 import torch
 
@@ -19,3 +21,15 @@ def decoders() -> int:
         return min(torch.get_num_threads(), MOST)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(usable // processes, MOST))
+
+
+def loaders(batch: int) -> int:
+    """Processes of a data loader that decodes: `decoders()`, if their batches of so many bytes fit the shared memory.
+
+    Each prepares two, and half of the shared memory stays free: that of a container may be small. A single process
+    would save little: 0.
+    """
+    number = decoders()
+    with suppress(OSError):  # not every system has it
+        number = min(number, shutil.disk_usage("/dev/shm").free // (4 * batch))
+    return number if number > 1 else 0

@@ -202,7 +202,7 @@ def from_files(
     if too_large(number, size, channels):
         if corrupt == "skip":
             rows = readable_rows(key, sources, lambda row: str(names[row]), channels, check)
-            _warn_of_skipped(number, len(rows), names)
+            warn_of_skipped(number, len(rows), names)
             sources, names, labels = taken(sources, rows), taken(names, rows), labels[rows]
         if isinstance(sources, list) and isinstance(sources[0], Path):
             paths = Paths.of(cast(list[Path], sources))
@@ -215,15 +215,15 @@ def from_files(
         return images
 
     images = cached(f"{key}-{size[0]}x{size[1]}-{corrupt}", make)
-    _warn_of_skipped(number, len(images), names)
+    warn_of_skipped(number, len(images), names)
     return images
 
 
-def _warn_of_skipped(number: int, readable: int, names: Sequence[str | Path]) -> None:
+def warn_of_skipped(number: int, readable: int, names: Sequence[str | Path]) -> None:
     """Also where the readable images are in the cache, and none is tried again."""
     if readable < number:
-        text = "%d of %d images beside %s cannot be read and are left out; `regard data check` names them"
-        log.warning(text, number - readable, number, names[0])
+        text = "%d of %d images, from %s to %s, cannot be read and are left out (`regard data check` names your own)"
+        log.warning(text, number - readable, number, names[0], names[number - 1])
 
 
 def _divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray) -> dict[str, Split]:
