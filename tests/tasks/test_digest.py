@@ -77,6 +77,21 @@ def test_changed_files_are_never_cached_under_the_digest_of_the_old_ones(
     assert np.asarray(on(tmp_path / "old").train_images().pixels[:]).std() > 10
 
 
+@pytest.mark.parametrize("unsettled", [2.0, -1.0])
+def test_a_key_is_that_of_the_present_files(tmp_path: Path, unsettled: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after the old ones were trained on."""
+    monkeypatch.setattr(digest, "UNSETTLED", unsettled)
+    task = on(class_folders(tmp_path / "data"))
+    key, before = Run(task=task).key, np.asarray(task.train_images().pixels[:])
+    assert Run(task=task).key == key
+    Image.new("RGB", (60, 70)).save(tmp_path / "data" / "dog" / "more.png")
+    assert Run(task=task).key != key
+    assert len(task.images_of().train) + len(task.images_of().test) == 11
+    (tmp_path / "data" / "dog" / "more.png").unlink()
+    assert Run(task=task).key == key
+    assert np.array_equal(task.train_images().pixels[:], before)
+
+
 def test_a_step_of_training_does_not_look_at_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = on(class_folders(tmp_path / "data"))
     name = task.identity().data
