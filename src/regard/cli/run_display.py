@@ -28,7 +28,7 @@ class Execution:
     devices: int
     nodes: int
     shard: bool
-    workers: int
+    workers: int | None
     log: str
     compile: bool
 

@@ -53,7 +53,6 @@ Seed = Annotated[int, typer.Option(help="Seed of the initial weights, the order 
 Size = Annotated[
     str, typer.Option(help="Height and width of images: 32 or 224x160. Default: those of the data set or the host.")
 ]
-Workers = Annotated[int, typer.Option(help="Processes that load images; 0 is best for data in memory.")]
 UsualWorkers = Annotated[
     int | None,
     typer.Option(

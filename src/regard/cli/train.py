@@ -107,9 +107,8 @@ def train(
     run = make_run(mixer, data or "", host, read_size(size) if size else None, seed,
                    all_changes(change, precision, digest), download, extra=imported(modules), task=task)  # fmt: skip
     execution = Execution(
-        device=device, devices=devices, nodes=nodes, shard=shard, log=log, compile=compile,
-        workers=workers,  # type: ignore[arg-type]
-    )  # fmt: skip
+        device=device, devices=devices, nodes=nodes, shard=shard, workers=workers, log=log, compile=compile
+    )
     execute_run(run, results, execution, as_json)
 
 

@@ -85,6 +85,20 @@ def test_the_trivial_answer_needs_no_object_in_the_first_image(folder: Path) -> 
     assert Detection(data=str(folder), **SMALL).chance >= 0.0
 
 
+def test_images_that_are_decoded_when_used_are_loaded_by_processes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.tasks.data.cores.decoders", lambda: 2)
+    assert instances(folder).usual_workers(RECIPE) == 0
+    assert Detection(data="cued-digits", **SMALL).usual_workers(RECIPE) == 0
+    task = instances(folder, resize="sides")
+    assert task.usual_workers(RECIPE) == 2
+    for one, two in zip(task.batches(RECIPE, 0, 0, 2, workers=2), task.batches(RECIPE, 0, 0, 2), strict=True):
+        assert torch.equal(one[0], two[0])
+        assert one[2] == two[2]
+        assert all(torch.equal(a["masks"], b["masks"]) for a, b in zip(one[1], two[1], strict=True))
+
+
 def test_detections_are_100_unless_an_image_has_more_objects(folder: Path) -> None:
     for objects, expected in ((100, 100), (101, 200)):
         made = json.loads((folder / "train.json").read_text())

@@ -219,6 +219,22 @@ def test_files_are_decoded_once_for_each_use(tmp_path: Path, monkeypatch: pytest
     own_set.cache_clear()
 
 
+def test_files_that_are_decoded_when_used_are_loaded_by_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same batches, also of a part of the images."""
+    monkeypatch.setattr("regard.tasks.data.cores.decoders", lambda: 2)
+    task = Segmentation(host="vit_desk(patch=8, dim=8, depth=1)", data=str(own(tmp_path)), size=(16, 24), val=0.3)
+    recipe = Recipe(augment="crop", smoothing=0.0, batch=3)
+    assert task.usual_workers(recipe) == 0
+    monkeypatch.setattr("regard.tasks.segmentation.data.IN_MEMORY", 1)
+    own_set.cache_clear()
+    assert task.usual_workers(recipe) == 2
+    for one, two in zip(task.batches(recipe, 0, 0, 2, workers=2), task.batches(recipe, 0, 0, 2), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    own_set.cache_clear()
+
+
 def test_a_named_set_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not again in every training step, which asks for the statistics of its images."""
     path = own(tmp_path / "cityscapes")

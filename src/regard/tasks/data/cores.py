@@ -1,5 +1,6 @@
 """The cores of a run: how many processes or threads decode its images."""
 
+import multiprocessing
 import os
 import shutil
 from contextlib import suppress
@@ -27,8 +28,11 @@ def loaders(batch: int) -> int:
     """Processes of a data loader that decodes: `decoders()`, if their batches of so many bytes fit the shared memory.
 
     Each prepares two, and half of the shared memory stays free: that of a container may be small. A single process
-    would save little: 0.
+    would save little: 0. So it is where processes are not forked (macOS, Python 3.14): there a user's script is run
+    again in each, and has to be written for it.
     """
+    if multiprocessing.get_start_method() != "fork":
+        return 0
     number = decoders()
     with suppress(OSError):  # not every system has it
         number = min(number, shutil.disk_usage("/dev/shm").free // (4 * batch))

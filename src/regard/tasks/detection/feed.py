@@ -94,10 +94,15 @@ class Split:
     def __len__(self) -> int:
         return len(self.scenes)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether all images are decoded once."""
+        few = len(self) * self.size[0] * self.size[1] * self.channels <= IN_MEMORY
+        return bool(self.key) and few and self.resize != "sides"
+
     def pixels(self, row: int) -> UInt8[np.ndarray, "H W C"]:
         """An image; all images of one size are decoded at the first call if they need at most `IN_MEMORY` bytes."""
-        few = len(self) * self.size[0] * self.size[1] * self.channels <= IN_MEMORY
-        if not self.key or not few or self.resize == "sides":
+        if not self.in_memory:
             return self._read(self.scenes[row])
         if not self._decoded:
             side = f"{self.size[0]}x{self.size[1]}-{self.resize}"

@@ -19,6 +19,7 @@ from regard.models.detection import Detector, Heads, detection_backbone, make_de
 from regard.models.detection.padding import cannot_hide
 from regard.models.detection.rcnn import Targets
 from regard.swapping.inspect import explained_inputs
+from regard.tasks.data.cores import loaders
 from regard.tasks.data.images import read_image
 from regard.tasks.data.order import check_parts
 from regard.tasks.data.streams import generator
@@ -146,6 +147,13 @@ class Boxes(ValidationPart, ImageTask):
         self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
     ) -> Iterator[Batch]:
         return self._feed(recipe, seed, part).between(start, stop, workers)
+
+    def usual_workers(self, recipe: Training) -> int:
+        """As in `Task`: for photographs that are decoded when they are used. Masks are counted as ten in an image."""
+        train = self.part("train")
+        if train.in_memory or not train.key:
+            return 0
+        return loaders(recipe.batch * self.size[0] * self.size[1] * (3 + 10 * (self.kind == "segm")))
 
     @property
     def channels(self) -> int:

@@ -16,6 +16,7 @@ from regard.models.segmentation import Segmenter, make_segmenter
 from regard.swapping.inspect import input_channels
 from regard.tasks.data import cued
 from regard.tasks.data.augment import scaled_pixels
+from regard.tasks.data.cores import loaders
 from regard.tasks.data.feed import to_tensor
 from regard.tasks.data.generated import revised
 from regard.tasks.data.images import read_image
@@ -26,7 +27,7 @@ from ..image_task import ImageTask
 from ..normalise import Statistics, digest
 from ..validation import ValidationPart
 from ..weights import check_removed, host_seed
-from .data import CAMVID, NAMED, MaskSet, Part, Split, load, own_digest, path_of
+from .data import CAMVID, NAMED, Files, MaskSet, Part, Split, load, own_digest, path_of
 from .feed import AUGMENTS, Batches, fitted, padded
 from .pictures import mask_of, runs, sheet
 from .score import confusion, margins, miou, score_of
@@ -172,6 +173,15 @@ class Segmentation(ValidationPart, ImageTask):
         self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
     ) -> Iterator[tuple[Tensor, Tensor]]:
         return self._feed(recipe, seed, part).between(start, stop, workers)
+
+    def usual_workers(self, recipe: Training) -> int:
+        """As in `Task`: for photographs that are decoded when they are used."""
+        split = self.part("train")
+        while isinstance(split, Part):
+            split = split.split
+        if not isinstance(split, Files) or split.decoded is not None:
+            return 0
+        return loaders(recipe.batch * 4 * self.size[0] * self.size[1])
 
     @property
     def _shorter(self) -> int:
