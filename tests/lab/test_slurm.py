@@ -157,7 +157,7 @@ def test_states_of_jobs_are_those_of_squeue(tmp_path: Path, monkeypatch: pytest.
 def test_how_a_job_without_a_result_ended(state: str, kind: str | None, tmp_path: Path) -> None:
     """A job that completed may have a file that this machine does not see yet."""
     job = SimpleNamespace(job_id="12", paths=SimpleNamespace(stderr="log"))
-    ending = _Submitted(job, tmp_path / "none.json").ending(state)
+    ending = _Submitted(job, tmp_path / "none.json").ending(state, False)
     assert (ending and ending[0]) == kind
 
 

@@ -1,9 +1,11 @@
 """Many runs and an executor: each run is submitted, watched and, if its worker or machine is lost, repeated."""
 
+import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from contextlib import suppress
 
 from regard.store.results import Results
 from regard.train.run import Run
@@ -14,6 +16,8 @@ from .jobs import Job
 from .progress import STATES, Progress
 
 TICK_SECONDS = 1.0
+LOOK_SECONDS = 10.0
+"""So often the store, which may lie on a disk that many machines share, is asked which of the submitted jobs run."""
 ATTEMPTS = 2
 """How often a run may take its worker with it."""
 
@@ -63,6 +67,8 @@ class _Jobs:
         self.queue = list(jobs)
         self.submitted: dict[Handle, Job] = {}
         self.started: set[Handle] = set()
+        self.looked = -LOOK_SECONDS
+        self.keys: dict[Handle, set[str]] = {}
         self.locked: list[tuple[Job, Ending]] = []
         self.deaths: Counter[str] = Counter()
 
@@ -99,19 +105,30 @@ class _Jobs:
     def _withdraw(self) -> None:
         """Let no further job start."""
         self.queue.clear()
+        self.looked = -LOOK_SECONDS
+        self._find_started()
         for handle in self.submitted.keys() - self.started:
             self.executor.cancel(handle)
             del self.submitted[handle]
 
     def _find_started(self) -> None:
         """Report jobs that run now. An executor with a queue does not say so, but their runs are locked then."""
-        for handle, job in self.submitted.items():
-            if handle not in self.started and not (self.executor.queues and not self._is_locked(job)):
-                self._start(handle, job)
+        waiting = [handle for handle in self.submitted if handle not in self.started]
+        if waiting and self.executor.queues:
+            if time.monotonic() - self.looked < LOOK_SECONDS:
+                return
+            self.looked = time.monotonic()
+            folders = _folders(self.store)
+            waiting = [handle for handle in waiting if self._is_locked(handle, folders)]
+        for handle in waiting:
+            self._start(handle, self.submitted[handle])
 
-    def _is_locked(self, job: Job) -> bool:
-        needed = needs(job.run) if isinstance(job.run, Run) else ()
-        return any(self.store.status(run.key) == "running" for run in (job.run, *needed))
+    def _is_locked(self, handle: Handle, folders: Set[str]) -> bool:
+        """Whether the run of a job, or one that it needs, is locked; folders: the runs that have begun."""
+        if handle not in self.keys:
+            run = self.submitted[handle].run
+            self.keys[handle] = {each.key for each in (run, *(needs(run) if isinstance(run, Run) else ()))}
+        return any(self.store.status(key) == "running" for key in self.keys[handle] & folders)
 
     def _start(self, handle: Handle, job: Job) -> None:
         self.started.add(handle)
@@ -139,3 +156,10 @@ class _Jobs:
     def _requeue(self, job: Job) -> None:
         self.progress.requeue(job.row, job.run.key)
         self.queue.append(job)
+
+
+def _folders(store: Results) -> set[str]:
+    """The names of all entries of a store; none before it is there."""
+    with suppress(FileNotFoundError):
+        return set(os.listdir(store.root))
+    return set()

@@ -123,6 +123,8 @@ class SlurmJobs(Executor):
         self.store, self.devices, self.place = store, devices, place
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
         self.folder = store.root.resolve() / "slurm" / name
+        self.endings = self.folder / "endings"
+        """Of jobs that have ended, the files that say how: one look at this folder is one at all jobs."""
         self.used = False
         self.jobs: dict[Handle, _Submitted] = {}
         self.states: Mapping[str, str] = {}
@@ -150,12 +152,13 @@ class SlurmJobs(Executor):
         with store_errors(self.folder):
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
             self.folder.chmod(0o700)  # submitit may have made it
+            self.endings.mkdir(exist_ok=True)
         calls = [
             SlurmCall(
                 job,
                 str(self.store.root.resolve()),
                 self.devices,
-                str(self.folder / f"{secrets.token_hex(8)}.json"),
+                str(self.endings / f"{secrets.token_hex(8)}.json"),
                 self.place.nodes,
             )
             for job in jobs[:ARRAY]
@@ -183,9 +186,11 @@ class SlurmJobs(Executor):
         until = time.monotonic() + seconds
         while True:
             self._look()
+            with store_errors(self.endings, "read"):
+                written = set(os.listdir(self.endings)) if self.jobs else set()
             endings = [
                 (handle, ending) for handle, job in self.jobs.items()
-                if (ending := job.ending(self.states.get(job.number, ""))) is not None
+                if (ending := job.ending(self.states.get(job.number, ""), job.result.name in written)) is not None
             ]  # fmt: skip
             if endings or time.monotonic() >= until:
                 break
@@ -226,9 +231,12 @@ class _Submitted:
         """Of the job: 12, or 12_3 in an array."""
         return str(self.job.job_id)
 
-    def ending(self, state: str) -> Ending | None:
-        """How the job ended; None as long as it has not. state: what the scheduler says, "" if it does not know yet."""
-        if self.result.exists():
+    def ending(self, state: str, written: bool) -> Ending | None:
+        """How the job ended; None as long as it has not. state: what the scheduler says, "" if it does not know yet.
+
+        written: whether the job has said how it ended.
+        """
+        if written:
             ended, outcome, text = read_json(self.result)
             return ended, outcome, text
         if state not in (*ENDED, FORGOTTEN, "FINISHED"):
