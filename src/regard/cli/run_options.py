@@ -161,7 +161,7 @@ def make_run(
     options = {"data": data, "host": host, "size": size, "download": download}
     if data in kind.sets and Path(data).is_dir():
         print(f"{data} is a built-in set; for the folder of this name write ./{data}", file=sys.stderr)
-    data = data if data in kind.sets else _absolute(data)
+    data = data if data in kind.sets else absolute(data)
     data = data or kind.example_data
     fields = {"task": dict(kind.__dataclass_fields__), "recipe": Recipe.__dataclass_fields__}
     del fields["task"]["extra"]  # the option --import
@@ -210,7 +210,7 @@ def read_changes(changes: Sequence[str], fields: Mapping[str, Mapping[str, Any]]
     return values
 
 
-def _absolute(data: str) -> str:
+def absolute(data: str) -> str:
     """The path of the user's own data, or of their stream, from any working folder; what is no path stays as it is."""
     from regard.tasks.data.streamed.names import LOCAL
 

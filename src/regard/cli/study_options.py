@@ -13,7 +13,7 @@ from regard.core import ConfigError
 from regard.studies import load_study
 
 from .imports import imported
-from .run_options import _absolute, checked_text, pair, read_changes, refuse_twice, use_data
+from .run_options import absolute, checked_text, pair, read_changes, refuse_twice, use_data
 from .sizes import read_size
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def find_study(
 
 def own_data(task: "Task", data: str | None) -> str | None:
     """The value of --data with the path of the user's own data absolute; the name of a set stays as it is."""
-    return data if data is None or data in task.sets else _absolute(data)
+    return data if data is None or data in task.sets else absolute(data)
 
 
 def _changes(study: "Study", scale: str, changes: list[str]) -> dict[str, dict[str, Any]]:

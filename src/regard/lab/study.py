@@ -2,6 +2,7 @@
 
 import fnmatch
 import hashlib
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from regard.train.recipe import Recipe
     from regard.train.run import Run
 
+
+log = logging.getLogger("regard.lab")
 
 Scale = Literal["smoke", "desk", "paper"]
 MOST_SEEDS = 10_000
@@ -246,8 +249,9 @@ class Study:
         epochs training stops, and weights are averaged, no later than that. Tuned rates, which are for the setting as
         it is, are left out. The changes form the setting's `variant`, so that it has its own results:
         NAME-SCALE+CHANGES. extra: the user's own models and ports.
-        Raises: ConfigError, also for fields that do not exist, for a recipe of a setting that trains nothing, and where
-        the changes make rows equal, such as a host for rows that compare hosts.
+        Rows with a host of their own are left out where there is a host for all, with a warning.
+        Raises: ConfigError, also for fields that do not exist, for a recipe of a setting that trains nothing, for a
+        host where rows compare hosts, and where the changes make rows equal.
         """
         if data is None and host is None and size is None and not recipe and not fields:
             return self
@@ -262,7 +266,7 @@ class Study:
         changed_recipe = self._with_recipe(scale, recipe or {})
         rows = setting.rows
         if host is not None:
-            rows = tuple(replace(row, host="") for row in rows)
+            rows = self._without_own_hosts(setting)
         if host is not None or size is not None:
             task = task.in_host(host or task.host, size)
         parts = [
@@ -274,7 +278,10 @@ class Study:
         if variant:
             rows = tuple(replace(row, rate=None) for row in rows)
         changed = replace(setting, task=task, recipe=changed_recipe, rows=rows, variant=variant)
-        study = replace(self, settings={**self.settings, scale: changed})
+        settings = {**self.settings, scale: changed}
+        labels = {row.label for each in settings.values() for row in each.rows}
+        claims = tuple(claim for claim in self.claims if {claim.a, claim.b, *(claim.than or ())} <= labels)
+        study = replace(self, settings=settings, claims=claims)
         if recipe or fields:
             from regard.train.optimizer import check_optimizer
 
@@ -284,6 +291,19 @@ class Study:
                 check_optimizer(run.recipe)
         study._check_rows_differ(scale)
         return study
+
+    def _without_own_hosts(self, setting: Setting) -> tuple[Row, ...]:
+        """The rows but for those with a host of their own, which is a part of what they are, in one host.
+
+        Raises: ConfigError where the baseline is one of them, or a single row is left.
+        """
+        own = [row.label for row in setting.rows if row.host]
+        rows = tuple(row for row in setting.rows if not row.host)
+        if own and (self.baseline in own or sum(not row.control for row in rows) < 2):
+            raise ConfigError(f"rows of {self.name} compare hosts ({'; '.join(own)}): leave the host as it is")
+        if own:
+            log.warning("rows with a host of their own are left out: %s", "; ".join(own))
+        return rows
 
     def _check_rows_differ(self, scale: str) -> None:
         """Raises: ConfigError if rows with different labels are the same run."""
@@ -295,7 +315,7 @@ class Study:
         if same:
             raise ConfigError(
                 f"rows of {self.name} would be the same run ({'; '.join(same)}): they differ in what is changed, so "
-                "leave that as it is, most often the host"
+                "leave that as it is"
             )
 
     def _with_recipe(self, scale: str, changes: Mapping[str, Any]) -> "Recipe | None":
