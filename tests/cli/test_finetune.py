@@ -332,9 +332,11 @@ def test_images_are_normalised_as_the_weights_expect(tmp_path: Path, monkeypatch
         changes = ["task.mean=0.5,0.4,0.3", "task.std=0.25,0.2,0.2"]
         again = finetuning(start, "", str(other), None, 0, changes, False, tmp_path / "results")
         assert again.task.record()["normal"] == [[0.5, 0.4, 0.3], [0.25, 0.2, 0.2]]
+    same = finetuning(key, "", str(first), None, 0, [], False, tmp_path / "results").task
+    assert (same.mean, same.std) == ((), ())  # which would give the same run another key
     task = finetuning(key, "", "digits-canvas", None, 0, [], False, tmp_path / "results").task  # grey
     assert task.record()["normal"] == [list(part) for part in task.own_statistics()]
-    assert len(task.mean) == 3
+    assert task.mean == ()
 
 
 def test_a_run_whose_data_have_changed_keeps_its_weights(

@@ -1,17 +1,22 @@
 """The user's own files: their digest, and what is refused before it hangs, vanishes or damages a result."""
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from regard.core import ConfigError, DataError
+from regard.lab.jobs import Job, execute_job
+from regard.store.results import Results
 from regard.tasks import Classification
 from regard.tasks.data import digest, own
 from regard.tasks.data.images import decode
+from regard.train.recipe import Recipe
 from regard.train.run import Run
 
 
@@ -90,6 +95,39 @@ def test_a_key_is_that_of_the_present_files(tmp_path: Path, unsettled: float, mo
     (tmp_path / "data" / "dog" / "more.png").unlink()
     assert Run(task=task).key == key
     assert np.array_equal(task.train_images().pixels[:], before)
+
+
+def test_data_that_change_during_a_run_do_not_become_another_finished_run(tmp_path: Path) -> None:
+    task = dataclasses.replace(on(class_folders(tmp_path / "data")), host="vit_desk(patch=2, dim=8, depth=1)")
+    run, store = Run(task=task, recipe=Recipe(epochs=1, batch=4, augment="none")), Results(tmp_path / "results")
+    key, begun = run.key, []
+    record = type(task).record
+
+    def change(self: Classification) -> dict[str, Any]:
+        found = record(self)
+        Image.new("RGB", (60, 70)).save(tmp_path / "data" / "dog" / "more.png")
+        begun.append(key)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(task), "record", change)
+        state, *_ = execute_job(Job(run, "study", "smoke", "row", 0), str(store.root))
+    assert begun
+    assert state == "done"
+    assert [folder.name for folder in store.root.iterdir() if folder.is_dir()] == [key]
+    outcome = store.outcome(key)
+    assert (outcome["key"], outcome["study"], outcome["row"]) == (key, "study", "row")
+    assert Run(task=task, recipe=run.recipe).key != key
+
+
+def test_a_run_whose_data_have_changed_is_refused(tmp_path: Path) -> None:
+    task = dataclasses.replace(on(class_folders(tmp_path / "data")), host="vit_desk(patch=2, dim=8, depth=1)")
+    run, store = Run(task=task, recipe=Recipe(epochs=1, batch=4, augment="none")), Results(tmp_path / "results")
+    key = run.key
+    Image.new("RGB", (60, 70)).save(tmp_path / "data" / "dog" / "more.png")
+    with pytest.raises(DataError, match=f"the data of run {key} have changed since the run was made: make it again"):
+        run.execute(store, device="cpu")
+    assert dataclasses.replace(run).execute(store, device="cpu")["status"] == "done"
 
 
 def test_a_step_of_training_does_not_look_at_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,9 +144,23 @@ def finetuning(
         host = sized(host, size, extra)
     rest = (data, host, size, seed, changes, download, defaults, source, extra, task)
     if plan:
-        bare = make_run("host", *rest)
+        bare = _without_usual(make_run("host", *rest))
         return replace(bare, plan=_overlaid(plan, bare, present, present_plan, extra))
-    return make_run(mixer or present, *rest, "" if mixer else present_plan)
+    return _without_usual(make_run(mixer or present, *rest, "" if mixer else present_plan))
+
+
+def _without_usual(run: "Run") -> "Run":
+    """The run without `mean` and `std` where these change nothing: with them it would be another run.
+
+    So it is if they are those of the data, or for another number of channels. Raises: DataError.
+    """
+    from regard.tasks.image_task import ImageTask
+
+    task = run.task
+    if not isinstance(task, ImageTask) or not task.mean:
+        return run
+    usual = replace(task, mean=(), std=())
+    return replace(run, task=usual) if task.statistics() == usual.statistics() else run
 
 
 def _overlaid(plan: str, run: "Run", present: str, present_plan: str, extra: Extra) -> str:

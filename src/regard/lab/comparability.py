@@ -37,19 +37,22 @@ def device_type(outcome: Mapping[str, Any]) -> str:
 def mixture_warnings(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """A warning for each property in which the finished runs differ; a property that is not recorded is not counted.
 
-    Data are compared with data of the same name: rows on other data sets differ by design.
+    Data are compared with data of the same name: rows on other data sets differ by design. The user's own data, whose
+    names hold a digest, count as one set.
     """
     outcomes = [run["outcome"] for run in runs if run["outcome"].get("status") == "done"]
     environments = [outcome.get("environment") or {} for outcome in outcomes]
     data = [outcome.get("data") or {} for outcome in outcomes]
-    sets = dict.fromkeys(entry["name"] for entry in data if entry.get("name"))
+    names = [str(entry.get("name") or "the data").partition(":")[0] for entry in data]
     values: dict[str, Iterable[Any]] = {
         "code versions": [outcome.get("code") for outcome in outcomes],
         "machines": map(_machine, environments),
         **{text: [recorded(environment, name) for environment in environments] for text, name in _FIELDS.items()},
         **{
-            f"data checksums of {name}": [entry.get("checksum") for entry in data if entry.get("name") == name]
-            for name in sets
+            f"data checksums of {'your data' if name == 'own' else name}": [
+                entry.get("checksum") for entry, other in zip(data, names, strict=True) if other == name
+            ]
+            for name in dict.fromkeys(names)
         },
     }
     warnings = []

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.core import DeviceError, RegardError, require
+from regard.core import DataError, DeviceError, RegardError, require
 from regard.mixers.spelling import spell
 from regard.models.create import create_model
 from regard.models.saving import model_recipe, read_description
@@ -75,6 +75,8 @@ def execute(run: Run, store: Results, devices: int, device: str, watch: Watch) -
 
 def _execute(run: Run, store: Results, devices: int, device: str, watch: Watch, group: Group) -> dict[str, Any]:
     key = run.key
+    if dataclasses.replace(run).key != key:
+        raise DataError(f"the data of run {key} have changed since the run was made: make it again")
     group.check_key(key)
     finished = group.agreed(lambda: store.outcome(key) if store.status(key) in ("done", "failed") else None)
     if finished is not None:

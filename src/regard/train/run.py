@@ -5,6 +5,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -98,9 +99,12 @@ class Run:
         if isinstance(self.teacher, str) and not parse_host(self.teacher)[0]:
             raise ConfigError("teacher is a run, or a pretrained host such as 'regnety_160(pretrained=True)', not ''")
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """12 hexadecimal digits of the SHA-256 of `canonical`; data paths and the code version are not part of it."""
+        """12 hexadecimal digits of the SHA-256 of `canonical`; data paths and the code version are not part of it.
+
+        It is that of the data when it is first asked for: a run that is executed after a change of them is refused.
+        """
         return hashlib.sha256(canonical(self.identity()).encode()).hexdigest()[:12]
 
     def with_extra(self, extra: Extra) -> "Run":

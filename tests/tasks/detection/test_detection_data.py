@@ -158,6 +158,7 @@ def test_coco_itself_is_read_without_its_objects_of_no_height(
     monkeypatch.setenv("REGARD_DATA", str(tmp_path / "root"))
     with pytest.raises(DataError, match="image 3, 3.png, is not in"):
         data.load("coco", False, "stop")
+    assert [scene.number for scene in data.load("coco", False, "skip").splits["train"]] == [1, 2, 4, 5, 6]
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,9 @@ def test_a_batch_of_both_orientations_has_the_size_of_its_largest_images(scenes:
     upright = [replace(scene, source=np.rot90(read_pixels(scene, 3)).copy(), size=SIZE[::-1], objects=scenes[0].objects)
                for scene in scenes[2:4]]  # fmt: skip
     split = Split([*scenes[4:6], *upright], (90, 120), 3, "sides")
-    batches = Batches(split, 4, "none", 0)
-    images, targets, insides = batches[0]
+    images, targets, insides = Batches(split, 4, "none", 0)[0]
+    parts = [Batches(split, 4, "none", 0, part=(index, 4))[0] for index in range(4)]
+    assert torch.equal(torch.cat([part[0] for part in parts]), images)
     assert images.shape == (4, 3, 128, 128)
     assert sorted(insides) == [(90, 120), (90, 120), (120, 90), (120, 90)]
     alone = {tuple(inside): [] for inside in insides}

@@ -31,7 +31,7 @@ def loaders(batch: int) -> int:
     would save little: 0. So it is where processes are not forked (macOS, Python 3.14): there a user's script is run
     again in each, and has to be written for it.
     """
-    if multiprocessing.get_start_method() != "fork":
+    if (multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]) != "fork":
         return 0
     number = decoders()
     with suppress(OSError):  # not every system has it

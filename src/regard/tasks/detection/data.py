@@ -67,7 +67,9 @@ def _named_digest(path: Path) -> str:
 @lru_cache(maxsize=4)
 def _load(path: Path, name: str, with_masks: bool, corrupt: str, total: str) -> SceneSet:
     if name:
-        categories, splits = _with_objects(path, with_masks, "leave out" if name == "coco" else corrupt)
+        categories, splits = _with_objects(
+            path, with_masks, "leave out" if name == "coco" and corrupt == "stop" else corrupt
+        )
     else:
         categories, splits = _own_splits(path, with_masks, corrupt)
     return SceneSet(name or f"own:{total}", categories.names, categories.ids, 3, splits, total.ljust(64, "0"))

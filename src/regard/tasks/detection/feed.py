@@ -65,9 +65,9 @@ def resized(pixels: UInt8[np.ndarray, "h w C"], size: tuple[int, int], resize: s
     return padded
 
 
-def stacked(images: Sequence[UInt8[Tensor, "C _h _w"]]) -> UInt8[Tensor, "n C H W"]:
-    """Images as one tensor of the largest height and width among them; the rest is 0."""
-    height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))
+def stacked(images: Sequence[UInt8[Tensor, "C _h _w"]], size: tuple[int, int] = (0, 0)) -> UInt8[Tensor, "n C H W"]:
+    """Images as one tensor of the largest height and width among them and `size`; the rest is 0."""
+    height, width = (max(side, *(image.shape[1 + axis] for image in images)) for axis, side in enumerate(size))
     return torch.stack([_padded(image, (height, width)) for image in images])
 
 
@@ -205,13 +205,21 @@ class Batches(Dataset):
                 image, target = flipped(image, target, inside, -2)
             items.append((image, target, inside))
         images, targets, insides = (list(part) for part in zip(*items, strict=True))
-        whole = stacked(images)
+        whole = stacked(images, self._size(rows))
         size = (whole.shape[2], whole.shape[3])
         targets = [
             {**target, "masks": _padded(target["masks"], size)} if "masks" in target else target for target in targets
         ]
         batch: Batch = (whole, targets, insides)
         return batch if scale == 1.0 else scaled(batch, scale)
+
+    def _size(self, rows: np.ndarray) -> tuple[int, int]:
+        """(height, width) of the tensor of a batch, also for a part of it."""
+        split = self.split
+        if split.resize != "sides":
+            return split.size
+        sizes = [canvas(split.scenes[int(row)].size, split.size, split.resize) for row in rows]
+        return max(height for height, _ in sizes), max(width for _, width in sizes)
 
     def between(self, start: int, stop: int, workers: int = 0) -> Iterator[Batch]:
         """Batches start .. stop-1, loaded by `workers` processes, or by this one if 0."""
