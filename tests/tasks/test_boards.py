@@ -236,7 +236,7 @@ def test_half_a_pair_is_refused() -> None:
 
 def test_the_revision_of_the_generator_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(task=Cells(host="vit_desk(patch=14)", data="digit_boards(ability=content)"))
-    before = run.key
+    before = replace(run).key
     assert run.task.identity().data == "digit_boards(ability=content)"
     monkeypatch.setitem(generated.REVISIONS, "digit_boards", 2)
     assert run.task.identity().data == "digit_boards@2(ability=content)"

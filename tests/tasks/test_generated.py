@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def task_on(data: str) -> Task:
 @pytest.mark.parametrize("data", SETS)
 def test_a_run_on_another_revision_of_a_set_has_another_key(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(task=task_on(data))
-    before = run.key
+    before = replace(run).key
     assert run.task.identity().data == data  # as in the keys of versions without revisions
     monkeypatch.setitem(generated.REVISIONS, data, 2)
     assert run.task.identity().data == f"{data}@2"

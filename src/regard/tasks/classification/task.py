@@ -142,7 +142,7 @@ class Classification(ValidationPart, ImageTask):
     def train_images(self) -> Images:
         """The training split, at most `limit` images, without the validation part.
 
-        Raises: ConfigError if that part has all images of a class.
+        Raises: ConfigError if that part has all images of a class, unless a limit leaves few of them.
         """
         image_set = self.images_of()
         images = self._limited(image_set.train)
@@ -150,7 +150,7 @@ class Classification(ValidationPart, ImageTask):
             return images
         part = images.take(self.divided(len(images))[0])
         lost = np.setdiff1d(images.labels, part.labels)
-        if len(lost):
+        if len(lost) and not self.limit:
             raise ConfigError(
                 f"val={self.val:g} leaves no training image of class {image_set.classes[lost[0]]}: take a smaller "
                 "share or another val_seed, or add images"
