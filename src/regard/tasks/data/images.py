@@ -5,6 +5,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -145,10 +146,17 @@ def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.nd
 
 def read_image(source: str | Path, size: tuple[int, int] | None, channels: int) -> np.ndarray:
     """`decode` of a file. Raises: DataError with its name if it does not exist or cannot be read."""
-    try:
+    with image_errors(source):
         return decode(Path(source), size, channels)
+
+
+@contextmanager
+def image_errors(source: str | Path, kind: str = "image") -> Iterator[None]:
+    """Errors of a missing or damaged file become a DataError with its name. kind: what a missing file would be."""
+    try:
+        yield
     except FileNotFoundError as error:
-        raise DataError(f"there is no image {source}") from error
+        raise DataError(f"there is no {kind} {source}") from error
     except DataError:
         raise
     except Exception as error:  # Pillow raises various errors for a damaged file
@@ -159,16 +167,9 @@ def size_of(file: Path) -> tuple[int, int]:
     """(height, width) of an image as `decode` turns it upright, from its header. Raises: DataError as `read_image`."""
     from PIL import ExifTags, Image
 
-    try:
-        with Image.open(regular_file(file)) as image:
-            turned = image.getexif().get(ExifTags.Base.Orientation) in _TURNED
-            return (image.width, image.height) if turned else (image.height, image.width)
-    except FileNotFoundError as error:
-        raise DataError(f"there is no image {file}") from error
-    except DataError:
-        raise
-    except Exception as error:  # Pillow raises various errors for a damaged file
-        raise DataError(f"{file} cannot be read as an image: {error}") from error
+    with image_errors(file), Image.open(regular_file(file)) as image:
+        turned = image.getexif().get(ExifTags.Base.Orientation) in _TURNED
+        return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def _eight_bits(image):

@@ -13,7 +13,7 @@ from regard.core.paths import files_below, regular_file, subfolders, user_path
 from regard.models.segmentation import VOID
 from regard.tasks.data import cued, digest
 from regard.tasks.data.catalog import data_root, folder_in_use
-from regard.tasks.data.images import SUFFIXES, mean_and_deviation, read_image, size_of
+from regard.tasks.data.images import SUFFIXES, image_errors, mean_and_deviation, read_image, size_of
 from regard.tasks.data.streams import generator
 from regard.tasks.normalise import Statistics
 
@@ -201,21 +201,14 @@ def read_mask(file: Path) -> np.ndarray:
     """The labels (height, width) uint8 of a palette or grey image. Raises: DataError."""
     from PIL import Image, ImageOps
 
-    try:
-        with Image.open(regular_file(file)) as opened:
-            image = ImageOps.exif_transpose(opened)
-            if image.mode not in ("L", "P", "1", "I", "I;16"):
-                raise DataError(
-                    f"{file} is a picture in colour ({image.mode}), not a mask; save it as a palette or grey image "
-                    "with the class number of each pixel"
-                )
-            labels = np.asarray(image)
-    except FileNotFoundError as error:
-        raise DataError(f"there is no mask {file}") from error
-    except DataError:
-        raise
-    except Exception as error:  # Pillow raises various errors for a damaged file
-        raise DataError(f"{file} cannot be read as an image: {error}") from error
+    with image_errors(file, "mask"), Image.open(regular_file(file)) as opened:
+        image = ImageOps.exif_transpose(opened)
+        if image.mode not in ("L", "P", "1", "I", "I;16"):
+            raise DataError(
+                f"{file} is a picture in colour ({image.mode}), not a mask; save it as a palette or grey image "
+                "with the class number of each pixel"
+            )
+        labels = np.asarray(image)
     if labels.dtype != np.uint8:
         if int(labels.max(initial=0)) > 255 or int(labels.min(initial=0)) < 0:
             raise DataError(f"{file} has labels above 255, such as {int(labels.max())}; save it with 8 bits per pixel")
@@ -476,13 +469,11 @@ def _counted(folder: Path, found: set[int], void: int, first: int) -> int:
 
 def _bytes(image: Path) -> int:
     """The bytes of a decoded image with its mask. An image that cannot be opened raises an error when it is decoded."""
-    from PIL import Image
-
     try:
-        with Image.open(regular_file(image)) as opened:
-            return opened.width * opened.height * 4
-    except Exception:  # Pillow raises various errors for a damaged file
+        height, width = size_of(image)
+    except DataError:
         return 0
+    return height * width * 4
 
 
 def _runs(labels: Sequence[int]) -> list[str]:
