@@ -135,8 +135,8 @@ def predict(run: Any, store: Any, arguments: argparse.Namespace, out: Path) -> d
 def finetune(run: Any, record: dict[str, Any], seed: int, arguments: argparse.Namespace, out: Path) -> float:
     """The accuracy of a plan after fine-tuning from its learned layers, percent."""
     from regard import Recipe, Run
-    from regard.store.results import Results
-    from regard.train.initial_weights import Saved
+    from regard.lab.results.results import Results
+    from regard.lab.train.initial_weights import Saved
 
     task = replace(run.task, init="host", limit=arguments.limit)
     recipe = Recipe(epochs=EPOCHS, lr=RATE, augment=run.recipe.augment)
@@ -149,7 +149,7 @@ def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Rank correlations with bootstrap intervals over plans, and how far the recommended plan is from the best."""
     import numpy as np
 
-    from regard.measure.statistics import rank_correlation
+    from regard.measure.intervals import rank_correlation
 
     drawn = [record for record in records if not record["recommended"] and record["top1"]]
     accuracy = [-float(np.mean(record["top1"])) for record in drawn]
@@ -184,9 +184,9 @@ def write_page(path: Path, files: list[Path]) -> None:
     from dataclasses import asdict
 
     from regard import __version__
-    from regard.lab.analysis import Chart, Sheet
-    from regard.report.analysis_page import render_analysis
-    from regard.store.files import write_atomically
+    from regard.files.atomic import write_atomically
+    from regard.lab.engine.analysis import Chart, Sheet
+    from regard.lab.report.analysis_page import render_analysis
 
     rule = str(__doc__)[str(__doc__).index("The rule, ") :]
     contents = [json.loads(file.read_text()) for file in files]
@@ -254,9 +254,9 @@ def main() -> None:
     settings = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
     if any(os.environ.get(name) != value for name, value in settings.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | settings)
+    from regard.lab.results.results import Results
+    from regard.lab.train.run import read_run
     from regard.mixers.shared.native import processor_name
-    from regard.store.results import Results
-    from regard.train.run import read_run
 
     arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / FILE

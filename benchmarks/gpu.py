@@ -97,7 +97,7 @@ class Kept:
     def page(self, path: Path) -> None:
         """The page of `regard bench`, with the sentences of all parts as its notes."""
         from regard.measure.bench import Timing
-        from regard.report.bench_page import write_bench
+        from regard.pages.bench_page import write_bench
 
         timings = [Timing(**timing) for part in self.parts.values() for timing in part["timings"]]
         notes = [f"{self.head['device']}, torch {self.head['torch']}; {'; '.join(self.parts)}"]

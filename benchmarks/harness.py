@@ -2,9 +2,9 @@
 
 `python benchmarks/harness.py loop|feed|workers [--rounds 5] [--data-root PATH] [--json]`
 
-loop: `regard.train.loop.Loop` (logging, metrics, a checkpoint in each epoch) against a bare loop over the same feed,
-with the same model, optimiser, schedule and clipping; "ready" is the bare loop over the same batches as tensors in
-memory. All must end with the same weights, up to rounding.
+loop: `regard.lab.train.loop.Loop` (logging, metrics, a checkpoint in each epoch) against a bare loop over the same
+feed, with the same model, optimiser, schedule and clipping; "ready" is the bare loop over the same batches as tensors
+in memory. All must end with the same weights, up to rounding.
 feed: images per second that one core prepares, against twice those that one core trains in the smallest desk models.
 workers: wall time of the same runs of the quickstart in one worker with one thread, and in two with one thread each.
 
@@ -47,7 +47,7 @@ class Case:
 
 def cases(controls: bool = False) -> list[Case]:
     """The quickstart's model and that of static keys, as their desk studies train softmax attention ("w/o" too)."""
-    from regard.studies import load_study
+    from regard.lab.studies import load_study
 
     models = []
     for study, limit in (("quickstart", 0), ("ska_table1", 64 * STEPS)):
@@ -73,8 +73,8 @@ def own_loop(case: Case, recipe: Any, model: Any) -> Callable[[], Any]:
     """Regard's loop over a few epochs, without the evaluations of the test images."""
     from lightning_fabric import Fabric
 
-    from regard.train.loop import Loop
-    from regard.train.watch import Watch
+    from regard.lab.train.loop import Loop
+    from regard.lab.train.watch import Watch
 
     folder = Path(tempfile.mkdtemp(prefix="harness-", dir=SCRATCH))
     fabric = Fabric(accelerator="cpu", devices=1, precision=recipe.precision)
@@ -89,8 +89,8 @@ def untested(task: Any) -> Any:
     """The task with a score that costs nothing: evaluation is work, not overhead."""
     import dataclasses
 
-    from regard.tasks import Classification
-    from regard.tasks.base import Score
+    from regard.lab.tasks import Classification
+    from regard.lab.tasks.base import Score
 
     class Untested(Classification):
         def score(self, model: Any, device: Any) -> Score:
@@ -104,7 +104,7 @@ def bare_loop(case: Case, recipe: Any, model: Any, batches: Iterable[Any], steps
     import torch
     import torch.nn.functional as F
 
-    from regard.train.optimizer import param_groups
+    from regard.lab.train.optimizer import param_groups
 
     parts = param_groups(model, recipe.weight_decay, recipe.lr)
     optimizer = torch.optim.AdamW(parts, betas=recipe.betas, fused=True)
@@ -239,12 +239,12 @@ def measure_workers(rounds: int, epochs: int) -> list[dict[str, Any]]:
 
 def time_workers(workers: int, epochs: int) -> tuple[float, float]:
     """Wall seconds of all runs: from the call to the return, and from the first run's start to the last one's end."""
-    from regard.lab.executors.local import Local
-    from regard.lab.jobs import Job
-    from regard.lab.progress import Progress
-    from regard.lab.run_jobs import run_all
-    from regard.store.results import Results
-    from regard.studies import load_study
+    from regard.lab.engine.executors.local import Local
+    from regard.lab.engine.jobs import Job
+    from regard.lab.engine.progress import Progress
+    from regard.lab.engine.run_jobs import run_all
+    from regard.lab.results.results import Results
+    from regard.lab.studies import load_study
 
     planned = load_study("quickstart").runs("smoke", seeds=2)
     planned = tuple((row, replace(run, recipe=replace(run.recipe, epochs=epochs))) for row, run in planned)

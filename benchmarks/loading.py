@@ -20,13 +20,13 @@ import timm
 import torch
 from PIL import Image
 
-from regard.tasks.data.augment import transform
-from regard.tasks.data.feed import Batches
-from regard.tasks.data.imagenet import OriginalSizes
-from regard.tasks.data.images import Images
-from regard.tasks.data.rows import Paths
-from regard.tasks.data.streamed.feed import Stream, StreamBatches
-from regard.tasks.data.streamed.load import splits
+from regard.images.augment import transform
+from regard.images.feed import Batches
+from regard.images.imagenet import OriginalSizes
+from regard.images.images import Images
+from regard.images.rows import Paths
+from regard.lab.data.streamed.feed import Stream, StreamBatches
+from regard.lab.data.streamed.load import splits
 
 SIZE, BATCH = (224, 224), 32
 SHARDS = 8

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from regard.lab.table import snapshot_path
-from regard.store.files import write_json
-from regard.store.results import Results
+from regard.files.atomic import write_json
+from regard.lab.engine.table import snapshot_path
+from regard.lab.results.results import Results
 
 PILOT = {
     "softmax": [88.9, 89.2, 87.8],

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from regard.core import ConfigError, DataError, DeviceError, StoreError
-from regard.store.results import Busy, Results
-from regard.train.watch import Watch
+from regard.lab.results.results import Busy, Results
+from regard.lab.train.watch import Watch
 
 ENVIRONMENT_ERRORS = {
     "disk": StoreError("cannot write"), "memory": MemoryError("2 GiB"), "package": ImportError("no timm"),

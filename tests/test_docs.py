@@ -12,11 +12,11 @@ import typer
 
 from regard import MIXERS, PROJECTIONS
 from regard.cli.app import app, run
+from regard.lab.studies import ANALYSES, STUDIES
+from regard.lab.train.recipe import Recipe
 from regard.mixers.shared.executions import RULES
 from regard.models.catalog import HOSTS
-from regard.studies import ANALYSES, STUDIES
 from regard.swapping.ports import PORTS
-from regard.train.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -11,12 +11,12 @@ from torch import nn
 
 from regard import DynamicConv, Results, load, save
 from regard.core import Mixer
-from regard.lab.export import import_runs
-from regard.lab.table import load_snapshot
-from regard.store.metrics import Metrics
-from regard.train.checkpoint import trained_weights
-from regard.train.load import trained
-from regard.train.run import read_run
+from regard.lab.engine.export import import_runs
+from regard.lab.engine.table import load_snapshot
+from regard.lab.results.metrics import Metrics
+from regard.lab.train.checkpoint import trained_weights
+from regard.lab.train.load import trained
+from regard.lab.train.run import read_run
 
 OLD = Path(__file__).parent / "old_files"
 EXPECTED = json.loads((OLD / "expected.json").read_text())

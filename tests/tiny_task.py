@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from regard.core import MixerConfig
-from regard.tasks import Classification
+from regard.lab.tasks import Classification
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.advice.new_model import TABLE
+from regard.lab.studies import load_study
+from regard.lab.studies.probes.names import BASELINE
 from regard.mixers.spelling import parse_mixer, spell
 from regard.mixers.table import FAMILIES
-from regard.studies import load_study
-from regard.studies.probes.names import BASELINE
 from tools.findings import shares
 from tools.site.evidence import ROOT, Evidence, all_evidence
 

@@ -13,14 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from regard.lab.analysis import run_analysis
-from regard.lab.study import Claim, Study
-from regard.store.results import Results
-from regard.studies import ANALYSES, STUDIES, load_analysis, load_study
-from regard.studies.paper_claim import COUNTED, KINDS, PaperClaim, text_of
-from regard.studies.papers import ESA_PAPER, MITA_PAPER, SKA_PAPER, SNE_PAPER
-from regard.studies.published_sizes import verdict
-from regard.studies.register import REGISTER
+from regard.lab.engine.analysis import run_analysis
+from regard.lab.engine.study import Claim, Study
+from regard.lab.results.results import Results
+from regard.lab.studies import ANALYSES, STUDIES, load_analysis, load_study
+from regard.lab.studies.paper_claim import COUNTED, KINDS, PaperClaim, text_of
+from regard.lab.studies.papers import ESA_PAPER, MITA_PAPER, SKA_PAPER, SNE_PAPER
+from regard.lab.studies.published_sizes import verdict
+from regard.lab.studies.register import REGISTER
 from tools.docs_pages import table
 from tools.site.evidence import ROOT, Evidence, all_evidence
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from regard.core import RegardError
-from regard.lab.estimate import baseline_hours
-from regard.lab.study import Row, Setting, Study
-from regard.store.files import write_atomically
-from regard.store.results import Results
-from regard.studies import STUDIES, load_study
-from regard.studies.paper_claim import COUNTED
+from regard.files.atomic import write_atomically
+from regard.lab.engine.estimate import baseline_hours
+from regard.lab.engine.study import Row, Setting, Study
+from regard.lab.results.results import Results
+from regard.lab.studies import STUDIES, load_study
+from regard.lab.studies.paper_claim import COUNTED
 from regard.swapping.count import count_macs
 
 FILE = Path(__file__).parents[1] / "docs" / "counts.json"

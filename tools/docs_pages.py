@@ -9,14 +9,14 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from regard.lab.analysis import markdown, run_analysis
+from regard.lab.engine.analysis import markdown, run_analysis
+from regard.lab.results.results import Results
+from regard.lab.studies import ANALYSES, STUDIES, load_analysis
 from regard.measure.taxonomy import taxonomy_rows, write_picture
 from regard.mixers import MIXERS
 from regard.mixers.shared.executions import RULES
 from regard.models.catalog import HOSTS
 from regard.projections import PROJECTIONS
-from regard.store.results import Results
-from regard.studies import ANALYSES, STUDIES, load_analysis
 from regard.swapping.ports import PORTS
 
 DOCS = Path(__file__).parents[1] / "docs"

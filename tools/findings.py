@@ -17,12 +17,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from regard.report.figures import front
-from regard.report.phrasing import number, signed
-from regard.report.theme import SHADES, follow_scheme
-from regard.studies.probes.names import AVERAGE, BASELINE, NONE
-from regard.studies.probes.study import ROWS
-from regard.tasks.data.boards import ABILITIES
+from regard.lab.data.boards import ABILITIES
+from regard.lab.studies.probes.names import AVERAGE, BASELINE, NONE
+from regard.lab.studies.probes.study import ROWS
+from regard.pages.figures import front
+from regard.pages.phrasing import number, signed
+from regard.pages.theme import SHADES, follow_scheme
 from tools.generate import between
 from tools.site.evidence import ROOT, WORDS, Evidence, all_evidence, judged
 

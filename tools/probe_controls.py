@@ -8,11 +8,11 @@ import json
 import sys
 from pathlib import Path
 
-from regard.store.results import Results
-from regard.studies.probes.profile import CONTROLS_FILE
-from regard.studies.probes.run import profile_runs, scores
-from regard.studies.probes.study import CONTROLS, SEEDS, protocol
-from regard.tasks.data.boards import ABILITIES, NAMES
+from regard.lab.data.boards import ABILITIES, NAMES
+from regard.lab.results.results import Results
+from regard.lab.studies.probes.profile import CONTROLS_FILE
+from regard.lab.studies.probes.run import profile_runs, scores
+from regard.lab.studies.probes.study import CONTROLS, SEEDS, protocol
 
 
 def main() -> None:

@@ -7,14 +7,14 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from regard.lab.export import import_runs
-from regard.report.probe_page import hypotheses_sheet, write_probes
-from regard.store.results import Results
-from regard.studies.probes.names import AVERAGE, BASELINE, NONE
-from regard.studies.probes.profile import Cell, profiles
-from regard.studies.probes.run import profile_runs, scores
-from regard.studies.probes.study import FURTHER, ROWS, SEEDS
-from regard.tasks.data.boards import ABILITIES, NAMES
+from regard.lab.data.boards import ABILITIES, NAMES
+from regard.lab.engine.export import import_runs
+from regard.lab.report.probe_page import hypotheses_sheet, write_probes
+from regard.lab.results.results import Results
+from regard.lab.studies.probes.names import AVERAGE, BASELINE, NONE
+from regard.lab.studies.probes.profile import Cell, profiles
+from regard.lab.studies.probes.run import profile_runs, scores
+from regard.lab.studies.probes.study import FURTHER, ROWS, SEEDS
 from tools.generate import between
 from tools.site.evidence import RESULTS, ROOT
 

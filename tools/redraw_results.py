@@ -10,12 +10,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from regard.lab.export import FORMATS, evidence, import_runs
-from regard.lab.table import Table
-from regard.report import render
-from regard.store.files import write_atomically
-from regard.store.records import record_text
-from regard.store.results import Results
+from regard.files.atomic import write_atomically
+from regard.files.records import record_text
+from regard.lab.engine.export import FORMATS, evidence, import_runs
+from regard.lab.engine.table import Table
+from regard.lab.report import render
+from regard.lab.results.results import Results
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 KEPT = ("h-curves", "h-maps")

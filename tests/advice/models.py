@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from regard.advice.user_model import UserModel
+from regard.images.images import Images
 from regard.models.create import create_model
-from regard.tasks.data.images import Images
 
 HOST = "vit_desk(size=(16, 24), patch=4, dim=16, depth=3, heads=2, num_classes=5)"
 

@@ -15,6 +15,7 @@ import transformers
 from regard.advice.answer import Question
 from regard.advice.distill import distill_model
 from regard.advice.learning import Distillation
+from regard.advice.page import render_advice
 from regard.advice.recommend import candidates, recommend
 from regard.advice.search import Budget
 from regard.advice.substitutes import Substitutes
@@ -26,7 +27,6 @@ from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model, loads_weights
 from regard.models.saving import load, save
-from regard.report.advice_page import render_advice
 from regard.swapping.layer_plan import spell_or_none
 from regard.swapping.removed import Removed
 

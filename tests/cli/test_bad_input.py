@@ -17,11 +17,11 @@ import torch
 from PIL import Image
 
 from regard.cli.app import run
-from regard.store.files import write_json
-from regard.store.results import Results
-from regard.train import checkpoint
-from regard.train.load import load
-from regard.train.run import read_run
+from regard.files.atomic import write_json
+from regard.lab.results.results import Results
+from regard.lab.train import checkpoint
+from regard.lab.train.load import load
+from regard.lab.train.run import read_run
 
 pytestmark = pytest.mark.untyped
 
@@ -278,7 +278,7 @@ def test_a_damaged_image_is_named_and_training_stops_or_goes_on(capsys, tmp_path
 
 
 def test_a_damaged_image_of_a_set_too_large_for_memory(capsys, tmp_path: Path, results: Path, monkeypatch) -> None:
-    monkeypatch.setattr("regard.tasks.data.own.IN_MEMORY", 0)
+    monkeypatch.setattr("regard.images.own.IN_MEMORY", 0)
     root = class_folders(tmp_path / "data")
     (root / "class1" / "3.png").write_bytes(b"no picture")
     assert run([*on(results, root, "--set", "task.corrupt=skip"), "--json"]) == 0

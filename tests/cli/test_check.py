@@ -12,8 +12,8 @@ from regard import MIXERS, parse
 from regard.cli.app import run
 from regard.cli.check import check_row, comparison_rows, deit_counts
 from regard.core import MixerConfig
-from regard.studies.mita.printed import PUBLISHED, TINY
-from regard.studies.mita.printed import SMALL as DEIT_S
+from regard.lab.studies.mita.printed import PUBLISHED, TINY
+from regard.lab.studies.mita.printed import SMALL as DEIT_S
 from regard.testing import GRIDS, ITEMS
 from regard.testing.external import External
 from samples import texts

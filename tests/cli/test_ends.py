@@ -12,7 +12,7 @@ import pytest
 
 from regard.cli import app, bugs
 from regard.explain.pictures import figure
-from regard.report.charts import chart
+from regard.pages.charts import chart
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 

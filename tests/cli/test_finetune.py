@@ -14,21 +14,21 @@ from regard.cli.app import run as command
 from regard.cli.finetune import DEFAULTS, bring_start, finetuning
 from regard.cli.run_options import make_run
 from regard.core import ConfigError
+from regard.images.normalise import expected
+from regard.lab.data.cued import canvas
+from regard.lab.results.results import Results
+from regard.lab.tasks import Classification, Segmentation
+from regard.lab.train.initial_weights import Saved, copy_weights
+from regard.lab.train.load import load as regard_load
+from regard.lab.train.load import trained
+from regard.lab.train.recipe import Recipe
+from regard.lab.train.run import Run, read_run
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
 from regard.models.saving import load, save
-from regard.store.results import Results
 from regard.swapping.swap import swap
-from regard.tasks import Classification, Segmentation
-from regard.tasks.data.cued import canvas
-from regard.tasks.normalise import expected
-from regard.train.initial_weights import Saved, copy_weights
-from regard.train.load import load as regard_load
-from regard.train.load import trained
-from regard.train.recipe import Recipe
-from regard.train.run import Run, read_run
 
 HOST = "vit_desk(size=12, patch=4, dim=16, depth=2, heads=2)"
 
@@ -161,8 +161,8 @@ def test_what_cannot_be_started_from_is_named(saved: Path, tmp_path: Path) -> No
 
 def _begun(folder: Path) -> bool:
     """A real run.json without an outcome."""
+    from regard.files.atomic import write_json
     from regard.mixers.spelling import spell
-    from regard.store.files import write_json
 
     run = still("deit_tiny_patch16_224", folder.parent)
     write_json(folder / "run.json", {"version": 1, "spelling": spell(run)})

@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 
 from regard.cli.app import run
+from regard.lab.results.results import Results
+from regard.lab.tasks import Classification
+from regard.lab.train.recipe import Recipe
+from regard.lab.train.run import Run
 from regard.models.create import create_model
 from regard.models.saving import load, save
-from regard.store.results import Results
-from regard.tasks import Classification
-from regard.train.recipe import Recipe
-from regard.train.run import Run
 
 VIT = "vit_desk(size=(12, 20), patch=4, dim=16, depth=2, heads=2)"
 GREY = (

@@ -11,12 +11,12 @@ from regard.cli.app import run as command
 from regard.cli.predict import _coco, _image_ids
 from regard.cli.run_options import recorded_data
 from regard.core import ConfigError, DataError
+from regard.lab.results.results import Results
+from regard.lab.tasks import Classification
+from regard.lab.train.load import load
+from regard.lab.train.recipe import Recipe
+from regard.lab.train.run import Run
 from regard.models.saving import save
-from regard.store.results import Results
-from regard.tasks import Classification
-from regard.train.load import load
-from regard.train.recipe import Recipe
-from regard.train.run import Run
 
 RUN = Run(
     task=Classification(

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from regard.cli.app import run
-from regard.lab.study import Row
+from regard.lab.engine.study import Row
+from regard.lab.results.results import Results
+from regard.lab.studies.probes.run import profile_runs
 from regard.mixers.static_keys.ska import SKA
-from regard.store.results import Results
-from regard.studies.probes.run import profile_runs
 
 TINY = ["--scale", "smoke", "--seeds", "1", "--workers", "0", "--boards", "digit_boards"]
 

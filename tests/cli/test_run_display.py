@@ -6,7 +6,7 @@ import pytest
 
 from regard.cli.app import run as command
 from regard.cli.run_display import progress, progress_line
-from regard.train.watch import Progress
+from regard.lab.train.watch import Progress
 
 HOST = "vit_desk(patch=4, dim=16, depth=1, heads=2)"
 SMALL = ["--host", HOST, "--data", "digits", "--set", "task.limit=32", "--set", "recipe.epochs=1", "--device", "cpu"]

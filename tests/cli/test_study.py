@@ -12,11 +12,11 @@ import pytest
 from pilot_store import make_store
 from regard.cli.app import run
 from regard.cli.tables import without_empty_columns
-from regard.lab.export import import_runs
-from regard.lab.table import snapshot_path
-from regard.measure.sequential import Looks
-from regard.store.layout import TUNING_SEED
-from regard.store.results import Results
+from regard.lab.engine.export import import_runs
+from regard.lab.engine.table import snapshot_path
+from regard.lab.results.layout import TUNING_SEED
+from regard.lab.results.results import Results
+from regard.lab.statistics.sequential import Looks
 
 ROOT = Path(__file__).parents[1]
 
@@ -91,7 +91,7 @@ def test_wrong_use_of_a_process_is_exit_2() -> None:
 def test_the_plan_of_all_studies_begins_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from regard.studies import STUDIES
+    from regard.lab.studies import STUDIES
 
     monkeypatch.setattr("regard.cli.study_all.STUDIES", {name: STUDIES[name] for name in ("quickstart", "mita_table3")})
     arguments = ["study", "run", "--all", "--scale", "desk", "--decide", "--hours", "3", "--dry-run", "--json"]
@@ -185,8 +185,8 @@ def test_seeds_after_a_look_at_verdicts_are_said_to_cost_level(
 ) -> None:
     """Of a study with a fixed number of seeds; what its own runs lack is added in silence."""
     from regard.cli.study_run import _warn_of_looks
-    from regard.store.results import Results
-    from regard.studies import load_study
+    from regard.lab.results.results import Results
+    from regard.lab.studies import load_study
 
     assert run(["study", "import", str(ROOT.parent / "docs/results/esa_fig3-desk/evidence.json"),
                 "--results", str(tmp_path)]) == 0  # fmt: skip

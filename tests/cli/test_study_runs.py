@@ -14,8 +14,8 @@ from PIL import Image
 from pilot_store import make_store
 from regard.cli.app import run
 from regard.cli.study_options import find_study
-from regard.store.results import Results
-from regard.studies import load_study
+from regard.lab.results.results import Results
+from regard.lab.studies import load_study
 
 ARGUMENTS = ["study", "run", "quickstart", "--rows", "w/o", "--seeds", "1"]
 MODULE = """
@@ -92,7 +92,7 @@ def test_hours_are_those_of_the_usual_number_of_runs_at_the_same_time(
     make_store(tmp_path)
     texts = []
     for workers in (1, 5):
-        monkeypatch.setattr("regard.lab.executors.local.usual_workers", lambda number=workers: number)
+        monkeypatch.setattr("regard.lab.engine.executors.local.usual_workers", lambda number=workers: number)
         assert run(["study", "power", "pilot", "--results", str(tmp_path)]) == 0
         texts.append(capsys.readouterr().out)
         assert run(["study", "power", "pilot", "--results", str(tmp_path), "--workers", str(workers)]) == 0

@@ -49,7 +49,7 @@ def test_an_own_task_without_a_validation_part_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bare_task.py").write_text(
-        "from regard.tasks import Task\n\nclass Bare(Task):\n    name = 'bare'\n\nTASKS = (Bare,)\n"
+        "from regard.lab.tasks import Task\n\nclass Bare(Task):\n    name = 'bare'\n\nTASKS = (Bare,)\n"
     )
     monkeypatch.chdir(tmp_path)
     assert run(["train", "SKA()", "--task", "bare", "--import", "bare_task", "--val", "0.1"]) == 2

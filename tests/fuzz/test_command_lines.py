@@ -19,7 +19,7 @@ from PIL import Image
 
 from regard.cli.app import app, run
 from regard.core import DataError
-from regard.tasks.data.images import read_image
+from regard.images.images import read_image
 
 
 def verbs(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -21,17 +21,17 @@ from hypothesis import strategies as st
 from pilot_store import make_store
 from regard import create_model, load, save
 from regard.core import RegardError, StoreError
-from regard.lab.table import load_snapshot
+from regard.files.records import read_record, write_record
+from regard.files.tensor_files import read_state, write_state
+from regard.lab.engine.table import load_snapshot
+from regard.lab.results.metrics import Metrics
+from regard.lab.results.results import Results
+from regard.lab.train import checkpoint
+from regard.lab.train.load import trained
+from regard.lab.train.recipe import Recipe
+from regard.lab.train.run import Run, read_run
+from regard.lab.train.watch import Watch
 from regard.mixers.static_keys.ska import SKA
-from regard.store.metrics import Metrics
-from regard.store.records import read_record, write_record
-from regard.store.results import Results
-from regard.store.tensor_files import read_state, write_state
-from regard.train import checkpoint
-from regard.train.load import trained
-from regard.train.recipe import Recipe
-from regard.train.run import Run, read_run
-from regard.train.watch import Watch
 from tiny_task import Tiny
 
 RUN = Run(task=Tiny(limit=64, val=0.5), recipe=Recipe(epochs=2, batch=32, augment="none", ema=0.9), seed=3)

@@ -11,10 +11,10 @@ from fuzz import test_command_lines, test_files, test_values
 from fuzz.test_files import FOLDER, root  # noqa: F401  # a fixture
 from regard.cli.app import run
 from regard.core import RegardError
+from regard.files import records
+from regard.images.images import read_image
 from regard.mixers.spelling import parse
 from regard.models.create import parse_host
-from regard.store import records
-from regard.tasks.data.images import read_image
 
 pytestmark = [pytest.mark.slow, pytest.mark.untyped]
 
@@ -122,13 +122,13 @@ def test_a_keyword_read_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_silent_fall_back_is_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("regard.train.checkpoint.log.warning", nothing)
+    monkeypatch.setattr("regard.lab.train.checkpoint.log.warning", nothing)
     with pytest.raises(AssertionError):
         test_files.test_a_checkpoint_cut_at_every_byte_falls_back_to_the_one_before(tmp_path, caplog)
 
 
 def test_a_checkpoint_whose_bytes_are_not_compared_is_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     test_files.test_a_flipped_bit_is_noticed(root=root, name=f"{FOLDER}/last.ckpt")
-    monkeypatch.setattr("regard.train.checkpoint.unseal", lambda path, data: data[records._HEADER_LENGTH :])
+    monkeypatch.setattr("regard.lab.train.checkpoint.unseal", lambda path, data: data[records._HEADER_LENGTH :])
     with pytest.raises(FOUND):
         test_files.test_a_flipped_bit_is_noticed(root=root, name=f"{FOLDER}/last.ckpt")

@@ -6,12 +6,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.core import Grid, Mask, ShapeError, Site, UnsupportedError
+from regard.lab.train.optimizer import param_groups
 from regard.mixers.spelling import parse, spell
 from regard.mixers.xca import XCA, xca, xca_reference
 from regard.models.create import create_model
 from regard.testing.external import largest
 from regard.testing.external.packages import xca_pairs
-from regard.train.optimizer import param_groups
 
 F64 = torch.float64
 GRIDS = (Grid(3, 5), Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(1, 12))

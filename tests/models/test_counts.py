@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from regard.core import ConfigError
+from regard.lab.studies.derived_sizes import built, derived_counts, derived_rows
+from regard.lab.studies.published_sizes import SKA_TABLE1_100, _gflops, build, printed_rows, published_counts, verdict
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import parse_mixer
 from regard.mixers.static_keys.ska import SKA
 from regard.mixers.xca import XCA
 from regard.models.create import create_model, parse_host, spell_host
 from regard.projections.sne import FSNE, PSNE, SNE
-from regard.studies.derived_sizes import built, derived_counts, derived_rows
-from regard.studies.published_sizes import SKA_TABLE1_100, _gflops, build, printed_rows, published_counts, verdict
 from regard.swapping.swap import remove, swap
 
 

@@ -14,6 +14,7 @@ from torchvision.models.feature_extraction import create_feature_extractor
 from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d
 
 from regard.core import ConfigError, Grid, SwapError
+from regard.lab.train.optimizer import param_groups
 from regard.mixers.convolutions.conv import Conv
 from regard.mixers.convolutions.deformable import DeformableConv, DeformableConv2d
 from regard.mixers.convolutions.dynamic import DynamicConv
@@ -28,7 +29,6 @@ from regard.models.resnet import attend, blocks_of
 from regard.models.saving import load, save
 from regard.projections.sne import FSNE
 from regard.swapping.swap import remove, restore, retune, swap
-from regard.train.optimizer import param_groups
 
 TV = torchvision.models.resnet
 E0110 = Factors(terms="0110")

@@ -11,6 +11,11 @@ import torch
 from torch import nn
 
 from regard.core import ConfigError, StoreError, SwapError
+from regard.files.atomic import write_json
+from regard.files.records import read_record, write_record
+from regard.lab.results.results import Results
+from regard.lab.train import checkpoint
+from regard.lab.train.load import load as load_run
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
@@ -19,12 +24,7 @@ from regard.models.resnet import attend
 from regard.models.saving import load, read_description, save
 from regard.models.segmentation import make_segmenter
 from regard.projections.sne import FSNE
-from regard.store.files import write_json
-from regard.store.records import read_record, write_record
-from regard.store.results import Results
 from regard.swapping.swap import remove, retune, swap
-from regard.train import checkpoint
-from regard.train.load import load as load_run
 from small_hosts import VIT, draw_large_weights, swin
 
 DESK = "vit_desk(size=(16, 24), dim=16, depth=3, heads=2)"

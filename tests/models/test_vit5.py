@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import ConfigError, Grid, ShapeError
+from regard.lab.studies.mita.printed import VIT5
+from regard.lab.studies.published_sizes import verdict
+from regard.lab.train.optimizer import param_groups
 from regard.measure.cost import model_cost
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.shared.heads import apply_rotary
@@ -18,10 +21,7 @@ from regard.models.catalog import list_models
 from regard.models.create import create_model
 from regard.models.saving import load, save
 from regard.models.timm_registry import register_timm
-from regard.studies.mita.printed import VIT5
-from regard.studies.published_sizes import verdict
 from regard.swapping.swap import plan_swap, swap
-from regard.train.optimizer import param_groups
 from small_hosts import draw_large_weights, vit5
 
 

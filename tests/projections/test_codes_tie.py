@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from regard.lab.tasks.weights import redraw
+from regard.lab.train.optimizer import param_groups
 from regard.mixers.softmax import Softmax
 from regard.models.create import create_model
 from regard.models.saving import load, save
 from regard.projections.sne import FSNE
-from regard.tasks.weights import redraw
-from regard.train.optimizer import param_groups
 
 DESK = "vit_desk(size=(16, 24), dim=16, depth=2, heads=2)"
 KEY = "regard_shared.0.weight"

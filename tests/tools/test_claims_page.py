@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 
 from regard.core import ConfigError
-from regard.lab.study import Claim
-from regard.studies import ANALYSES, STUDIES, load_study
-from regard.studies.paper_claim import KINDS, PaperClaim, text_of
-from regard.studies.register import REGISTER
+from regard.lab.engine.study import Claim
+from regard.lab.studies import ANALYSES, STUDIES, load_study
+from regard.lab.studies.paper_claim import KINDS, PaperClaim, text_of
+from regard.lab.studies.register import REGISTER
 from tools import claims_page
 from tools.claims_page import PAGE, digits, fates
 from tools.site.evidence import all_evidence, judged

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from regard.studies.probes.names import AVERAGE, BASELINE, NONE
-from regard.tasks.data.boards import ABILITIES
+from regard.lab.data.boards import ABILITIES
+from regard.lab.studies.probes.names import AVERAGE, BASELINE, NONE
 from tools import findings
 from tools.site.evidence import ROOT, Evidence, all_evidence, judged
 

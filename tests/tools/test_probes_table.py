@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from regard.tasks.data.boards import ABILITIES
+from regard.lab.data.boards import ABILITIES
 from tools import probes_table
 from tools.site.evidence import RESULTS
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("mkdocs", reason="the tools of the site are missing: pip install --group docs")
 
 from regard import MIXERS
-from regard.studies.errata import ERRATA
+from regard.lab.studies.errata import ERRATA
 from tools.site import build, checks, mechanisms, papers, reference, stage
 from tools.site.evidence import Evidence, all_evidence
 from tools.site.formulas import FORMULAS, formula

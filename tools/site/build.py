@@ -10,7 +10,7 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort, MkDocsException
 
-from regard.report.theme import palette
+from regard.pages.theme import palette
 from tools.docs_pages import code, table
 
 from . import checks, mechanisms, papers, reference

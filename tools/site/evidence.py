@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.tasks.cells import Cells
+from regard.lab.tasks.cells import Cells
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"

@@ -4,7 +4,7 @@ import os.path
 from collections.abc import Mapping
 from typing import Any
 
-from regard.report.phrasing import number, signed
+from regard.pages.phrasing import number, signed
 
 
 def interval(value: Mapping[str, Any] | None, sign: bool = False) -> str:

@@ -7,17 +7,17 @@ from statistics import fmean
 from typing import get_type_hints
 
 from regard.core import Grid, MixerConfig, RegardError, Site
+from regard.lab.data.boards import ABILITIES
+from regard.lab.studies.probes.names import AVERAGE, BASELINE, NONE
+from regard.lab.studies.probes.profile import shipped_controls
+from regard.lab.studies.probes.study import protocol
 from regard.mixers import MIXERS
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
 from regard.mixers.table import FAMILIES, MECHANISMS
-from regard.report.charts import chart
-from regard.report.phrasing import number
-from regard.studies.probes.names import AVERAGE, BASELINE, NONE
-from regard.studies.probes.profile import shipped_controls
-from regard.studies.probes.study import protocol
-from regard.tasks.data.boards import ABILITIES
+from regard.pages.charts import chart
+from regard.pages.phrasing import number
 from tools.docs_pages import code, table
 from tools.generate import exported
 

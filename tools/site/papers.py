@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.lab.analysis import Analysis, run_analysis
-from regard.lab.analysis import markdown as analysis_markdown
-from regard.lab.study import Study
-from regard.report.phrasing import number
-from regard.store.results import Results
-from regard.studies import ANALYSES, STUDIES, load_analysis, load_study
-from regard.studies.errata import ERRATA
-from regard.studies.papers import ESA_PAPER, MITA_PAPER, MITA_SOURCE, SKA_PAPER, SNE_PAPER
+from regard.lab.engine.analysis import Analysis, run_analysis
+from regard.lab.engine.analysis import markdown as analysis_markdown
+from regard.lab.engine.study import Study
+from regard.lab.results.results import Results
+from regard.lab.studies import ANALYSES, STUDIES, load_analysis, load_study
+from regard.lab.studies.errata import ERRATA
+from regard.lab.studies.papers import ESA_PAPER, MITA_PAPER, MITA_SOURCE, SKA_PAPER, SNE_PAPER
+from regard.pages.phrasing import number
 from tools.docs_pages import code, table
 
 from .evidence import ROOT, Evidence

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from regard.core import ConfigError, MixerConfig
 from regard.core.validation import check_fields
-from regard.measure.statistics import Interval
+from regard.measure.intervals import Interval
 from regard.swapping.layer_plan import spell_layer_plan
 
 from .attention_use import AttentionUse

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from regard.core import MixerConfig, UnsupportedError
 from regard.core.eval_mode import eval_mode
 from regard.core.memory import check_bytes
+from regard.lab.tasks.segmentation.score import margins, miou
 from regard.measure.bench_model import output_tensor
-from regard.measure.statistics import Interval, interval, share_interval
+from regard.measure.intervals import Interval, interval, share_interval
 from regard.swapping.layer_plan import LayerPlan
-from regard.tasks.segmentation.score import margins, miou
 
 from .substitutes import Substitutes
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from regard.store.tensor_files import read_state, write_state
+from regard.files.tensor_files import read_state, write_state
 
 from .learning import LayerDistillation, ScoreDistillation
 

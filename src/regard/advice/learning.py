@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from regard.core import ConfigError, nearest, require
 from regard.core.eval_mode import eval_mode
 from regard.core.validation import check_fields
+from regard.images.augment import BATCHWISE
+from regard.images.feed import Batches
+from regard.images.images import Images
 from regard.measure.bench_model import output_tensor
 from regard.swapping.host_names import MIXER_CHILD
 from regard.swapping.layer import Port
-from regard.tasks.data.augment import BATCHWISE
-from regard.tasks.data.feed import Batches
-from regard.tasks.data.images import Images
 
 from .fidelity import class_scores, divergence
 from .substitutes import Substitutes

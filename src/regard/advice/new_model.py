@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from regard.core import ConfigError, Grid, MixerConfig, RegardError, Site, StoreError, nearest
+from regard.lab.tasks import TASKS
 from regard.mixers import MIXERS
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
-from regard.tasks import TASKS
 
 TABLE = Path(__file__).with_name("new_model.json")
 MASKS = ("causal", "padding", "bias")

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from regard.core import MixerConfig, UnsupportedError, require
-from regard.measure.statistics import rank_correlation
+from regard.images.images import Images
+from regard.measure.intervals import rank_correlation
 from regard.measure.turns import ROUNDS
 from regard.mixers.agent import Agent
 from regard.mixers.linear import Linear
@@ -28,7 +29,6 @@ from regard.mixers.window import Window
 from regard.swapping.layer_plan import spell_or_none
 from regard.swapping.removed import Removed
 from regard.swapping.swap import plan_swap
-from regard.tasks.data.images import Images
 
 from .answer import Question, Recommendation, VerifiedPlan
 from .attention_use import attention_use

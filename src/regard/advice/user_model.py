@@ -11,22 +11,23 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, DataError, Extra, StoreError, UnsupportedError
 from regard.core.eval_mode import eval_mode
-from regard.core.paths import files_below, named_folder, printable, user_path
+from regard.files.paths import files_below, named_folder, printable, user_path
+from regard.images import own
+from regard.images.augment import centre
+from regard.images.feed import to_tensor
+from regard.images.imagenet import NORMAL
+from regard.images.images import Images, read_image, size_before_crop
+from regard.images.normalise import Statistics, normalised
+from regard.lab.data import catalog
+from regard.lab.data.streamed.names import is_stream
+from regard.lab.results.results import Results
+from regard.lab.train.load import load
 from regard.models.catalog import user_ports
 from regard.models.create import build_sized, create_model, loads_weights, spell_host
 from regard.models.saving import read_description
 from regard.models.sizes import size_of
-from regard.store.results import Results
 from regard.swapping.inspect import example_input, explained_inputs, input_shapes
 from regard.swapping.layer import Port
-from regard.tasks.data import catalog, own
-from regard.tasks.data.augment import centre
-from regard.tasks.data.feed import to_tensor
-from regard.tasks.data.imagenet import NORMAL
-from regard.tasks.data.images import Images, read_image, size_before_crop
-from regard.tasks.data.streamed.names import is_stream
-from regard.tasks.normalise import Statistics, normalised
-from regard.train.load import load
 
 from .fidelity import class_scores
 

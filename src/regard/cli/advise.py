@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, Extra, require
-from regard.core.paths import user_path
+from regard.files.paths import user_path
 
 from .given import Context, refuse_given
 from .imports import Imports, imported
@@ -17,7 +17,7 @@ from .new_model import OPTIONS, show_new_model
 from .run_options import ResultsOption, RootOption, find_device, use_data
 from .sizes import read_size, short_grid
 from .tables import AsJson, show, wrapped
-from .user_model import (  # fmt: skip
+from .user_model import (
     ModelArgument,
     OptionalData,
     Pretrained,
@@ -107,9 +107,9 @@ def advise(
     use_data(data_root)
     require("matplotlib")  # of the page, before minutes of work
     from regard.advice.answer import Question
+    from regard.advice.page import answer, write_advice
     from regard.advice.recommend import recommend
     from regard.advice.search import Budget, read_budget
-    from regard.report.advice_page import answer, write_advice
     from regard.swapping.layer_plan import write_layer_plan
 
     question = Question(

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from regard.core import ConfigError, nearest
-from regard.store.results import Results
-from regard.studies import load_analysis
+from regard.lab.results.results import Results
+from regard.lab.studies import load_analysis
 
 from .tables import show
 
@@ -14,7 +14,7 @@ _FORMATS = ("csv", "json", "md")
 
 def show_analysis(name: str, scale: str, results: Path, as_json: bool) -> None:
     """Print its question, the runs that it reads, and whether it has been computed."""
-    from regard.lab.analysis import analysis_path
+    from regard.lab.engine.analysis import analysis_path
 
     analysis = load_analysis(name)
     path = analysis_path(results, name, scale if analysis.of else "")
@@ -27,7 +27,7 @@ def show_analysis(name: str, scale: str, results: Path, as_json: bool) -> None:
 
 def run_and_print_analysis(name: str, scale: str, results: Path, as_json: bool) -> None:
     """Compute, store and print it."""
-    from regard.lab.analysis import analysis_path, run_analysis
+    from regard.lab.engine.analysis import analysis_path, run_analysis
 
     analysis = load_analysis(name)
     value = run_analysis(analysis, Results(results), scale)
@@ -44,7 +44,7 @@ def run_and_print_analysis(name: str, scale: str, results: Path, as_json: bool) 
 
 def analysis_text(name: str, scale: str, results: Path, format: str) -> str:
     """The stored result as text. Raises: ConfigError for an unknown format; StoreError without a result."""
-    from regard.lab import analysis as stored
+    from regard.lab.engine import analysis as stored
 
     if format not in _FORMATS:
         raise ConfigError(f"no format {format!r} for an analysis; {nearest(format, _FORMATS)}")

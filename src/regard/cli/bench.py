@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError
-from regard.core.paths import user_path
-from regard.store.files import check_writable
+from regard.files.atomic import check_writable
+from regard.files.paths import user_path
 
 from .given import Context, refuse_given
 from .imports import Imports, imported
@@ -68,7 +68,7 @@ def bench(
         _calibrate(device, seconds, as_json)
         return
     if page:  # before minutes of timing: a missing extra, and a page that cannot be written
-        from regard.report.bench_page import write_bench
+        from regard.pages.bench_page import write_bench
 
         page = str(user_path(page))
         check_writable(page)

@@ -118,10 +118,10 @@ def deit_counts(config: "MixerConfig", standard: bool = False) -> dict[str, Any]
     only a note.
     """
     from regard.core import RegardError
+    from regard.lab.studies.mita.counts import VERDICTS
+    from regard.lab.studies.mita.printed import PUBLISHED, SMALL, TINY
+    from regard.lab.studies.published_sizes import verdict
     from regard.mixers.spelling import spell
-    from regard.studies.mita.counts import VERDICTS
-    from regard.studies.mita.printed import PUBLISHED, SMALL, TINY
-    from regard.studies.published_sizes import verdict
 
     sizes: dict[str, Any] = {}
     for size, body in (("T", TINY), ("S", SMALL)):

@@ -46,7 +46,7 @@ def check(
 
     Exit code 1 if there is a problem that would stop a training.
     """
-    from regard.tasks.check_data import DataReport, check_data
+    from regard.lab.tasks.check_data import DataReport, check_data
 
     try:
         report = check_data(data, task, source, target, void, classes)

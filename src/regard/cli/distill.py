@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.core import ConfigError
-from regard.core.paths import user_path
+from regard.files.paths import user_path
 
 from .imports import Imports, imported
 from .run_options import ResultsOption, RootOption, find_device, use_data

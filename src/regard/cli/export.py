@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from regard.core import ConfigError, UnsupportedError
-from regard.core.paths import user_path
+from regard.files.paths import user_path
 
 from .imports import Imports, imported
 from .run_options import ResultsOption
@@ -24,7 +24,7 @@ def export(
     modules: Imports = None,
 ) -> None:
     """Export a trained model to ONNX and compare it with onnxruntime; inputs are normalised as in the training."""
-    from regard.train.onnx_export import export_onnx
+    from regard.lab.train.onnx_export import export_onnx
 
     trained = read_trained(key, results, imported(modules), best)
     task, record = trained.task, trained.record

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, Extra
-from regard.core.paths import named_folder
+from regard.files.paths import named_folder
 
 from .imports import Imports, imported
 from .run_display import Execution, execute_run
-from .run_options import (  # fmt: skip
+from .run_options import (
     AsJson,
     Changes,
     Compile,
@@ -41,9 +41,9 @@ from .run_options import (  # fmt: skip
 from .sizes import read_size
 
 if TYPE_CHECKING:
-    from regard.store.results import Results
-    from regard.train.initial_weights import Saved
-    from regard.train.run import Run
+    from regard.lab.results.results import Results
+    from regard.lab.train.initial_weights import Saved
+    from regard.lab.train.run import Run
 
 DEFAULTS: dict[str, Any] = {"epochs": 10, "lr": 2e-4}
 """Fields of the recipe: fewer epochs and a smaller learning rate than from scratch."""
@@ -100,9 +100,9 @@ def finetune(
 
 def bring_start(run: "Run", start: str, results: Path) -> None:
     """Copy the run of another store, from which a run starts, into `results`."""
-    from regard.store.housekeeping import bring
-    from regard.store.results import Results
-    from regard.train.run import Run
+    from regard.lab.results.housekeeping import bring
+    from regard.lab.results.results import Results
+    from regard.lab.train.run import Run
 
     stored = optional_run(start, results) if isinstance(run.start, Run) else None
     if stored is not None and bring(*stored, Results(results)):
@@ -154,7 +154,7 @@ def _without_usual(run: "Run") -> "Run":
 
     So it is if they are those of the data, or for another number of channels. Raises: DataError.
     """
-    from regard.tasks.image_task import ImageTask
+    from regard.lab.tasks.image_task import ImageTask
 
     task = run.task
     if not isinstance(task, ImageTask) or not task.mean:
@@ -191,11 +191,11 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
 
     source None: timm's weights, by the host's spelling.
     """
+    from regard.lab.train.initial_weights import Saved
+    from regard.lab.train.run import changed_data, read_run
     from regard.mixers.spelling import spell
     from regard.models.catalog import own_models
     from regard.models.create import parse_host, spell_host
-    from regard.train.initial_weights import Saved
-    from regard.train.run import changed_data, read_run
 
     if (folder := saved_model(start)) is not None:
         from regard.models.saving import read_description
@@ -226,8 +226,8 @@ def _saved_weights(run: "Run", store: "Results", key: str, changed: str, extra: 
 
     changed: what is different about them. Raises: ConfigError for a model that cannot be saved.
     """
+    from regard.lab.train.load import load
     from regard.models.saving import save
-    from regard.train.load import load
 
     if run.task.name != "classification":
         raise ConfigError(f"{changed}: --task {run.task.name} needs them as they were, to start from this run")
@@ -238,9 +238,9 @@ def _saved_weights(run: "Run", store: "Results", key: str, changed: str, extra: 
 
 def _own_task(host: str, source: "Run | Saved | None") -> tuple[str, str, dict[str, Any]]:
     """(name of the task that the weights are of, host inside its model, fields that belong to the model, and size)."""
+    from regard.lab.train.run import Run
     from regard.models.create import parse_host
     from regard.models.segmentation.segmenter import SEGMENTER
-    from regard.train.run import Run
 
     if isinstance(source, Run):
         names = (*source.task.model_fields, "size")
@@ -257,9 +257,9 @@ def _own_task(host: str, source: "Run | Saved | None") -> tuple[str, str, dict[s
 
 def _normal(source: "Run | Saved | None", start: str, results: Path) -> dict[str, Any]:
     """The fields mean and std, with which the weights of a source were trained; {} where that is not known."""
+    from regard.lab.train.initial_weights import Saved
+    from regard.lab.train.run import Run
     from regard.models.saving import read_description
-    from regard.train.initial_weights import Saved
-    from regard.train.run import Run
 
     data: dict[str, Any] = {}
     if isinstance(source, Saved):

@@ -38,13 +38,13 @@ def _hosts() -> list[dict[str, Any]]:
 
 
 def _studies() -> list[dict[str, Any]]:
-    from regard.studies import STUDIES
+    from regard.lab.studies import STUDIES
 
     return [{"name": name, "title": title, "source": source} for name, (_, title, source) in STUDIES.items()]
 
 
 def _data() -> list[dict[str, Any]]:
-    from regard.tasks import TASKS
+    from regard.lab.tasks import TASKS
 
     tasks: dict[tuple[str, str], list[str]] = {}
     for task in TASKS:
@@ -54,7 +54,7 @@ def _data() -> list[dict[str, Any]]:
 
 
 def _tasks() -> list[dict[str, Any]]:
-    from regard.tasks import TASKS
+    from regard.lab.tasks import TASKS
 
     return [
         {"name": task.name, "what": (task.__doc__ or "").strip().split("\n")[0], "metric": task.metric}

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from regard.core import Extra
-from regard.core.paths import named_folder, user_path
+from regard.files.paths import named_folder, user_path
 
 from .imports import Imports, imported
 from .run_options import ResultsOption, optional_run, recorded_data
@@ -44,7 +44,7 @@ def maps(
 ) -> None:
     """Draw attention maps over an image, or factors, offsets or kernels where a model has them."""
     from regard.explain import pictures, views
-    from regard.store.files import write_atomically
+    from regard.files.atomic import write_atomically
 
     position, extra = _position(query), imported(modules)
     if (stored := optional_run(model, results)) is not None:
@@ -88,7 +88,7 @@ def _network(model: str, mixer: str, pretrained: bool, extra: Extra):  # type: i
     from regard.swapping.swap import plan_swap
 
     if (folder := named_folder(model)) is not None:
-        from regard.train.load import load
+        from regard.lab.train.load import load
 
         if mixer:
             raise ConfigError("a run or a saved model has its mechanism: leave --mixer out, which is for host models")
@@ -113,9 +113,9 @@ def _input(network, image: str, stored, folder: Path | None, extra: Extra):  # t
     import torch
 
     from regard.advice.user_model import folder_data, usual_normal
+    from regard.images.normalise import normalised
+    from regard.lab.train.run import read_run
     from regard.swapping.inspect import example_input
-    from regard.tasks.normalise import normalised
-    from regard.train.run import read_run
 
     _, channels, height, width = example_input(network).shape
     shown, credit = _picture(image, channels, (height, width))
@@ -134,7 +134,7 @@ def _picture(image: str, channels: int, size: tuple[int, int]):  # type: ignore[
 
     from regard.core import DataError
     from regard.explain import pictures
-    from regard.tasks.data.images import read_image
+    from regard.images.images import read_image
 
     credit = "" if Path(image).exists() else pictures.CREDITS.get(image, "")
     if credit:

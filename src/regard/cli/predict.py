@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, DataError, UnsupportedError
-from regard.core.paths import files_below, printable, regular_file, user_path
-from regard.store.files import store_errors, write_atomically
+from regard.files.atomic import store_errors, write_atomically
+from regard.files.paths import files_below, printable, regular_file, user_path
 
 from .exit_codes import WRONG_USE
 from .imports import Imports, imported
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from regard.tasks.base import Task
+    from regard.lab.tasks.base import Task
 
 
 def predict(
@@ -50,7 +50,7 @@ def predict(
 
     Files that cannot be read are named at the end, with exit code 2; the others have predictions.
     """
-    from regard.train.autocast import ModelAtPrecision
+    from regard.lab.train.autocast import ModelAtPrecision
 
     use_data(data_root)
     if annotations is not None and not coco:
@@ -95,7 +95,7 @@ def _write(task: "Task", predictions: list[dict[str, Any]], text: str, out: Path
 
 def _sources(files: list[str], takes_text: bool) -> list[str]:
     """The files, the images in folders, and texts. Raises: ConfigError for a missing file or an empty folder."""
-    from regard.tasks.data.own import SUFFIXES
+    from regard.images.own import SUFFIXES
 
     sources = []
     for name in files:
@@ -122,7 +122,7 @@ def _may_be_path(text: str) -> bool:
 
 def _image_ids(file: Path) -> dict[str, Any]:
     """The id of each image of a COCO annotation file by its file_name. Raises: DataError."""
-    from regard.tasks.detection.coco import read_json
+    from regard.lab.tasks.detection.coco import read_json
 
     content = read_json(regular_file(file))
     images = content.get("images") if isinstance(content, dict) else None

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, Extra, nearest
-from regard.core.paths import user_path
-from regard.lab.study import MOST_SEEDS
-from regard.store.results import Results
+from regard.files.paths import user_path
+from regard.lab.engine.study import MOST_SEEDS
+from regard.lab.results.results import Results
 
 from .imports import Imports, imported
 from .mixers import read_mixer
@@ -21,9 +21,9 @@ from .study_display import Display
 from .tables import AsJson, show
 
 if TYPE_CHECKING:
-    from regard.lab.study import Row
-    from regard.studies.probes.profile import Scores
-    from regard.studies.probes.run import Probe
+    from regard.lab.engine.study import Row
+    from regard.lab.studies.probes.profile import Scores
+    from regard.lab.studies.probes.run import Probe
 
 ALL = "all"
 SCALES = ("desk", "smoke")
@@ -71,7 +71,7 @@ def probe(
 ) -> None:
     """Draw the profile of mechanisms: seven abilities, beside controls. The same command continues what was stopped."""
     if page is not None:
-        import regard.report.probe_page  # noqa: F401  (a missing extra is said before minutes of training)
+        import regard.lab.report.probe_page  # noqa: F401  (a missing extra is said before minutes of training)
     if scale not in SCALES:
         raise ConfigError(f"--scale of probe is {' or '.join(SCALES)}, not {scale!r}")
     if sweep and (abilities or train_controls):
@@ -81,8 +81,8 @@ def probe(
     everything = mixers == [ALL]
     train_controls = train_controls or everything
     rows, boards, names = _rows(mixers, extra, sweep, train_controls), _boards(boards, download), _abilities(abilities)
-    from regard.studies.probes import run as probes
-    from regard.studies.probes.study import CONTROLS, SEEDS
+    from regard.lab.studies.probes import run as probes
+    from regard.lab.studies.probes.study import CONTROLS, SEEDS
 
     number = seeds or (SEEDS if everything else 2)
     common: dict[str, Any] = {"seeds": number, "scale": scale, "download": download, "extra": extra}
@@ -114,9 +114,9 @@ def _rows(mixers: Sequence[str], extra: Extra, sweep: bool, trained: bool) -> "t
 
     Raises: ConfigError.
     """
-    from regard.lab.study import Row
+    from regard.lab.engine.study import Row
+    from regard.lab.studies.probes.study import CONTROLS, FURTHER, ROWS
     from regard.mixers.spelling import spell
-    from regard.studies.probes.study import CONTROLS, FURTHER, ROWS
 
     if ALL in mixers:
         if len(mixers) > 1 or sweep:
@@ -128,8 +128,8 @@ def _rows(mixers: Sequence[str], extra: Extra, sweep: bool, trained: bool) -> "t
 
 
 def _print_hours(planned: "Sequence[Probe]", results: Path, workers: int | None) -> None:
-    from regard.lab.executors.local import usual_workers
-    from regard.studies.probes.run import hours
+    from regard.lab.engine.executors.local import usual_workers
+    from regard.lab.studies.probes.run import hours
 
     number = max(usual_workers() if workers is None else workers, 1)
     total = hours(planned, Results(results), number)
@@ -138,7 +138,7 @@ def _print_hours(planned: "Sequence[Probe]", results: Path, workers: int | None)
 
 def _execute(planned: "Sequence[Probe]", results: Path, workers: int | None, retry: bool) -> dict[str, int]:
     """Execute the missing runs; the number of all runs by state."""
-    from regard.studies.probes.run import execute
+    from regard.lab.studies.probes.run import execute
 
     with Display(sys.stderr.isatty()) as display:
         try:
@@ -150,8 +150,8 @@ def _execute(planned: "Sequence[Probe]", results: Path, workers: int | None, ret
 
 def _boards(boards: str, download: bool) -> str:
     """The set of boards: the user's choice, else the one whose images are here. Raises: ConfigError."""
-    from regard.tasks.data.board_images import garments_here
-    from regard.tasks.data.boards import NAMES
+    from regard.lab.data.board_images import garments_here
+    from regard.lab.data.boards import NAMES
 
     if boards:
         if boards not in NAMES:
@@ -162,7 +162,7 @@ def _boards(boards: str, download: bool) -> str:
 
 def _abilities(text: str) -> tuple[str, ...]:
     """The chosen abilities. Raises: ConfigError."""
-    from regard.tasks.data.boards import ABILITIES
+    from regard.lab.data.boards import ABILITIES
 
     chosen = [name.strip() for name in text.split(",") if name.strip()]
     for name in chosen:
@@ -185,8 +185,8 @@ class _Shown:
 
     def controls(self, found: "Scores") -> "tuple[Scores, str]":
         """The scores of the controls, and where they are from. Raises: ConfigError; StoreError."""
-        from regard.studies.probes.profile import shipped_controls
-        from regard.studies.probes.study import protocol
+        from regard.lab.studies.probes.profile import shipped_controls
+        from regard.lab.studies.probes.study import protocol
 
         if self.scale == "smoke":
             return {}, "smoke scale only tests that everything runs: nothing is compared"
@@ -197,9 +197,9 @@ class _Shown:
 
 
 def _show_profile(chosen: _Shown, page: Path | None, as_json: bool) -> None:
-    from regard.studies.probes.names import AVERAGE, BASELINE, NONE
-    from regard.studies.probes.profile import profiles
-    from regard.studies.probes.run import scores
+    from regard.lab.studies.probes.names import AVERAGE, BASELINE, NONE
+    from regard.lab.studies.probes.profile import profiles
+    from regard.lab.studies.probes.run import scores
 
     found = scores(chosen.planned, Results(chosen.results))
     controls, note = chosen.controls(found)
@@ -219,8 +219,8 @@ def _show_profile(chosen: _Shown, page: Path | None, as_json: bool) -> None:
         show(lines, False, title, [note, *some])
     if page is None:
         return
-    from regard.report.probe_page import hypotheses_sheet, write_probes
-    from regard.studies.probes.study import ROWS
+    from regard.lab.report.probe_page import hypotheses_sheet, write_probes
+    from regard.lab.studies.probes.study import ROWS
 
     judged = chosen.trained and {row.label for row in ROWS} <= set(found) and chosen.scale == "desk"
     sheets = [hypotheses_sheet(chosen.results)] if judged and chosen.boards == "boards" else []
@@ -229,15 +229,15 @@ def _show_profile(chosen: _Shown, page: Path | None, as_json: bool) -> None:
 
 
 def _show_sweep(planned: "Sequence[Probe]", boards: str, results: Path, page: Path | None, as_json: bool) -> None:
-    from regard.studies.probes.run import sweep_scores
+    from regard.lab.studies.probes.run import sweep_scores
 
     rows = sweep_scores(planned, Results(results))
     lines = [dict(zip(("mechanism", "tokens", "pairs", "right, %", "seeds"), row, strict=True)) for row in rows]
     show(lines, as_json, f"Recall by content ({boards})")
     if page is None:
         return
-    from regard.report.probe_page import render_probes, sweep_sheet
-    from regard.store.files import write_atomically
+    from regard.files.atomic import write_atomically
+    from regard.lab.report.probe_page import render_probes, sweep_sheet
 
     write_atomically(page, render_probes([sweep_sheet(rows)], boards, []))
     print(f"page: {page}", file=sys.stderr)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from regard.core.paths import user_path
+from regard.files.paths import user_path
 
 from .run_options import ResultsOption, check_results
 
@@ -20,7 +20,7 @@ def report(
     ] = Path("reports"),
 ) -> None:
     """Write one offline HTML page for each study with results, and print the files."""
-    from regard.report import write_pages
+    from regard.lab.report import write_pages
 
     check_results(results)
     for page in write_pages(results, out, name):

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from regard.core import ConfigError, nearest
-from regard.store.housekeeping import STATES, StoredRun, remove, selected, stored_runs
-from regard.store.results import Results
+from regard.lab.results.housekeeping import STATES, StoredRun, remove, selected, stored_runs
+from regard.lab.results.results import Results
 
 from .run_options import ResultsOption, check_results
 from .tables import AsJson, show, table_width

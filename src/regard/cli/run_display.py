@@ -16,8 +16,8 @@ FEW = 3
 """Up to so many details of an evaluation are printed; more are in the outcome."""
 
 if TYPE_CHECKING:
-    from regard.train.run import Run
-    from regard.train.watch import Progress, Watch
+    from regard.lab.train.run import Run
+    from regard.lab.train.watch import Progress, Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Execution:
 
     def watch(self, run: "Run", folder: Path, report: Any, say: Any) -> "Watch":
         """Raises: ConfigError."""
-        from regard.train.child_processes import check_workers
-        from regard.train.loggers import loggers
-        from regard.train.watch import Watch
+        from regard.lab.train.child_processes import check_workers
+        from regard.lab.train.loggers import loggers
+        from regard.lab.train.watch import Watch
 
         check_workers(self.workers)
         return Watch(
@@ -55,9 +55,9 @@ def execute_run(run: "Run", results: Path, execution: Execution, as_json: bool) 
     Ctrl-C keeps a checkpoint and exits with 130; a run that fails ends the command with exit code 1.
     Raises: ConfigError; what `Run.execute` raises.
     """
-    from regard.store.results import Results
-    from regard.train.torchrun import FirstFailed, check_launch, launch
-    from regard.train.watch import Interrupted
+    from regard.lab.results.results import Results
+    from regard.lab.train.torchrun import FirstFailed, check_launch, launch
+    from regard.lab.train.watch import Interrupted
 
     store, torch_device, launched = Results(results), find_device(execution.device), launch()
     check_launch(launched, execution.devices, execution.nodes)

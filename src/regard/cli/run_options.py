@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, Extra, nearest
-from regard.core.paths import named_folder, user_path
 from regard.core.validation import as_float
+from regard.files.paths import named_folder, user_path
 
 if TYPE_CHECKING:
-    from regard.store.results import Results
-    from regard.tasks.base import Task
-    from regard.train.initial_weights import Saved
-    from regard.train.run import Run
+    from regard.lab.results.results import Results
+    from regard.lab.tasks.base import Task
+    from regard.lab.train.initial_weights import Saved
+    from regard.lab.train.run import Run
 
 TaskOption = Annotated[
     str, typer.Option("--task", help="The problem: classification, segmentation, ... (`regard list tasks`).")
@@ -95,7 +95,7 @@ def use_data(root: Path | None) -> None:
 
 def optional_run(text: str, results: Path) -> "tuple[Results, str] | None":
     """The store and the key of a run that is named by its folder, or by its key in `results`; None if it is no run."""
-    from regard.store.results import Results
+    from regard.lab.results.results import Results
 
     folder = named_folder(text)
     if folder is not None and (folder / "run.json").exists():
@@ -153,9 +153,9 @@ def make_run(
     such as "recipe.lr=1e-3". defaults: fields of task and recipe that `changes` may replace.
     Raises: ConfigError.
     """
+    from regard.lab.train.recipe import Recipe
+    from regard.lab.train.run import Run
     from regard.mixers.spelling import parse_mixer
-    from regard.train.recipe import Recipe
-    from regard.train.run import Run
 
     kind = find_task(task, extra)
     options = {"data": data, "host": host, "size": size, "download": download}
@@ -212,7 +212,7 @@ def read_changes(changes: Sequence[str], fields: Mapping[str, Mapping[str, Any]]
 
 def absolute(data: str) -> str:
     """The path of the user's own data, or of their stream, from any working folder; what is no path stays as it is."""
-    from regard.tasks.data.streamed.names import LOCAL
+    from regard.lab.data.streamed.names import LOCAL
 
     prefix = LOCAL if data.startswith(LOCAL) else ""
     place, mark, choices = data.removeprefix(prefix).partition("?") if prefix else (data, "", "")
@@ -239,7 +239,7 @@ def _shorten_average(recipe: dict[str, Any], changes: list[str]) -> None:
 
 def find_task(name: str, extra: Extra = ()) -> "type[Task]":
     """The task of a name: Regard's, or one in `extra`. Raises: ConfigError."""
-    from regard.tasks import TASKS, Task
+    from regard.lab.tasks import TASKS, Task
 
     tasks = {task.name: task for task in TASKS}
     tasks |= {item.name: item for item in extra if isinstance(item, type) and issubclass(item, Task)}
@@ -303,7 +303,7 @@ def find_device(name: str) -> Any:
     """The torch device of "auto", "cpu", "cuda" or "mps". Raises: ConfigError if this machine has none."""
     import torch
 
-    from regard.train.environment import resolved_device
+    from regard.lab.train.environment import resolved_device
 
     name = resolved_device(name)
     if name not in ("cpu", "cuda", "mps"):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, nearest
-from regard.core.paths import user_path
-from regard.store.layout import SCALES, TUNING_SEED
-from regard.store.results import Results
-from regard.studies import ANALYSES, STUDIES
+from regard.files.paths import user_path
+from regard.lab.results.layout import SCALES, TUNING_SEED
+from regard.lab.results.results import Results
+from regard.lab.studies import ANALYSES, STUDIES
 
 from .analysis import analysis_text, show_analysis
 from .imports import Imports
@@ -23,7 +23,7 @@ from .study_run import run
 from .tables import AsJson, show, show_list
 
 if TYPE_CHECKING:
-    from regard.lab.study import Study
+    from regard.lab.engine.study import Study
 
 study_app = typer.Typer(help="Tables and figures of papers, as training runs with statistics.", no_args_is_help=True)
 study_app.command("run")(run)
@@ -72,10 +72,10 @@ def show_study(
                 f"--scale {scale} names results with their changes: leave out --data, --host, --size, --set"
             )
         return _show_snapshot(name, scale, results, as_json)
-    from regard.lab.claims import claim_text
-    from regard.lab.executors.local import usual_workers
-    from regard.lab.table import load_snapshot
-    from regard.store.layout import setting_names
+    from regard.lab.engine.claims import claim_text
+    from regard.lab.engine.executors.local import usual_workers
+    from regard.lab.engine.table import load_snapshot
+    from regard.lab.results.layout import setting_names
 
     study = find_study(name, scale, data, host, size, data_root, modules, changes=change)
     store, setting = Results(results), study.setting_name(scale)
@@ -85,7 +85,7 @@ def show_study(
     number = min(workers or usual_workers(), max(len(runs), 1))
     estimates: dict[tuple[str, int], float] = {}
     if runs and estimate and scale != "paper":
-        from regard.lab.estimate import estimate as time_rows
+        from regard.lab.engine.estimate import estimate as time_rows
 
         estimates = time_rows(study, scale, store, number, lambda label: print(f"timing {label}", file=sys.stderr))
     lines = [
@@ -119,7 +119,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 def _hours(study: "Study", scale: str, store: Results, estimates: dict[tuple[str, int], float], workers: int) -> str:
     """How many hours the study takes, as a sentence."""
-    from regard.lab.estimate import hours
+    from regard.lab.engine.estimate import hours
 
     total, left = hours(study, scale, store, estimates, workers)
     if not total:
@@ -133,9 +133,9 @@ def _hours(study: "Study", scale: str, store: Results, estimates: dict[tuple[str
 
 def _show_snapshot(name: str, setting: str, results: Path, as_json: bool) -> None:
     """Show the rows of a study with changes, or of one whose seeds are added, from the snapshot of its results."""
-    from regard.lab.claims import claim_text
-    from regard.lab.table import load_snapshot
-    from regard.store.layout import scale_of
+    from regard.lab.engine.claims import claim_text
+    from regard.lab.engine.table import load_snapshot
+    from regard.lab.results.layout import scale_of
 
     snapshot, store = load_snapshot(results, name, setting), Results(results)
     lines = []
@@ -163,9 +163,9 @@ def power(
     as_json: AsJson = False,
 ) -> None:
     """Say from the finished (pilot) seeds which differences more seeds would decide, and in how many hours."""
-    from regard.lab.power import SEEDS, prospects
-    from regard.lab.table import snapshots
-    from regard.store.layout import find_setting_name, scale_of
+    from regard.lab.engine.power import SEEDS, prospects
+    from regard.lab.engine.table import snapshots
+    from regard.lab.results.layout import find_setting_name, scale_of
 
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers is 1 or more, not {workers}")
@@ -174,7 +174,7 @@ def power(
     if name not in STUDIES and name not in {study for study, _ in snapshots(results)}:
         raise ConfigError(f"no study {name!r}; {nearest(name, STUDIES)}")
     if workers is None:
-        from regard.lab.executors.local import usual_workers
+        from regard.lab.engine.executors.local import usual_workers
 
         workers = usual_workers()
     setting = find_setting_name(results, name, scale)
@@ -195,9 +195,9 @@ def status(
 
     tuning: finished runs that choose the learning rates of rows for --decide.
     """
-    from regard.lab.claims import verdict_counts
-    from regard.lab.table import Table, load_snapshot, snapshots
-    from regard.store.layout import scale_of
+    from regard.lab.engine.claims import verdict_counts
+    from regard.lab.engine.table import Table, load_snapshot, snapshots
+    from regard.lab.results.layout import scale_of
 
     settings = snapshots(results)
     if name is not None and name not in (names := {study for study, _ in settings} | set(STUDIES)):
@@ -244,10 +244,10 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the finished runs or the table of a study, or the tables of an analysis."""
-    from regard.lab.export import FORMATS, evidence
-    from regard.lab.table import Table
-    from regard.store.layout import find_setting_name
-    from regard.store.records import record_text
+    from regard.files.records import record_text
+    from regard.lab.engine.export import FORMATS, evidence
+    from regard.lab.engine.table import Table
+    from regard.lab.results.layout import find_setting_name
 
     format = "json" if as_json else format
     if name in ANALYSES:
@@ -278,7 +278,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Import finished runs from another machine or from an evidence file."""
-    from regard.lab.export import import_runs
+    from regard.lab.engine.export import import_runs
 
     if not path.exists():
         raise ConfigError(f"there is no file or folder {path}")
@@ -288,7 +288,7 @@ def import_(
 
 
 def _write(text: str, path: Path | None) -> None:
-    from regard.store.files import write_atomically
+    from regard.files.atomic import write_atomically
 
     if path is None:
         sys.stdout.write(text)

@@ -4,8 +4,8 @@ import sys
 from dataclasses import asdict
 
 from regard.core import ConfigError
-from regard.store.results import Results
-from regard.studies import STUDIES, load_study
+from regard.lab.results.results import Results
+from regard.lab.studies import STUDIES, load_study
 
 from .study_display import Display
 from .tables import show
@@ -16,8 +16,8 @@ def run_all(
     scale: str, store: Results, hours: float, workers: int | None, compile: bool, only_plan: bool, as_json: bool
 ) -> int:
     """Carry out the plan, or print it; returns the exit code. Raises: ConfigError."""
-    from regard.lab.executors.local import usual_workers
-    from regard.lab.priorities import decide_all, priorities
+    from regard.lab.engine.executors.local import usual_workers
+    from regard.lab.engine.priorities import decide_all, priorities
 
     if hours <= 0:
         raise ConfigError(f"--hours is a positive number, not {hours:g}")

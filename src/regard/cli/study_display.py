@@ -7,19 +7,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.lab.progress import STATES, Event
-from regard.measure.statistics import deviation_bounds
+from regard.lab.engine.progress import STATES, Event
+from regard.measure.intervals import deviation_bounds
 
 from .tables import show
 
 if TYPE_CHECKING:
-    from regard.lab.power import Prospect
+    from regard.lab.engine.power import Prospect
 
 
 def print_table(results: Path, name: str, scale: str, as_json: bool) -> None:
     """Print the table of a study with its claims. Raises: ConfigError without results."""
-    from regard.lab.export import json_text
-    from regard.lab.table import Table
+    from regard.lab.engine.export import json_text
+    from regard.lab.engine.table import Table
 
     table = Table.load(results, name, scale)
     if as_json:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError
-from regard.studies import load_study
+from regard.lab.studies import load_study
 
 from .imports import imported
 from .run_options import absolute, checked_text, pair, read_changes, refuse_twice, use_data
 from .sizes import read_size
 
 if TYPE_CHECKING:
-    from regard.lab.executors.base import Place
-    from regard.lab.study import Study
-    from regard.tasks.base import Task
+    from regard.lab.engine.executors.base import Place
+    from regard.lab.engine.study import Study
+    from regard.lab.tasks.base import Task
 
 Name = Annotated[str, typer.Argument(help="The study; `regard study list` shows all.")]
 NameOrNone = Annotated[str, typer.Argument(metavar="NAME", help="The study; `regard study list` shows all.")]
@@ -87,7 +87,7 @@ def find_cluster(
     word: str, workers: int | None, cpus: int | None, memory: float | None, nodes: int, slurm: list[str] | None
 ) -> "Place | None":
     """The cluster of --on; None for this machine. Raises: ConfigError for an unknown word, or options of another."""
-    from regard.lab.executors import find_place
+    from regard.lab.engine.executors import find_place
 
     place = find_place(
         word, workers=workers, cpus=cpus, memory=memory, nodes=nodes, options=list(map(pair, slurm or ()))

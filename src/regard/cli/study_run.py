@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError
-from regard.store.results import Results
-from regard.studies import ANALYSES
+from regard.lab.results.results import Results
+from regard.lab.studies import ANALYSES
 
 from .analysis import run_and_print_analysis
 from .imports import Imports
@@ -44,7 +44,7 @@ from .study_options import (
 from .tables import AsJson, show, without_empty_columns
 
 if TYPE_CHECKING:
-    from regard.lab.study import Study
+    from regard.lab.engine.study import Study
 
 
 def run(
@@ -160,8 +160,8 @@ def run(
                  "--retry": retry, "--import": modules}  # fmt: skip
         _print_commands(study, scale, store, rows, seeds, lines, as_json)
         return
-    from regard.lab.progress import STATES
-    from regard.lab.run_study import run_study
+    from regard.lab.engine.progress import STATES
+    from regard.lab.engine.run_study import run_study
 
     if not decide:
         _warn_of_looks(study, scale, store, seeds)
@@ -169,7 +169,7 @@ def run(
     with _lost_clusters(), Display(sys.stderr.isatty()) as display:
         try:
             if decide:
-                from regard.lab.decide import decide as add_seeds
+                from regard.lab.engine.decide import decide as add_seeds
 
                 decision = add_seeds(study, scale, store, hours=6.0 if hours is None else hours,
                                      workers=workers, compile=compile, devices=devices, place=place,
@@ -194,8 +194,8 @@ def run(
 
 def _warn_of_looks(study: "Study", scale: str, store: Results, seeds: int | None) -> None:
     """Say so where seeds are added to a study of fixed seeds that had verdicts already."""
-    from regard.lab.table import finished_runs, load_snapshot, snapshot_path
-    from regard.measure.statistics import FEWEST
+    from regard.lab.engine.table import finished_runs, load_snapshot, snapshot_path
+    from regard.measure.intervals import FEWEST
 
     if not snapshot_path(store.root, study.name, study.setting_name(scale)).exists():
         return
@@ -214,7 +214,7 @@ def _warn_of_looks(study: "Study", scale: str, store: Results, seeds: int | None
 @contextmanager
 def _lost_clusters() -> Iterator[None]:
     """End the process when a cluster is lost: threads that wait for it in Ray would crash the end of Python."""
-    from regard.lab.executors.base import ClusterLost
+    from regard.lab.engine.executors.base import ClusterLost
 
     try:
         yield
@@ -240,8 +240,8 @@ def _print_commands(
     as_json: bool,
 ) -> None:
     """Write the snapshot, and print a command for each missing run, which trains in the process of the command."""
-    from regard.lab.run_study import missing_jobs, planned_jobs
-    from regard.lab.snapshot import write_snapshot
+    from regard.lab.engine.run_study import missing_jobs, planned_jobs
+    from regard.lab.engine.snapshot import write_snapshot
 
     jobs = planned_jobs(study, scale, study.runs(scale, rows, seeds))
     if options["--retry"]:
@@ -284,8 +284,8 @@ def _dry_run(
     study: "Study", scale: str, rows: str, assumed: tuple[str, float | None], devices: int, as_json: bool
 ) -> int:
     """Print the counts of all rows, and what they need of the GPU `assumed`: its name and utilisation."""
-    from regard.lab.capacity import UTILISATION, capacities, find_gpu, summary
-    from regard.lab.dry_run import dry_run
+    from regard.lab.engine.capacity import UTILISATION, capacities, find_gpu, summary
+    from regard.lab.engine.dry_run import dry_run
 
     from .user_model import progress
 

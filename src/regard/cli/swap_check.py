@@ -17,7 +17,7 @@ from .mixers import read_mixer
 from .run_options import ResultsOption, RootOption, use_data
 from .sizes import short_grid
 from .tables import AsJson, show, wrapped
-from .user_model import (  # fmt: skip
+from .user_model import (
     ModelArgument,
     OptionalData,
     Pretrained,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from regard.core import ConfigError
-from regard.core.paths import user_path
+from regard.files.paths import user_path
 
 from .tables import AsJson, show
 

@@ -12,7 +12,7 @@ from regard.core import ConfigError, DataError, Extra
 from .imports import Imports, imported
 from .mixers import read_mixer
 from .run_display import Execution, execute_run
-from .run_options import (  # fmt: skip
+from .run_options import (
     AsJson,
     Changes,
     Compile,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regard.core import MixerConfig
-    from regard.tasks.base import Task
+    from regard.lab.tasks.base import Task
 
 
 def train(
@@ -97,7 +97,7 @@ def train(
     """Train one mechanism in a host model. Ctrl-C keeps a checkpoint; the same command continues from there."""
     use_data(data_root)
     if val is not None:
-        from regard.tasks.validation import ValidationPart
+        from regard.lab.tasks.validation import ValidationPart
 
         if not 0 < val < 1:
             raise ConfigError(f"--val is a share between 0 and 1, such as 0.1, not {val}")
@@ -132,9 +132,9 @@ def evaluate(
     modules: Imports = None,
 ) -> None:
     """Evaluate a finished run again: on its test images or other data, with its mechanism or another."""
-    from regard.train.autocast import ModelAtPrecision
-    from regard.train.load import trained
-    from regard.train.run import changed_data, read_run
+    from regard.lab.train.autocast import ModelAtPrecision
+    from regard.lab.train.load import trained
+    from regard.lab.train.run import changed_data, read_run
 
     use_data(data_root)
     store, key = find_run(key, results)

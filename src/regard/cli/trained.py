@@ -15,7 +15,7 @@ from .run_options import find_run, recorded_data, saved_model
 if TYPE_CHECKING:
     from torch import nn
 
-    from regard.tasks.base import Task
+    from regard.lab.tasks.base import Task
 
 TrainedArgument = Annotated[
     str,
@@ -46,8 +46,8 @@ def read_trained(text: str, results: Path, extra: Extra, best: bool = False) -> 
         if best:
             raise ConfigError(f"{text} is a saved model, which has no other weights: leave --best out")
         return _saved(folder, extra)
-    from regard.train.load import load
-    from regard.train.run import read_run
+    from regard.lab.train.load import load
+    from regard.lab.train.run import read_run
 
     store, key = find_run(text, results)
     run = read_run(store, key, extra)
@@ -65,8 +65,8 @@ def read_trained(text: str, results: Path, extra: Extra, best: bool = False) -> 
 def _saved(folder: Path, extra: Extra) -> Trained:
     """A saved model that gives class scores; says what its folder does not know of them."""
     from regard.advice.user_model import load_user_model
+    from regard.lab.tasks.classification import Classification
     from regard.models.saving import read_description
-    from regard.tasks.classification import Classification
 
     user = load_user_model(str(folder), extra=extra)
     scores = user.check()

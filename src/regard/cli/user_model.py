@@ -13,7 +13,7 @@ from .sizes import read_size
 
 if TYPE_CHECKING:
     from regard.advice.user_model import UserModel
-    from regard.tasks.data.images import Images
+    from regard.images.images import Images
 
 ModelArgument = Annotated[
     str, typer.Argument(help="A saved folder, a run (key or folder), or a model such as deit_tiny_patch16_224.")

@@ -1,7 +1,8 @@
 """Old path of `regard.Port`."""
 
-from regard.hosts import moved
 from regard.swapping.layer import Port as Hosted
+
+from . import moved
 
 __all__ = ["Hosted"]
 

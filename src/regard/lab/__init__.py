@@ -1,1 +1,0 @@
-"""The laboratory: studies and analyses, their workers, tables and exports."""

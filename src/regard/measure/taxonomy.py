@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.core import MixerConfig, StoreError, require
-from regard.core.paths import regular_file
 from regard.core.plain_text import plain_text
+from regard.files.paths import regular_file
 from regard.mixers import MIXERS
 
 if TYPE_CHECKING:

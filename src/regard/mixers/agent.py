@@ -28,12 +28,13 @@ from regard.core import (
     operator_function,
     softmax_rows,
 )
-from regard.mixers.mita.routing import key_bias, without
-from regard.mixers.shared.checks import check_heads, check_prefix_suffix, check_qkv
-from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.landmarks import landmark_count, landmark_windows, nonempty_landmarks, pool_landmarks
-from regard.mixers.shared.low_rank import low_rank_attention
-from regard.mixers.shared.precision import finest, without_autocast
+
+from .mita.routing import key_bias, without
+from .shared.checks import check_heads, check_prefix_suffix, check_qkv
+from .shared.heads import HeadMixerConfig
+from .shared.landmarks import landmark_count, landmark_windows, nonempty_landmarks, pool_landmarks
+from .shared.low_rank import low_rank_attention
+from .shared.precision import finest, without_autocast
 
 __all__ = ["Agent", "agent", "agent_reference"]
 

@@ -27,23 +27,15 @@ from regard.core import (
     operator_function,
     softmax_rows,
 )
-from regard.mixers.shared.block_attention import attend_groups
-from regard.mixers.shared.checks import check_chosen, check_qkv_on_grid, check_top, padding_only
-from regard.mixers.shared.executions import Situation, check_execution, choose, trains
-from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.precision import upcast, without_autocast
-from regard.mixers.shared.routed_attention import runs_triton
-from regard.mixers.shared.sdpa import sdpa
-from regard.mixers.shared.tiles import (
-    Side,
-    Tiles,
-    balanced_tiles,
-    cell_ids,
-    join_global_tokens,
-    pair,
-    split_keep,
-    split_tokens,
-)
+
+from .shared.block_attention import attend_groups
+from .shared.checks import check_chosen, check_qkv_on_grid, check_top, padding_only
+from .shared.executions import Situation, check_execution, choose, trains
+from .shared.heads import HeadMixerConfig
+from .shared.precision import upcast, without_autocast
+from .shared.routed_attention import runs_triton
+from .shared.sdpa import sdpa
+from .shared.tiles import Side, Tiles, balanced_tiles, cell_ids, join_global_tokens, pair, split_keep, split_tokens
 
 __all__ = ["BRA", "bra", "bra_plan", "bra_reference"]
 

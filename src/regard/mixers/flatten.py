@@ -14,19 +14,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Contract, Cost, Inputs, Mask, Operator, Site, only_kept, operator_function
-from regard.mixers.shared.checks import check_odd_kernel, check_qkv_and_padding
-from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
-from regard.mixers.shared.kernel_features import (
-    HeadConv,
-    KeyPositions,
-    LocalMixer,
-    feature_map,
-    kernel_product,
-    kernel_weights,
-)
-from regard.mixers.shared.precision import upcast, without_autocast
 
 from .linear import Linear
+from .shared.checks import check_odd_kernel, check_qkv_and_padding
+from .shared.heads import HeadMixer, HeadMixerConfig
+from .shared.kernel_features import HeadConv, KeyPositions, LocalMixer, feature_map, kernel_product, kernel_weights
+from .shared.precision import upcast, without_autocast
 
 __all__ = ["FLatten", "flatten", "flatten_reference"]
 

@@ -26,11 +26,12 @@ from regard.core import (
     only_kept,
     operator_function,
 )
-from regard.mixers.convolutions.sampling import own_kernels
-from regard.mixers.shared.checks import check_qkv_and_padding
-from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
-from regard.mixers.shared.kernel_features import bfloat16_like
-from regard.mixers.shared.precision import upcast, without_autocast
+
+from .convolutions.sampling import own_kernels
+from .shared.checks import check_qkv_and_padding
+from .shared.heads import HeadMixer, HeadMixerConfig
+from .shared.kernel_features import bfloat16_like
+from .shared.precision import upcast, without_autocast
 
 __all__ = ["InLine", "inline", "inline_reference"]
 

@@ -24,10 +24,11 @@ from regard.core import (
     only_kept,
     operator_function,
 )
-from regard.mixers.shared.checks import check_qkv_and_padding
-from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.kernel_features import Feature, feature_map, kernel_product, kernel_weights
-from regard.mixers.shared.precision import upcast, without_autocast
+
+from .shared.checks import check_qkv_and_padding
+from .shared.heads import HeadMixerConfig
+from .shared.kernel_features import Feature, feature_map, kernel_product, kernel_weights
+from .shared.precision import upcast, without_autocast
 
 __all__ = ["Linear", "linear", "linear_reference"]
 

@@ -26,11 +26,12 @@ from regard.core import (
     only_kept,
     operator_function,
 )
-from regard.mixers.shared.checks import check_prefix_suffix, check_qkv_and_padding, check_site
-from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.landmarks import pool_matrix
-from regard.mixers.shared.low_rank import low_rank_attention
-from regard.mixers.static_keys.grids import resample
+
+from .shared.checks import check_prefix_suffix, check_qkv_and_padding, check_site
+from .shared.heads import HeadMixerConfig
+from .shared.landmarks import pool_matrix
+from .shared.low_rank import low_rank_attention
+from .static_keys.grids import resample
 
 __all__ = ["Linformer", "linformer", "linformer_reference"]
 

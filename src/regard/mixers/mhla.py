@@ -28,12 +28,13 @@ from regard.core import (
     only_kept,
     operator_function,
 )
-from regard.mixers.shared.checks import check_qkv_and_padding, check_qkv_on_grid, padding_only
-from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
-from regard.mixers.shared.kernel_features import bfloat16_like, feature_map, safe_divide
-from regard.mixers.shared.landmarks import Windows, landmark_count, landmark_windows
-from regard.mixers.shared.precision import upcast, without_autocast
-from regard.mixers.shared.tiles import balanced_tiles, cell_ids, join_tokens, split_tokens
+
+from .shared.checks import check_qkv_and_padding, check_qkv_on_grid, padding_only
+from .shared.heads import HeadMixer, HeadMixerConfig
+from .shared.kernel_features import bfloat16_like, feature_map, safe_divide
+from .shared.landmarks import Windows, landmark_count, landmark_windows
+from .shared.precision import upcast, without_autocast
+from .shared.tiles import balanced_tiles, cell_ids, join_tokens, split_tokens
 
 __all__ = ["MHLA", "mhla", "mhla_reference"]
 

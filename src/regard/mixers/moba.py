@@ -27,7 +27,8 @@ from regard.core import (
     operator_function,
     softmax_rows,
 )
-from regard.mixers.shared.block_attention import (
+
+from .shared.block_attention import (
     Block,
     BlockPlan,
     attend_groups,
@@ -39,10 +40,10 @@ from regard.mixers.shared.block_attention import (
     check_block_count,
     check_blocks,
 )
-from regard.mixers.shared.checks import check_qkv_on_grid, check_top, padding_only
-from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.precision import upcast, without_autocast
-from regard.mixers.shared.tiles import cell_ids
+from .shared.checks import check_qkv_on_grid, check_top, padding_only
+from .shared.heads import HeadMixerConfig
+from .shared.precision import upcast, without_autocast
+from .shared.tiles import cell_ids
 
 __all__ = ["MoBA", "moba", "moba_plan", "moba_reference"]
 

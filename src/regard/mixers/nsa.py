@@ -32,7 +32,8 @@ from regard.core import (
     operator_function,
     softmax_rows,
 )
-from regard.mixers.shared.block_attention import (
+
+from .shared.block_attention import (
     Block,
     BlockPlan,
     attend_groups,
@@ -44,10 +45,10 @@ from regard.mixers.shared.block_attention import (
     check_block_count,
     check_blocks,
 )
-from regard.mixers.shared.checks import padding_only
-from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.precision import upcast, without_autocast
-from regard.mixers.shared.tiles import cell_ids, join_global_tokens, split_keep, split_tokens
+from .shared.checks import padding_only
+from .shared.heads import HeadMixerConfig
+from .shared.precision import upcast, without_autocast
+from .shared.tiles import cell_ids, join_global_tokens, split_keep, split_tokens
 
 __all__ = ["NSA", "nsa", "nsa_reference"]
 

@@ -30,12 +30,13 @@ from regard.core import (
     operator_function,
     softmax_rows,
 )
-from regard.mixers.shared.checks import check_heads, check_odd_kernel, check_qkv_and_padding, check_site
-from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
-from regard.mixers.shared.kernel_features import LocalMixer
-from regard.mixers.shared.landmarks import landmark_count, landmark_windows, nonempty_landmarks, pool_landmarks
-from regard.mixers.shared.low_rank import low_rank_attention
-from regard.mixers.shared.precision import upcast, without_autocast
+
+from .shared.checks import check_heads, check_odd_kernel, check_qkv_and_padding, check_site
+from .shared.heads import HeadMixer, HeadMixerConfig
+from .shared.kernel_features import LocalMixer
+from .shared.landmarks import landmark_count, landmark_windows, nonempty_landmarks, pool_landmarks
+from .shared.low_rank import low_rank_attention
+from .shared.precision import upcast, without_autocast
 
 __all__ = ["Nystrom", "nystrom", "nystrom_reference"]
 

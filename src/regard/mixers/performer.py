@@ -29,12 +29,12 @@ from regard.core import (
     operator_function,
 )
 from regard.core.memory import check_bytes
-from regard.mixers.shared.checks import check_qkv_and_padding
-from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.kernel_features import bfloat16_like, kernel_weights, safe_divide
-from regard.mixers.shared.precision import upcast, without_autocast
 
 from .linear import Linear
+from .shared.checks import check_qkv_and_padding
+from .shared.heads import HeadMixerConfig
+from .shared.kernel_features import bfloat16_like, kernel_weights, safe_divide
+from .shared.precision import upcast, without_autocast
 
 __all__ = ["Performer", "performer", "performer_reference"]
 

@@ -29,20 +29,13 @@ from regard.core import (
     only_kept,
     operator_function,
 )
-from regard.mixers.shared.checks import check_odd_kernel, check_qkv_and_padding
-from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
-from regard.mixers.shared.kernel_features import (
-    HeadConv,
-    KeyPositions,
-    LocalMixer,
-    bfloat16_like,
-    kernel_weights,
-    safe_divide,
-)
-from regard.mixers.shared.precision import upcast, without_autocast
 
 from .flatten import head_conv_cost
 from .linear import Linear
+from .shared.checks import check_odd_kernel, check_qkv_and_padding
+from .shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
+from .shared.kernel_features import HeadConv, KeyPositions, LocalMixer, bfloat16_like, kernel_weights, safe_divide
+from .shared.precision import upcast, without_autocast
 
 __all__ = ["PolaFormer", "polaformer", "polaformer_reference"]
 

@@ -15,9 +15,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, Grid, GridError, Inputs, Operator, Site, attention_cost, linear_cost
-from regard.mixers.shared.memory import MemoryMixerConfig
-from regard.mixers.shared.sdpa import sdpa
 
+from .shared.memory import MemoryMixerConfig
+from .shared.sdpa import sdpa
 from .softmax import softmax_reference
 
 __all__ = ["PVT"]
@@ -36,7 +36,7 @@ class PVT(MemoryMixerConfig):
     ratio: int = 2
     pool: int = 0
 
-    revision: ClassVar[int] = 2  # 2: other initial weights in `regard.tasks`
+    revision: ClassVar[int] = 2  # 2: other initial weights in `regard.lab.tasks`
     card: ClassVar[Card] = Card(
         title="Spatial-reduction attention",
         source="Wang et al. 2021 (PVT), Eq. 2-3; 2022 (PVTv2)",

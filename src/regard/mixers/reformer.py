@@ -30,10 +30,11 @@ from regard.core import (
     softmax_rows,
 )
 from regard.core.memory import check_bytes
-from regard.mixers.shared.checks import check_heads, padding_only
-from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.precision import upcast, without_autocast
-from regard.mixers.shared.stable_sort import stable_sort
+
+from .shared.checks import check_heads, padding_only
+from .shared.heads import HeadMixerConfig
+from .shared.precision import upcast, without_autocast
+from .shared.stable_sort import stable_sort
 
 __all__ = ["Reformer", "lsh_plan", "reformer", "reformer_reference"]
 

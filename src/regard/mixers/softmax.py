@@ -23,8 +23,9 @@ from regard.core import (
     operator_function,
     softmax_rows,
 )
-from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.sdpa import sdpa
+
+from .shared.heads import HeadMixerConfig
+from .shared.sdpa import sdpa
 
 __all__ = ["Softmax", "softmax", "softmax_reference"]
 

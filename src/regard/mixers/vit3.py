@@ -31,10 +31,11 @@ from regard.core import (
     merge,
     operator_function,
 )
-from regard.mixers.convolutions.sampling import own_kernels
-from regard.mixers.shared.checks import check_heads
-from regard.mixers.shared.heads import apply_rotary
-from regard.mixers.shared.precision import upcast, without_autocast
+
+from .convolutions.sampling import own_kernels
+from .shared.checks import check_heads
+from .shared.heads import apply_rotary
+from .shared.precision import upcast, without_autocast
 
 __all__ = ["ViT3", "ttt", "ttt_conv", "ttt_conv_reference", "ttt_reference"]
 

@@ -28,10 +28,11 @@ from regard.core import (
     operator_function,
     softmax_rows,
 )
-from regard.mixers.shared.checks import check_qkv_on_grid, padding_only
-from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.sdpa import sdpa
-from regard.mixers.shared.tiles import Side, Tiles, fixed_size_tiles, join_global_tokens, pair, split_keep, split_tokens
+
+from .shared.checks import check_qkv_on_grid, padding_only
+from .shared.heads import HeadMixerConfig
+from .shared.sdpa import sdpa
+from .shared.tiles import Side, Tiles, fixed_size_tiles, join_global_tokens, pair, split_keep, split_tokens
 
 __all__ = ["Window", "window", "window_reference"]
 

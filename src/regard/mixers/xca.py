@@ -25,8 +25,9 @@ from regard.core import (
     UnsupportedError,
     operator_function,
 )
-from regard.mixers.shared.checks import check_heads
-from regard.mixers.shared.heads import HeadMixerConfig
+
+from .shared.checks import check_heads
+from .shared.heads import HeadMixerConfig
 
 __all__ = ["XCA", "xca", "xca_reference"]
 

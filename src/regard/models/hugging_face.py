@@ -12,10 +12,10 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from regard.core import ConfigError, Extra, MissingExtra, StoreError
-from regard.core.paths import user_path
 from regard.core.validation import checked
-from regard.store.files import read_bytes, read_json, write_atomically
-from regard.store.records import read_record, write_record
+from regard.files.atomic import read_bytes, read_json, write_atomically
+from regard.files.paths import user_path
+from regard.files.records import read_record, write_record
 from regard.swapping.ports.hugging_face import config_of
 
 from .saving import (

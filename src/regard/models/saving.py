@@ -18,11 +18,11 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, Grid, MixerConfig, RegardError, StoreError
-from regard.core.paths import user_path
 from regard.core.validation import checked
+from regard.files.atomic import one_writer, prepared, read_if_present
+from regard.files.paths import user_path
+from regard.files.records import parse_record, record_text
 from regard.mixers.spelling import parse_mixer, parts, previous_revisions, spell
-from regard.store.files import one_writer, prepared, read_if_present
-from regard.store.records import parse_record, record_text
 from regard.swapping.inspect import example_input
 from regard.swapping.layer import Port
 from regard.swapping.removed import Removed

@@ -13,9 +13,9 @@ from timm.models import clean_state_dict
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, Site, StoreError
-from regard.store.files import read_bytes
-from regard.store.records import is_sealed, unseal
-from regard.store.tensor_files import decode
+from regard.files.atomic import read_bytes
+from regard.files.records import is_sealed, unseal
+from regard.files.tensor_files import decode
 
 
 def fused_site(module: Any, grid: Grid, name: str, layer: int) -> Site:

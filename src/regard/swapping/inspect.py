@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_map
 from regard.core import ConfigError, Grid, RegardError, SwapError, UnsupportedError
 from regard.core.eval_mode import eval_mode, no_fast_path
 from regard.core.validation import shown
-from regard.swapping.ports import PORTS
 
 from .checks import OTHER_MASKS
 from .grid_source import GridSource, require_watched_module
 from .layer import Port, first_tensor
+from .ports import PORTS
 from .shared_state import check_where, present_source
 
 Example = Tensor | Mapping[str, Any]

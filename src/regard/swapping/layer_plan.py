@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from regard.core import ConfigError, Extra, MixerConfig, SwapError
-from regard.core.paths import regular_file, user_path
 from regard.core.validation import shown
+from regard.files.atomic import read_bytes, write_atomically
+from regard.files.paths import regular_file, user_path
 from regard.mixers.spelling import parse_mixer, spell
-from regard.store.files import read_bytes, write_atomically
 
 from .removed import Removed
 

@@ -8,12 +8,12 @@ from torch import nn
 
 from regard.core import ConfigError, SwapError
 from regard.core.validation import shown
-from regard.swapping.ports.hugging_face import mark_configuration
 
 from .grid_source import GridSource, watched_module
 from .hooks import move_hooks
 from .host_names import MIXER_CHILD
 from .layer import Port
+from .ports.hugging_face import mark_configuration
 
 
 def check_where(where: object) -> None:

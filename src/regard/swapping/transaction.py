@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from regard.swapping.ports.hugging_face import config_of
-
 from .layer import Port
+from .ports.hugging_face import config_of
 
 OWN_CONTAINERS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set))
 """What PyTorch keeps in a module: parameters, buffers, children, hooks."""

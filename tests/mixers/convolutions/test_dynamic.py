@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from operators import check_layer_transforms
 from regard.core import ConfigError, Grid, Mask, ShapeError, Site
+from regard.lab.train.run import canonical
 from regard.mixers.convolutions.dynamic import (
     CHUNK,
     DynamicConv,
@@ -18,7 +19,6 @@ from regard.mixers.convolutions.dynamic import (
 )
 from regard.mixers.convolutions.sampling import margins
 from regard.mixers.spelling import parse, previous_revisions
-from regard.train.run import canonical
 
 BOTH = pytest.mark.parametrize("call", [dynamic_conv, dynamic_conv_reference], ids=lambda f: f.__name__)
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from regard.core import StoreError
+from regard.files.records import record_text
 from regard.mixers.shared import calibration
 from regard.mixers.shared.calibration import Measured, calibration_file, fastest, write_calibration
 from regard.mixers.shared.executions import MEASURED, RULES, Situation, choose
-from regard.store.records import record_text
 
 CPU = torch.device("cpu")
 

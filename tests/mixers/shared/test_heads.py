@@ -9,8 +9,8 @@ from timm.layers import apply_rot_embed_cat
 
 from regard import ConfigError, Grid, Mask, Site, Softmax, ops, parse
 from regard.core import ShapeError, UnsupportedError, heads, merge
+from regard.lab.tasks.translation.networks.seq2seq import on_sequences
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig, apply_rotary
-from regard.models.seq2seq import on_sequences
 
 GRID = Grid(3, 5, 1, 2)
 SITE = Site(16, 2, GRID)

@@ -103,7 +103,7 @@ def test_pixels_of_a_token_lie_in_its_patch() -> None:
 
 
 def test_class_embeddings_have_no_weight_decay() -> None:
-    from regard.train.optimizer import param_groups
+    from regard.lab.train.optimizer import param_groups
 
     model = make_segmenter("vit_desk(patch=7)", None, "cbt", classes=3, size=(28, 35), channels=1)
     decayed = {id(p) for group in param_groups(model, 0.1) if group["weight_decay"] for p in group["params"]}

@@ -31,7 +31,7 @@ class Conv(TapsConfig):
     groups: int = 1
     dilation: int = 1
 
-    revision: ClassVar[int] = 2  # 2: other initial weights in `regard.tasks`
+    revision: ClassVar[int] = 2  # 2: other initial weights in `regard.lab.tasks`
     card: ClassVar[Card] = Card(
         title="Regular convolution",
         source="Zhu et al. 2019, Eq. 3",

@@ -207,7 +207,7 @@ class DynamicConv(TapsConfig):
     renorm_padding: bool = False
     kernel_bias: bool = False
 
-    revision: ClassVar[int] = 3  # 2: other initial weights in `regard.tasks`; 3: kernel_bias, which was always on
+    revision: ClassVar[int] = 3  # 2: other initial weights in `regard.lab.tasks`; 3: kernel_bias, which was always on
     older_revisions: ClassVar[Mapping[int, Mapping[str, Any]]] = {2: {"kernel_bias": True}}
     card: ClassVar[Card] = Card(
         title="Dynamic convolution",

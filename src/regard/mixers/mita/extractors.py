@@ -9,13 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.core import Cost, Grid, GridError, Site, only_kept
-from regard.mixers.shared.landmarks import (
-    PooledQueries,
-    Windows,
-    landmark_windows,
-    nonempty_landmarks,
-    pool_landmarks,
-)
+from regard.mixers.shared.landmarks import PooledQueries, Windows, landmark_windows, nonempty_landmarks, pool_landmarks
 from regard.mixers.shared.precision import finest, upcast
 
 Landmarks = tuple[Tensor, Tensor | None]

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from regard.core import StoreError
-from regard.core.cache import cache_folder
-from regard.store.records import VERSION, read_record_if_present, write_record
+from regard.files.cache import cache_folder
+from regard.files.records import VERSION, read_record_if_present, write_record
 
 from .native import instruction_set, processor_name
 

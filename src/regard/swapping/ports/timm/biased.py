@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from regard.core import Grid, Mask, Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer
-from regard.swapping.biases import (
-    check_heads,
-    continuous_biases,
-    keep_biases,
-    mix_biased,
-    use_cosine,
-    with_shift_mask,
-)
+from regard.swapping.biases import check_heads, continuous_biases, keep_biases, mix_biased, use_cosine, with_shift_mask
 from regard.swapping.host_parameters import fused_refusal
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import SEPARATE_BIASES

@@ -10,15 +10,7 @@ from torch import Tensor, nn
 
 from regard.core import Grid, Inputs, Mask, Operator, Site
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
-from regard.swapping.host_mixer import (
-    HostMixer,
-    MapPort,
-    around,
-    heads_of_map,
-    map_of,
-    map_of_heads,
-    tokens_of,
-)
+from regard.swapping.host_mixer import HostMixer, MapPort, around, heads_of_map, map_of, map_of_heads, tokens_of
 
 from .wide import BIASES
 

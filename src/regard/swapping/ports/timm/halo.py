@@ -11,15 +11,7 @@ from torch import Tensor
 
 from regard.core import Grid, GridError, Inputs, Mask, Site
 from regard.mixers.shared.heads import HeadMixer
-from regard.swapping.host_mixer import (
-    HostMixer,
-    MapPort,
-    around,
-    heads_of_map,
-    map_of,
-    map_of_heads,
-    tokens_of,
-)
+from regard.swapping.host_mixer import HostMixer, MapPort, around, heads_of_map, map_of, map_of_heads, tokens_of
 
 
 class BottleneckMixer(HostMixer):

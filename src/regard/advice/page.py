@@ -1,0 +1,217 @@
+"""The page of `regard advise --data`: the recommended plan, the verified plans, each layer, and the doubts."""
+
+import platform
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from regard import __version__
+from regard.core import MixerConfig
+from regard.files.atomic import write_atomically
+from regard.lab.engine.analysis import Cell, Chart, Sheet
+from regard.lab.report.analysis_page import render_analysis
+from regard.measure.intervals import Interval
+from regard.swapping.layer_plan import spell_or_none
+from regard.swapping.removed import Removed
+
+from .answer import Recommendation, VerifiedPlan, agreement_text
+from .attention_use import summary
+from .search import as_plan
+
+OWN = "its own"
+LABELS = "ABCDEFGHIJKLMNOP"
+
+
+def write_advice(path: Path | str, result: Recommendation) -> Path:
+    """Write the page; returns the file. Raises: StoreError."""
+    write_atomically(Path(path), render_advice(result))
+    return Path(path)
+
+
+def render_advice(result: Recommendation) -> str:
+    """The page as HTML."""
+    learned, judged = result.images
+    return render_analysis({
+        "analysis": "regard advise",
+        "title": f"{result.model}: which attention at which layer",
+        "source": "",
+        "question": " ".join(answer(result)),
+        "of": "",
+        "scale": "",
+        "notes": [
+            f"{learned} images to learn from ({result.steps} steps), {judged} others to judge by; no label was read. "
+            f"Times: {result.clock}, batches of {result.batch}, in turns; {result.seconds / 60:.1f} minutes in all.",
+            "Divergence: of the class probabilities with a plan from those of the model as it was, in nats, with 95 % "
+            "intervals over images; 0 is no change. Agreement: "
+            + ("mean IoU of the two maps of classes." if result.dense else "images with the same best class."),
+        ],
+        "sheets": [asdict(sheet) for sheet in _sheets(result)],
+        "pictures": [],
+        "environment": {"machine": f"{platform.system()} {platform.machine()}", "python": platform.python_version()},
+        "code": __version__,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    })  # fmt: skip
+
+
+def answer(result: Recommendation) -> list[str]:
+    """The recommendation as sentences."""
+    best = result.best
+    memory = "" if best.memory is None else f", {best.memory:.2f}x the peak memory"
+    costs = f"{best.latency:.2f}x the time{memory}, {best.macs:.2f}x the multiply-accumulates"
+    if not best.spelling:
+        return [f"Keep the model as it is: no plan within {result.budget} was found."]
+    return [
+        f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {_described(best)}.",
+        f"It needs {costs}, and {agreement_text(result, interval_text(best.agreement))} "
+        f"(divergence {interval_text(best.divergence)} nats).",
+    ]
+
+
+def _described(plan: VerifiedPlan) -> str:
+    """The mechanisms of a plan, each with its layers."""
+    layers: dict[str, list[str]] = {}
+    for name, mixer in as_plan(plan.choice).items():
+        layers.setdefault("no attention" if mixer == Removed() else spell_or_none(mixer), []).append(name)
+    return "; ".join(
+        f"{mixer} at {f'all {len(names)} layers' if len(names) == len(plan.choice) else ', '.join(names)}"
+        for mixer, names in layers.items()
+    )
+
+
+def interval_text(value: Interval) -> str:
+    """Mean with its interval."""
+    if value.low is None or value.high is None:
+        return f"{value.mean:.3g}"
+    return f"{value.mean:.3g} [{max(value.low, 0.0):.3g}, {value.high:.3g}]"
+
+
+def _sheets(result: Recommendation) -> Iterable[Sheet]:
+    if result.doubts:
+        yield Sheet(title="What this is not sure of", columns=("doubt",), rows=tuple((line,) for line in result.doubts))
+    yield _plans(result)
+    yield _assignments(result)
+    yield _alone(result)
+    if isinstance(result.use, Mapping):
+        yield _use(result)
+    yield _costs(result)
+
+
+def _plans(result: Recommendation) -> Sheet:
+    """The verified plans, with a chart of divergence over the budget's kind."""
+    kind = {"latency": "time", "memory": "peak memory", "macs": "multiply-accumulates"}[result.budget.kind]
+    columns = ("plan", kind, "divergence", "low", "high", "agreement %", "expected", "role")
+    rows = tuple(
+        (
+            f"{label}: {_short(plan)}",
+            round(plan.share(result.budget.kind), 3),
+            round(plan.divergence.mean or 0.0, 5),
+            None if plan.divergence.low is None else round(max(plan.divergence.low, 0.0), 5),
+            None if plan.divergence.high is None else round(plan.divergence.high, 5),
+            round(plan.agreement.mean or 0.0, 1),
+            round(plan.predicted, 5),
+            "recommended" if plan is result.best else "others",
+        )
+        for label, plan in zip(LABELS, result.plans, strict=False)
+    )
+    note = (
+        "Each plan was run end to end. low, high: of the divergence, its 95 % interval. expected: the sum of the "
+        "divergences of its changes alone."
+    )
+    chart = Chart(x=kind, y="divergence", series="role")
+    return Sheet(title="Plans", columns=columns, rows=rows, note=note, chart=chart)
+
+
+def _short(plan: VerifiedPlan) -> str:
+    """The mechanisms of a plan with their numbers of layers."""
+    counts: dict[str, int] = {}
+    for mixer in plan.choice.values():
+        label = OWN if mixer is None else _label(mixer)
+        counts[label] = counts.get(label, 0) + 1
+    return ", ".join(f"{number} x {label}" for label, number in counts.items())
+
+
+def _label(mixer: MixerConfig) -> str:
+    spelling = spell_or_none(mixer)
+    return "none" if spelling == "None" else spelling.removesuffix("()")
+
+
+def _assignments(result: Recommendation) -> Sheet:
+    layers = list(result.best.choice)
+    labels = LABELS[: len(result.plans)]
+    rows = tuple(
+        (
+            name,
+            *(OWN if (mixer := plan.choice[name]) is None else _label(mixer) for plan in result.plans[: len(labels)]),
+        )
+        for name in layers
+    )
+    return Sheet(title="What each plan has at each layer", columns=("layer", *labels), rows=rows)
+
+
+def _alone(result: Recommendation) -> Sheet:
+    mixers = list(dict.fromkeys(mixer for row in result.costs.values() for mixer in row if mixer is not None))
+    images = len(next(iter(result.alone.values())).kl) if result.alone else 0
+
+    def value(name: str, mixer: MixerConfig) -> Cell:
+        change = result.alone.get((name, mixer))
+        if change is None:
+            return "refused" if (name, mixer) in result.refused else "saves nothing"
+        return round(float(change.kl.mean()), 5)
+
+    rows = tuple((name, *(value(name, mixer) for mixer in mixers)) for name in result.costs)
+    note = (
+        f"Divergence of the class scores with one change alone, after learning, on {images} images. none: without "
+        f"attention. saves nothing: it costs no less than the layer's own attention, by what {result.budget.kind} "
+        "counts, and was left out."
+    )
+    if result.refused:
+        reasons = Counter((mixer, why.replace(name, "it")) for (name, mixer), why in result.refused.items())
+        texts = [f"{_label(mixer)} at {number} layers ({why})" for (mixer, why), number in reasons.items()]
+        note = f"{note} Refused: {'; '.join(texts)}."
+    return Sheet(title="Each layer alone", columns=("layer", *map(_label, mixers)), rows=rows, note=note)
+
+
+def _use(result: Recommendation) -> Sheet:
+    assert isinstance(result.use, Mapping)
+    rows = tuple(
+        (name, use.word, round(use.distance, 3), round(use.tokens, 3), round(use.prefix, 3))
+        for name, use in result.use.items()
+    )
+    note = (
+        f"Of the model as it was, means over {result.looked_at} images, heads and queries. "
+        "distance: of the attended tokens, 1 is that "
+        "under equal weights. tokens: share that a query takes in; where attention is in windows both are inside a "
+        "window. prefix: weight on class tokens and registers."
+    )
+    removed = {name: float(change.kl.mean()) for (name, mixer), change in result.alone.items() if mixer == Removed()}
+    note = " ".join([note, *(f"{line[0].upper()}{line[1:]}." for line in summary(result.use, removed))])
+    return Sheet(
+        title="Where attention looks", columns=("layer", "attention", "distance", "tokens", "prefix"), rows=rows,
+        note=note,
+    )  # fmt: skip
+
+
+def _costs(result: Recommendation) -> Sheet:
+    rows: list[tuple[Cell, ...]] = []
+    seen = []
+    for name, usage in result.costs.items():
+        if usage in seen:
+            continue
+        seen.append(usage)
+        own = usage[None]
+        for mixer, used in usage.items():
+            rows.append(
+                (
+                    name,
+                    OWN if mixer is None else _label(mixer),
+                    round(used.seconds * 1e3, 3),
+                    round(used.seconds / own.seconds, 3),
+                    None if used.memory is None else round(used.memory / 1e6, 2),
+                    round(used.macs / max(own.macs, 1), 3),
+                )
+            )
+    columns = ("layer", "mechanism", "ms", "time", "peak MB", "multiply-accumulates")
+    note = "One layer of each kind; time and multiply-accumulates also as shares of its own attention."
+    return Sheet(title="Costs of a layer", columns=columns, rows=tuple(rows), note=note, folded=False)

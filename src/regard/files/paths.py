@@ -1,0 +1,132 @@
+"""Paths that a user gives, checked before a file is touched."""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from regard.core.errors import ConfigError, DataError, RegardError
+
+
+def user_path(text: str | os.PathLike[str], error: type[RegardError] = ConfigError) -> Path:
+    """The path that a user gives, with `~` replaced by the home folder; it need not exist.
+
+    Raises: `error` for an empty path, an unknown `~user`, a name that is too long or not UTF-8, a folder on the way
+    that may not be entered, and links that form a loop.
+    """
+    text = os.fspath(text)
+    shown = printable(text)
+    if not text.strip():
+        raise error("the path is empty; give a path, or leave the option out")
+    if "\0" in text:
+        raise error(f"the path {shown} has a null character")
+    check_utf8(Path(text), error)
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        raise error(f"{shown}: this machine has no such user; write the whole path") from None
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as problem:
+        shown = shown if len(shown) < 200 else f"{shown[:80]} ..."
+        raise error(f"the path {shown} cannot be used: {problem.strerror}") from problem
+    return path
+
+
+def named_folder(text: str) -> Path | None:
+    """The folder that a text names; None if there is none, as for the name of a model or its spelling.
+
+    Raises: ConfigError as `user_path`, for a text without parentheses.
+    """
+    try:
+        path = user_path(text)
+    except ConfigError:
+        if "(" in text:  # a long spelling
+            return None
+        raise
+    return path if path.is_dir() else None
+
+
+def check_utf8(path: Path, error: type[RegardError] = DataError) -> None:
+    """Raises: `error` if the bytes of a path are not UTF-8; such a name cannot be stored in results."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise error(f"the name {printable(str(path))} is not UTF-8; rename it") from None
+
+
+def printable(text: str) -> str:
+    """A text in which bytes of a name that are not UTF-8 are written as escapes, so that it can be printed."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\0").replace("\n", "\\n")
+
+
+def regular_file(path: Path) -> Path:
+    """The path, if it is a file, a link to one, or missing.
+
+    Raises: DataError for a pipe, a socket or a device, which may never end; for a folder; for a loop of links.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return path
+    except OSError as problem:
+        raise DataError(f"{printable(str(path))} cannot be read: {problem.strerror}") from problem
+    if not stat.S_ISREG(mode):
+        raise DataError(f"{printable(str(path))} is a {kind_of(mode)}, not a file; replace or remove it")
+    return path
+
+
+def kind_of(mode: int) -> str:
+    """The kind of what a file system holds, as a noun."""
+    kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+    return kinds.get(stat.S_IFMT(mode), "device")
+
+
+def visible(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """The entries of a folder by name, without hidden ones. Raises: DataError if the folder may not be read."""
+    with readable(folder), os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    return (entry for entry in found if not entry.name.startswith("."))
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a DataError with the path."""
+    try:
+        yield
+    except OSError as problem:
+        raise DataError(f"{printable(str(path))} cannot be read: {problem.strerror or problem}") from problem
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The visible folders in a folder, by name; links to folders too. Raises: DataError."""
+    return [folder / entry.name for entry in visible(folder) if entry.is_dir()]
+
+
+def files_below(folder: Path, suffixes: frozenset[str]) -> list[Path]:
+    """The visible files in a folder and its subfolders whose suffix in lower case is among `suffixes`, sorted.
+
+    Links are followed; one that points to nothing is listed. Raises: DataError for links that form a loop, for pipes,
+    sockets and devices with such a suffix, for names that are not UTF-8, and for folders that may not be read.
+    """
+    return sorted(_files_below(folder, suffixes, ()))
+
+
+def _files_below(folder: Path, suffixes: frozenset[str], above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+    with readable(folder):
+        status = folder.stat()
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        raise DataError(f"{printable(str(folder))} is a link to a folder that holds it, a loop; remove the link")
+    for entry in visible(folder):
+        path = folder / entry.name
+        with readable(path):
+            is_folder = entry.is_dir()
+        if is_folder:
+            yield from _files_below(path, suffixes, (*above, here))
+        elif path.suffix.lower() in suffixes:
+            check_utf8(path)
+            yield path if entry.is_file() else regular_file(path)

@@ -1,0 +1,131 @@
+"""Records: files with a version and a checksum, which is verified when they are read. Needs no torch.
+
+The checksum is the SHA-256 of all bytes before it: in a JSON file the last entry is "checksum"; a binary file begins
+with a line that has the checksum of what follows. Files of version 1 have none; they are read, with one note.
+"""
+
+import hashlib
+import logging
+import re
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from regard.core import StoreError
+
+from .atomic import json_text, parse_json, read_bytes, read_if_present, write_atomically
+
+log = logging.getLogger("regard.lab.engine")
+
+VERSION = 2
+"""Format version of every file in a store."""
+WITHOUT_CHECKSUM = 1
+"""The version whose files have no checksums; it is read, but not written."""
+_END = re.compile(rb',\n "checksum": "([0-9a-f]{64})"\n\}\n')
+_END_LENGTH = len(b',\n "checksum": "') + 64 + len(b'"\n}\n')
+_MAGIC = b"regard checkpoint "
+_BEFORE = _MAGIC + b"2, sha256 of what follows: "
+_HEADER = re.compile(_BEFORE + rb"([0-9a-f]{64})\n")
+_HEADER_LENGTH = len(_BEFORE) + 65
+
+
+def record_text(value: Mapping[str, Any]) -> str:
+    """The JSON text of a record: the value with "version" and, as its last entry, "checksum"."""
+    rest = {name: item for name, item in value.items() if name not in ("version", "checksum")}
+    body = json_text({"version": VERSION, **rest}).removesuffix("\n}")
+    return f'{body},\n "checksum": "{_digest(_encoded(body))}"\n}}\n'
+
+
+def write_record(path: Path | str, value: Mapping[str, Any]) -> None:
+    """Write a record atomically. Raises: StoreError."""
+    write_atomically(path, record_text(value))
+
+
+def read_record(path: Path | str, fields: Collection[str] = ()) -> Any:
+    """The value of a record, without its checksum; a JSON file of version 1 as it is.
+
+    fields: all that a record of this version may have; () = any.
+    Raises: StoreError if it is missing, damaged, changed by hand, of a later version, or has an unknown field.
+    """
+    return parse_record(path, read_bytes(path), fields)
+
+
+def read_record_if_present(path: Path | str, fields: Collection[str] = ()) -> Any:
+    """As `read_record`, None if there is no file."""
+    data = read_if_present(path)
+    return None if data is None else parse_record(path, data, fields)
+
+
+def parse_record(path: Path | str, data: bytes, fields: Collection[str] = ()) -> Any:
+    """The value of a record's text. path: named in errors. Raises: StoreError, as `read_record`."""
+    end = _END.fullmatch(data[-_END_LENGTH:])
+    if end is not None and _digest(data[:-_END_LENGTH]) != end[1].decode():
+        raise StoreError(f"{path} does not fit its checksum; {_REMEDY}")
+    value = parse_json(path, data)
+    if not isinstance(value, dict):  # no file of regard: the caller says what it expects
+        return value
+    check_version(path, value)
+    if end is None:
+        if value.get("version", WITHOUT_CHECKSUM) != WITHOUT_CHECKSUM or "checksum" in value:
+            raise StoreError(f"{path} does not end with its checksum; {_REMEDY}")
+        if value.keys() & {"version", "snapshot"}:
+            note_old_file()
+        return value
+    del value["checksum"]
+    if value.get("version") != VERSION:
+        raise StoreError(f"{path} has a checksum, but not version {VERSION}; {_REMEDY}")
+    if fields and (unknown := sorted(set(value) - {*fields, "version"})):
+        raise StoreError(f"{path} has {', '.join(map(repr, unknown))}, which this Regard does not know; update Regard")
+    return value
+
+
+_REMEDY = "it is damaged, or was changed after it was written: restore it from a copy, or delete it and run again"
+
+
+def seal(data: bytes) -> bytes:
+    """Binary data with a first line that has their checksum."""
+    return _BEFORE + _digest(data).encode() + b"\n" + data
+
+
+def is_sealed(data: bytes) -> bool:
+    """Whether binary data begin as `seal` makes them begin."""
+    return data.startswith(_MAGIC)
+
+
+def unseal(path: Path | str, data: bytes) -> bytes:
+    """The data of `seal`. path: named in errors. Raises: StoreError if a byte has changed."""
+    header = _HEADER.fullmatch(data[:_HEADER_LENGTH])
+    if header is None:
+        raise StoreError(f"{path} is no checkpoint of this version of Regard, or damaged")
+    content = data[_HEADER_LENGTH:]
+    if _digest(content) != header[1].decode():
+        raise StoreError(f"{path} does not fit its checksum: it is damaged")
+    return content
+
+
+def check_version(path: Path | str, value: Mapping[str, Any]) -> None:
+    """Raises: StoreError if a file of the store has another format version."""
+    version = value.get("version", WITHOUT_CHECKSUM)
+    if version not in (VERSION, WITHOUT_CHECKSUM) or isinstance(version, bool):
+        raise StoreError(
+            f"{path} has version {version!r}, this Regard reads {WITHOUT_CHECKSUM} and {VERSION}; use the Regard that "
+            "wrote it, or another folder with --results"
+        )
+
+
+@cache
+def note_old_file() -> None:
+    """Say, once in a process, that a file has no checksum."""
+    log.warning("files that an earlier version wrote have no checksums: damage in them would not be noticed")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise StoreError(f"cannot write {error.object[error.start :][:20]!r}: it is not Unicode text") from error

@@ -1,0 +1,87 @@
+"""States with tensors as bytes: JSON for plain values, safetensors for tensors. The only file here that needs torch."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from regard.core import StoreError
+
+from .atomic import read_if_present, write_atomically
+from .records import seal, unseal
+
+_LENGTH = 8
+"""Bytes of the length of the JSON part, little-endian, which come first."""
+_KINDS = {"list": list, "tuple": tuple}
+
+
+def encode(state: Mapping[str, Any]) -> bytes:
+    """A state of mappings, lists, tuples, plain values and tensors as bytes; tensors keep their dtype and bits.
+
+    Raises: TypeError for another value.
+    """
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_plain(state, tensors)).encode()
+    return len(text).to_bytes(_LENGTH, "little") + text + save_tensors(tensors)
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """The state of `encode`, with tensors on the CPU.
+
+    Raises: ValueError, LookupError, TypeError, RecursionError or SafetensorError if the bytes are not a state.
+    """
+    length = int.from_bytes(data[:_LENGTH], "little")
+    tensors = load_tensors(data[_LENGTH + length :])
+    state = _filled(json.loads(data[_LENGTH : _LENGTH + length]), tensors)
+    if not isinstance(state, dict):
+        raise TypeError(f"a state is a mapping, not {type(state).__name__}")
+    return state
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state with its checksum, atomically. Raises: StoreError; TypeError, as `encode`."""
+    write_atomically(path, seal(encode(state)))
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """The state of a file of `write_state`, None if there is no file. Raises: StoreError if it is damaged."""
+    data = read_if_present(path)
+    if data is None:
+        return None
+    try:
+        return decode(unseal(path, data))
+    except StoreError as error:
+        raise StoreError(f"{error}; delete it to start again") from error
+    except (ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
+        raise StoreError(f"{path} holds no state ({error}); delete it to start again") from error
+
+
+def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        return {"mapping": [[_plain(key, tensors), _plain(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        return {"tuple" if isinstance(value, tuple) else "list": [_plain(item, tensors) for item in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a checkpoint cannot hold {type(value).__name__}")
+
+
+def _filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return torch.clone(tensors[content])
+    if kind == "mapping":
+        return {_filled(key, tensors): _filled(item, tensors) for key, item in content}
+    return _KINDS[kind](_filled(item, tensors) for item in content)

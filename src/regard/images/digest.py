@@ -1,0 +1,199 @@
+"""The digest of the user's own files, which stands for them in the key of a run.
+
+`bytes` reads every byte; what was read once is kept in the cache until a file changes. `index` takes names, sizes and
+the first 4 KiB: it is fast, and does not notice a change elsewhere in a file.
+"""
+
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from regard.core import ConfigError, DataError, StoreError
+from regard.files.atomic import read_json, write_atomically
+from regard.files.cache import cache_folder
+from regard.files.paths import readable
+
+from .progress import ProgressLine
+
+VERSION = 2
+"""Of `of_files`; a part of the identity. Version 1 had no such part, and was that of `index`."""
+KINDS = ("bytes", "index")
+LIMIT = 20 * 10**9
+"""Bytes above which the user chooses the kind."""
+NO_FILES: Mapping[str, Path] = MappingProxyType({})
+UNSETTLED = 2.0
+"""A file that was changed so few seconds ago can change again without another time stamp: it is not cached."""
+QUICK, SELDOM = 0.1, 20
+"""A look at the files that takes more than QUICK seconds is not repeated for SELDOM times as long."""
+
+
+def relative(root: Path, files: Iterable[Path]) -> dict[str, Path]:
+    """Files by their names relative to a folder."""
+    return {file.relative_to(root).as_posix(): file for file in files}
+
+
+def identity_of(root: Path, files: Mapping[str, Path], kind: str = "", texts: Mapping[str, Path] = NO_FILES) -> str:
+    """The text for the key of a run, such as "2-bytes-0123456789ab": version, kind, 12 hexadecimal digits.
+
+    root: of the data, for messages and the cache. files: by the names that count, which are not absolute paths.
+    texts: files that are read whole in any case, such as annotations.
+    kind: "bytes", "index", or "" for "bytes" up to `LIMIT`.
+    Raises: DataError above `LIMIT` without a kind; ConfigError for an unknown one.
+    """
+    if kind not in ("", *KINDS):
+        raise ConfigError(f"digest is one of {', '.join(KINDS)}, not {kind!r}")
+    if not kind:
+        size = sum(_status(file)[0] for file in files.values())
+        if size > LIMIT:
+            raise DataError(
+                f"{root} has {size / 1e9:.1f} GB in {len(files)} files; choose how a run recognises them: --digest "
+                "bytes reads all of them once (later what has changed), --digest index takes names, sizes and the "
+                "first 4 KiB and does not notice other changes (in Python: the field digest of the task)"
+            )
+    total = of_index(files, texts) if kind == "index" else of_bytes(root, {**texts, **files})
+    return f"{VERSION}-{kind or 'bytes'}-{total}"
+
+
+def of_index(files: Mapping[str, Path], texts: Mapping[str, Path] = NO_FILES) -> str:
+    """12 hexadecimal digits of a digest of names, sizes and first 4 KiB; of texts, of names and all bytes."""
+    total = hashlib.sha256()
+    for name, file in texts.items():
+        with readable(file), file.open("rb") as stream:
+            total.update(name.encode() + hashlib.file_digest(stream, "sha256").digest())
+    for name, file in files.items():
+        size, head = fingerprint(file)
+        total.update(f"{name}\0{size}\0{head}\n".encode())
+    return total.hexdigest()[:12]
+
+
+def fingerprint(file: Path) -> tuple[int, str]:
+    """Size and digest of the first 4 KiB; a file that cannot be opened raises an error when its image is decoded."""
+    try:
+        with file.open("rb") as stream:
+            return file.stat().st_size, hashlib.sha256(stream.read(4096)).hexdigest()
+    except OSError:
+        return 0, ""
+
+
+def of_bytes(root: Path, files: Mapping[str, Path]) -> str:
+    """12 hexadecimal digits of a digest of names and all bytes.
+
+    The progress is shown on standard error from the second second on. Files that cannot be opened count as empty; they
+    raise an error when they are decoded.
+    """
+    cache = _Cache(root)
+    progress = _Progress(root, sum(_status(file)[0] for file in files.values()))
+    total = hashlib.sha256()
+    try:
+        for name, file in files.items():
+            total.update(f"{name}\0{cache.digest(name, file, progress)}\n".encode())
+    except BaseException:
+        cache.found = {**cache.known, **cache.found}
+        raise
+    finally:
+        cache.save()
+    return total.hexdigest()[:12]
+
+
+class Look:
+    """The state of all files below a folder, or of one file, when they were last looked at; nothing is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.state, self.again = path, "", 0.0
+
+    def changed(self) -> bool:
+        """Whether the files may have changed since the last call; True the first time."""
+        start = time.monotonic()
+        if start < self.again:
+            return False
+        before, total, newest = self.state, hashlib.sha256(), 0
+        for line, changed in _states(os.fspath(self.path), frozenset()):
+            total.update(line)
+            newest = max(newest, changed)
+        settled = time.time_ns() - newest > UNSETTLED * 1e9
+        self.state = total.hexdigest() if settled else ""
+        took = time.monotonic() - start
+        self.again = start + SELDOM * took if took > QUICK else 0.0
+        return not settled or self.state != before
+
+
+def _states(path: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[bytes, int]]:
+    """Name, size and times of each file, and its time of change; links are followed, but not in a loop."""
+    with suppress(OSError):
+        status = os.stat(path)
+        state = f"\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n"
+        yield os.fsencode(path) + state.encode(), status.st_ctime_ns
+        if not stat.S_ISDIR(status.st_mode) or (here := (status.st_dev, status.st_ino)) in above:
+            return
+        with os.scandir(path) as entries:
+            names = sorted(entry.path for entry in entries if not entry.name.startswith("."))
+        for name in names:
+            yield from _states(name, above | {here})
+
+
+class _Cache:
+    """Digests of the files below a folder, by name, size and times of change."""
+
+    def __init__(self, root: Path) -> None:
+        name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
+        self.path = cache_folder() / "digests" / f"{name}.json"
+        self.known: dict[str, Any] = {}
+        with suppress(StoreError):
+            known = read_json(self.path)
+            self.known = known if isinstance(known, dict) else {}
+        self.found: dict[str, list[Any]] = {}
+
+    def digest(self, name: str, file: Path, progress: "_Progress") -> str:
+        """The SHA-256 of a file; "" if it cannot be read."""
+        status = list(_status(file))
+        entry = self.known.get(name)
+        if isinstance(entry, list) and len(entry) == 4 and entry[:3] == status and isinstance(entry[3], str):
+            self.found[name] = entry
+            progress.add(status[0])
+            return entry[3]
+        total = hashlib.sha256()
+        try:
+            with file.open("rb") as stream:
+                while part := stream.read(2**22):
+                    total.update(part)
+                    progress.add(len(part))
+        except OSError:
+            return ""
+        settled = time.time_ns() - max(status[1:]) > UNSETTLED * 1e9
+        if settled and list(_status(file)) == status:
+            self.found[name] = [*status, total.hexdigest()]
+        return total.hexdigest()
+
+    def save(self) -> None:
+        """Write what is known, if it has changed; without a cache the files are read again the next time."""
+        if self.found == self.known:
+            return
+        with suppress(StoreError):
+            write_atomically(self.path, json.dumps(self.found))
+
+
+class _Progress:
+    """Lines about the share of the bytes that is read."""
+
+    def __init__(self, root: Path, total: int) -> None:
+        self.root, self.total, self.done, self.line = root, total, 0, ProgressLine()
+
+    def add(self, number: int) -> None:
+        self.done += number
+        self.line.show(f"reading {self.root} for the run's key: {self.done / 1e9:.1f} of {self.total / 1e9:.1f} GB")
+
+
+def _status(file: Path) -> tuple[int, int, int]:
+    """Size and both times of change in nanoseconds; the second one cannot be set. Zeros if there is no file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return 0, 0, 0
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns

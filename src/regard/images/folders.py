@@ -1,0 +1,143 @@
+"""Folders of class folders: their splits, classes and images, and what lies beside them."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from regard.core import DataError, Problems
+from regard.files.paths import files_below, subfolders, visible
+
+from .images import SUFFIXES, Source
+
+log = logging.getLogger("regard.data")
+
+TRAINS = ("train", "training")
+TESTS = ("test", "testing", "val", "valid", "validation", "dev", "eval")
+"""Names of splits in upper or lower case; the first one that is present is used."""
+BESIDE = frozenset({
+    ".txt", ".md", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".html", ".pdf", ".db", ".ini",
+    ".log", ".md5", ".sha1", ".sha256", ".lnk", ".url",
+})  # fmt: skip
+"""Suffixes of files that are no data and lie in class folders, without a warning."""
+NOTES = ("README", "LICENSE", "LICENCE", "COPYING", "CHECKSUMS", "MD5SUMS", "SHA256SUMS")
+"""The same, of names without a suffix."""
+OTHER_TASKS = ("mask", "masks", "annotation", "annotations", "label", "labels", "segmentation", "segmentations", "gt")
+"""Names of folders beside the splits whose images are no data of a classification."""
+
+Split = tuple[Sequence[Source], Sequence[str], np.ndarray]
+"""Sources, names and labels of the images of a split."""
+
+
+def warn_of_other_files(path: Path) -> None:
+    """Warn of files in class folders that are no images by their names, but for those that usually lie beside them."""
+    roots = split_folders(path).values()
+    files = [file for root in roots for folder in subfolders(root) for file in _other_files(folder)]
+    if files:
+        log.warning("%d files in class folders are not read as images, such as %s", len(files), files[0])
+
+
+def _other_files(folder: Path) -> Iterator[Path]:
+    for entry in visible(folder):
+        path = folder / entry.name
+        if entry.is_dir():
+            yield from _other_files(path)
+        elif path.suffix.lower() not in SUFFIXES | BESIDE and path.stem.upper() not in NOTES:
+            yield path
+
+
+def image_files(path: Path) -> list[Path]:
+    """The images in a folder and its subfolders, sorted. Raises: DataError if there is none."""
+    files = files_below(path, SUFFIXES)
+    if not files:
+        raise DataError(f"{path} has no images ({', '.join(sorted(SUFFIXES))}); expected one folder for each class")
+    return files
+
+
+def from_folders(path: Path) -> tuple[tuple[str, ...], dict[str, Split]]:
+    """The classes and the splits of a folder, "train" alone where there is no test split. Raises: DataError."""
+    if not path.is_dir():
+        raise DataError(f"{path} is neither a folder of class folders nor a .parquet file")
+    image_files(path)
+    roots = split_folders(path)
+    for folder in (folder for root in roots.values() for folder in subfolders(root)):
+        if folder.name.lower() in (*TRAINS, *TESTS) and _has_subfolders(folder):
+            raise DataError(
+                f"{folder} has the name of a split and subfolders, but is where class folders are expected; "
+                f"expected {path}/train/CLASS and, if there is a test, {path}/test/CLASS (or val)"
+            )
+    classes = tuple(folder.name for folder in subfolders(roots["train"]))
+    if len(classes) < 2:
+        folders = f"only one class folder ({classes[0]})" if classes else "no class folders"
+        raise DataError(f"{roots['train']} has {folders}; classification needs at least two, each with its images")
+    problems = Problems()
+    splits = {split: _from_class_folders(root, classes, problems) for split, root in roots.items()}
+    problems.raise_all()
+    return classes, splits
+
+
+def _from_class_folders(root: Path, classes: tuple[str, ...], problems: Problems) -> Split:
+    """The images of one split; what is wrong in it is added to the problems."""
+    for entry in visible(root):
+        if Path(entry.name).suffix.lower() in SUFFIXES:
+            problems.append(
+                f"{root / entry.name} lies beside the class folders; put it into the folder of its class, or elsewhere"
+            )
+    unknown = [folder.name for folder in subfolders(root) if folder.name not in classes]
+    if unknown:
+        problems.append(f"{root} has classes that the training split does not have: {', '.join(unknown[:5])}")
+    files: list[tuple[Path, int]] = []
+    for label, name in enumerate(classes):
+        with problems.collected():
+            files += [(file, label) for file in image_files(root / name)] if (root / name).is_dir() else []
+    return [f for f, _ in files], [str(f) for f, _ in files], np.array([y for _, y in files], np.int64)
+
+
+def split_folders(path: Path) -> dict[str, Path]:
+    """The folders of the training and test splits; `path` itself is the training split if it has no such folder.
+
+    A folder "train" that has images but no class folders, beside folders of other names, is a class.
+    """
+    folders = {folder: folder.name.lower() for folder in subfolders(path)}
+    splits = by_split(folders)
+    if "train" in splits and (_has_subfolders(splits["train"]) or set(folders.values()) <= {*TRAINS, *TESTS}):
+        _refuse_others(path, [folder for folder, name in folders.items() if name not in (*TRAINS, *TESTS)], splits)
+        return splits
+    return {"train": path}
+
+
+def _refuse_others(path: Path, others: list[Path], splits: dict[str, Path]) -> None:
+    """Raises: DataError for images beside the folders of splits, and for other folders with images."""
+    train = splits["train"].name
+    for entry in visible(path):
+        if Path(entry.name).suffix.lower() in SUFFIXES:
+            raise DataError(
+                f"{path / entry.name} lies beside {train}; put it into the folder of its class, or elsewhere"
+            )
+    for folder in others:
+        if folder.name.lower() in OTHER_TASKS or not files_below(folder, SUFFIXES):
+            continue
+        test = "" if "test" in splits else f"call it test (or {', '.join(TESTS[1:])}), or "
+        raise DataError(
+            f"{folder} lies beside {train} and has images, but not the name of a split: {test}put it elsewhere"
+        )
+
+
+def _has_subfolders(path: Path) -> bool:
+    return bool(subfolders(path))
+
+
+def by_split(paths: dict[Path, str]) -> dict[str, Path]:
+    """The paths of training and test, from paths with their lower-case names. Raises: DataError if two names clash."""
+    splits: dict[str, Path] = {}
+    for split, groups in (("train", (TRAINS,)), ("test", tuple((name,) for name in TESTS))):
+        for group in groups:
+            matches = [path for path, name in paths.items() if name in group]
+            if len(matches) > 1:
+                raise DataError(f"{matches[0]} and {matches[1].name} name the same split; remove or rename one of them")
+            if matches and split in splits:
+                log.warning("%s is not used: the test is %s", matches[0], splits[split].name)
+            if matches:
+                splits.setdefault(split, matches[0])
+    return splits

@@ -1,0 +1,336 @@
+"""Images of a classification set: decoded once into uint8 arrays, in memory or memory-mapped from a cache on disk."""
+
+import io
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.core import DataError
+from regard.files.cache import cache_folder
+from regard.files.paths import regular_file
+
+log = logging.getLogger("regard.data")
+
+SUFFIXES = frozenset({
+    ".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".bmp", ".gif", ".webp", ".avif", ".tif", ".tiff", ".jp2", ".tga", ".ppm",
+    ".pgm", ".pbm", ".pnm",
+})  # fmt: skip
+"""Of files that are read as images."""
+DARK = 2**12
+"""Images of 16 bits whose values are all below this one probably hold 12 bits or fewer."""
+_TURNED = (5, 6, 7, 8)
+"""Values of the EXIF orientation that exchange height and width."""
+Source = bytes | Path | np.ndarray
+"""An encoded image, the path of its file, or pixels."""
+
+
+class Chosen:
+    """Some rows of an array of pixels, which stay where they are until they are indexed."""
+
+    def __init__(self, pixels: np.ndarray, rows: np.ndarray) -> None:
+        self.pixels, self.rows = pixels, rows
+        self.shape = (len(rows), *pixels.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, rows: slice | np.ndarray) -> "Chosen":
+        """The same for a part of the rows."""
+        return Chosen(self.pixels, self.rows[rows])
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        found: np.ndarray = self.pixels[self.rows[rows]]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """One split: pixels (n, height, width, channels) uint8 and labels (n,) int64.
+
+    pixels: an array, or a sequence like one: `Chosen`, or one that decodes images when they are indexed (`own.Lazy`).
+    """
+
+    pixels: Any
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: slice | np.ndarray) -> "Images":
+        """The images of a slice or of indices; nothing is decoded, or read from a memory-mapped array."""
+        part = getattr(self.pixels, "part", None)
+        if part is None:
+            part = self.pixels.__getitem__
+            if isinstance(self.pixels, np.memmap) and isinstance(rows, np.ndarray):
+                return Images(Chosen(self.pixels, rows), self.labels[rows])
+        return Images(part(rows), self.labels[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """A classification set that is ready for training.
+
+    held: training images that are reserved for tuning, or None. canvas: training places each image at random on an
+    empty image of the task's size. checksum: 64 hexadecimal digits of a digest of the data. divided: the test is a part
+    of the user's own data, which have no test split.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: Images
+    test: Images
+    checksum: str
+    held: Images | None = None
+    canvas: bool = False
+    divided: bool = False
+
+    @property
+    def channels(self) -> int:
+        """1 (grey) or 3 (red, green, blue)."""
+        return self.train.pixels.shape[-1]
+
+    @cached_property
+    def statistics(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation per channel, of pixels in 0 .. 1, over at most 5,000 evenly spaced images."""
+        pixels, step = self.train.pixels, -(-len(self.train.pixels) // 5000)
+        blocks = range(0, len(pixels), 64 * step)
+        return mean_and_deviation(pixels[start : start + 64 * step : step] for start in blocks)
+
+
+def mean_and_deviation(blocks: Iterable[np.ndarray]) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation per channel, of pixels in 0 .. 1, at least 0.001. blocks: uint8, (..., channels).
+
+    Values are counted, so that one block at a time is in memory.
+    """
+    counts: np.ndarray | int = 0
+    for block in blocks:
+        channels = np.moveaxis(np.asarray(block), -1, 0)
+        counts = counts + np.stack([np.bincount(channel.ravel(), minlength=256) for channel in channels])
+    values = (np.arange(256, dtype=np.float32) / 255).astype(np.float64)
+    shares = counts / np.sum(counts, -1, keepdims=True)
+    mean = shares @ values
+    std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(-1))
+    return [float(m) for m in mean], [max(float(s), 1e-3) for s in std]
+
+
+def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.ndarray:
+    """One image as (height, width, channels) uint8; size: resize the shorter side and crop the centre; None: as is.
+
+    An image whose EXIF data say that the camera was turned is turned upright.
+    Raises: OSError, SyntaxError or ValueError of Pillow for a damaged image; ValueError for pixels of 32 bits;
+    DataError for a pipe, a socket or a device.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    if isinstance(source, np.ndarray):
+        image = Image.fromarray(source.squeeze())
+    else:
+        try:
+            image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else regular_file(source))
+        except UnidentifiedImageError as error:  # whose own text names an address in memory
+            raise OSError("its bytes are of no image format that Pillow reads") from error
+        image = ImageOps.exif_transpose(image)
+    image = _eight_bits(image).convert("L" if channels == 1 else "RGB")
+    if size is not None and image.size != (size[1], size[0]):
+        image = fit(image, size)
+    return np.asarray(image, dtype=np.uint8).reshape(image.size[1], image.size[0], channels)
+
+
+def read_image(source: str | Path, size: tuple[int, int] | None, channels: int) -> np.ndarray:
+    """`decode` of a file. Raises: DataError with its name if it does not exist or cannot be read."""
+    with image_errors(source):
+        return decode(Path(source), size, channels)
+
+
+@contextmanager
+def image_errors(source: str | Path, kind: str = "image") -> Iterator[None]:
+    """Errors of a missing or damaged file become a DataError with its name. kind: what a missing file would be."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError(f"there is no {kind} {source}") from error
+    except DataError:
+        raise
+    except Exception as error:  # Pillow raises various errors for a damaged file
+        raise DataError(f"{source} cannot be read as an image: {error}") from error
+
+
+def size_of(file: Path) -> tuple[int, int]:
+    """(height, width) of an image as `decode` turns it upright, from its header. Raises: DataError as `read_image`."""
+    from PIL import ExifTags, Image
+
+    with image_errors(file), Image.open(regular_file(file)) as image:
+        turned = image.getexif().get(ExifTags.Base.Orientation) in _TURNED
+        return (image.width, image.height) if turned else (image.height, image.width)
+
+
+def _eight_bits(image):
+    """A Pillow image of 16 bits per pixel by its upper 8 bits, others unchanged; Pillow would clip values above 255.
+
+    There is a warning for the first image that may have fewer than 16 bits.
+    Raises: ValueError for pixels of 32 bits, whose range is not known.
+    """
+    from PIL import Image
+
+    if image.mode not in ("F", "I") and not image.mode.startswith("I;16"):
+        return image
+    pixels = np.asarray(image)
+    if image.mode == "F" or pixels.min() < 0 or pixels.max() >= 2**16:
+        raise ValueError("it has pixels of 32 bits, whose range is not known: save it with 8 or 16 bits")
+    if 0 < pixels.max() < DARK:
+        _warn_of_darkness()
+    return Image.fromarray((pixels >> 8).astype(np.uint8))
+
+
+@lru_cache(maxsize=1)  # once in a process
+def _warn_of_darkness() -> None:
+    logging.getLogger("regard.pixels").warning(  # one image is no problem of the data
+        "an image of 16 bits has only values below %d of 65535 and is read as almost black; if all images are like it "
+        "(`regard data check`), they hold fewer bits: save them with 8 bits, or multiplied to the full range",
+        DARK,
+    )
+
+
+def size_before_crop(size: tuple[int, int]) -> tuple[int, int]:
+    """8/7 of (height, width), from which training and test crop images of `size`."""
+    return size[0] * 8 // 7, size[1] * 8 // 7
+
+
+def fit(image, size: tuple[int, int]):
+    """A Pillow image resized (bicubic, same aspect ratio) until it covers size = (height, width), then cropped."""
+    from PIL import Image, ImageOps
+
+    return ImageOps.fit(image, (size[1], size[0]), method=Image.Resampling.BICUBIC)
+
+
+def decode_all(
+    sources: Sequence[Source],
+    labels: np.ndarray,
+    name_of: Callable[[int], str],
+    size: tuple[int, int] | None,
+    channels: int,
+    corrupt: str = "stop",
+) -> Images:
+    """Decode a split. corrupt: "stop" at the first image that cannot be read, or "skip" it with a warning.
+
+    Raises: DataError with the name of a damaged image; if images differ in size without `size`; if none is readable.
+    """
+    shape: tuple[int, ...] | None = None
+    pixels, kept, row = np.empty(0, np.uint8), [], 0
+    for i, image in _decoded(sources, name_of, size, channels, corrupt):
+        if shape is None:
+            shape = image.shape
+            pixels = np.empty((len(sources), *shape), np.uint8)
+        if image.shape != shape:
+            raise DataError(
+                f"{name_of(i)} has shape {image.shape}, the others {shape}; all images need the same size here"
+            )
+        pixels[row] = image
+        kept.append(i)
+        row += 1
+    return Images(pixels[:row], labels[kept])
+
+
+def _decoded(
+    sources: Sequence[Source], name_of: Callable[[int], str], size: tuple[int, int] | None, channels: int, corrupt: str
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Index and pixels of the readable images. Raises: DataError as `decode_all`."""
+    any_read = False
+    for row, source in enumerate(sources):
+        try:
+            image = decode(source, size, channels)
+        except Exception as error:  # Pillow raises various errors for a damaged file
+            if corrupt != "skip":
+                hint = 'repair or remove it, or pass corrupt="skip"'
+                raise DataError(f"{name_of(row)} cannot be read as an image ({error}); {hint}") from error
+            log.warning("skipped %s: %s", name_of(row), error)
+            continue
+        any_read = True
+        yield row, image
+    if not any_read:
+        raise DataError("no image could be read")
+
+
+def check_labels(name: str, labels: np.ndarray, classes: int) -> None:
+    """Check labels. Raises: DataError without images, for a single class, or for a label outside 0 .. classes-1."""
+    if not len(labels):
+        raise DataError(f"{name} has no images")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        row = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
+        raise DataError(
+            f"{name}: label {int(labels[row])} of row {row} is outside 0..{classes - 1} ({classes} classes)"
+        )
+    if low == high:
+        raise DataError(f"{name} has only one class (label {low}); classification needs at least two")
+
+
+def cached(key: str, make: Callable[[], Images]) -> Images:
+    """The images that `make` returns, stored as .npy files in `cache_folder()` and memory-mapped from then on.
+
+    If the cache cannot be written, there is a warning and the images stay in memory.
+    """
+    folder = cache_folder() / "images"
+    pixels, labels = folder / f"{key}.pixels.npy", folder / f"{key}.labels.npy"
+    try:
+        images = Images(np.load(pixels, mmap_mode="r"), np.load(labels))
+        if images.pixels.ndim == 4 and len(images.pixels) == len(images.labels):
+            return images
+    except (OSError, ValueError, EOFError):
+        pass
+    images = make()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, array in ((pixels, images.pixels), (labels, images.labels)):
+            _save(path, array)
+    except OSError as error:
+        log.warning("decoded images are not cached: %s", error)
+        return images
+    return Images(np.load(pixels, mmap_mode="r"), np.load(labels))
+
+
+def readable_rows(
+    key: str,
+    sources: Sequence[Source],
+    name_of: Callable[[int], str],
+    channels: int,
+    check: Callable[[], None] = lambda: None,
+) -> np.ndarray:
+    """The indices of the images that can be decoded, each tried once; stored as a .npy file like `cached`.
+
+    check: called before they are stored; raises an error if the key is no longer theirs. There is a warning for each
+    damaged image. Raises: DataError if no image can be decoded.
+    """
+    path = cache_folder() / "images" / f"{key}.rows.npy"
+    try:
+        return np.load(path)
+    except (OSError, ValueError, EOFError):
+        pass
+    rows = np.array([row for row, _ in _decoded(sources, name_of, None, channels, "skip")], np.int64)
+    check()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _save(path, rows)
+    except OSError as error:
+        log.warning("the list of readable images is not cached: %s", error)
+    return rows
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    """Write a temporary file beside the target and rename it; the temporary file is deleted if that fails."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        try:
+            np.save(file, array)
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise

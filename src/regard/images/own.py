@@ -1,0 +1,379 @@
+"""The user's own data: a folder of class folders, WebDataset shards, or parquet with columns of images and labels."""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from torch.utils.data import get_worker_info
+
+from regard.core import DataError, require
+from regard.files.paths import check_utf8, files_below, regular_file, visible
+
+from . import digest as digests
+from . import shards
+from .cores import decoders
+from .folders import TESTS, TRAINS, Split, by_split, from_folders, image_files, warn_of_other_files
+from .images import (
+    SUFFIXES,
+    Images,
+    ImageSet,
+    Source,
+    cached,
+    check_labels,
+    decode,
+    decode_all,
+    readable_rows,
+    size_before_crop,
+)
+from .rows import Paths, taken
+from .streams import generator
+
+log = logging.getLogger("regard.data")
+
+IN_MEMORY = 4 * 2**30
+"""A split is decoded once if its pixels need at most so many bytes; a larger one is decoded batch by batch."""
+
+DIVIDED = "by_class-"
+"""In the identity of data that are divided into training and test here: how."""
+
+LARGEST_LABEL = 2**20
+"""A label of this size or above is no number of a class."""
+
+IMAGES, LABELS = ("img", "image", "picture"), ("label", "class", "target", "fine_label")
+"""Names of the columns of a table; the first one that is present is used."""
+
+
+class Lazy:
+    """Like an array of pixels (n, height, width, channels) uint8, but images are decoded when they are indexed.
+
+    Several images are decoded by `decoders()` threads, except in a process of a data loader, which is one of several.
+    Raises: DataError with the name of a damaged image when it is decoded.
+    """
+
+    remedy = "repair or remove it"
+    """For a damaged image."""
+
+    def __init__(
+        self, sources: Sequence[Source], names: Sequence[str | Path], size: tuple[int, int], channels: int = 3
+    ) -> None:
+        self.sources, self.names, self.size = sources, names, size
+        self.shape = (len(sources), *size, channels)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def part(self, rows: slice | np.ndarray) -> "Lazy":
+        """The same for a part of the images: a slice, or their indices."""
+        return type(self)(taken(self.sources, rows), taken(self.names, rows), self.size, self.shape[-1])
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        indices = np.arange(len(self))[rows]
+        if indices.ndim == 0:
+            return self._decoded(int(indices), self.size)
+        if not len(indices):
+            return np.empty((0, *self.shape[1:]), np.uint8)
+        threads = 1 if get_worker_info() is not None else min(decoders(), len(indices))
+        with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
+            images = (pool.map if pool else map)(lambda row: self._decoded(row, self.size), indices.tolist())
+            return np.stack(list(images))
+
+    def _decoded(self, row: int, size: tuple[int, int] | None) -> np.ndarray:
+        try:
+            return decode(self.sources[row], size, self.shape[-1])
+        except Exception as error:  # Pillow raises various errors for a damaged file
+            raise DataError(f"{self.names[row]} cannot be read as an image ({error}); {self.remedy}") from error
+
+
+@lru_cache(maxsize=16)
+def digest(path: Path, kind: str = "") -> str:
+    """What stands for the data in the key of a run (`digests.identity_of`); it does not depend on their path.
+
+    Of a folder: its images or shards; of parquet: the tables. Data without a test split have `DIVIDED` before it.
+    Raises: DataError if there are no data, or their folders or shards are refused, before all bytes are read.
+    """
+    archives, tables = shards.files_of(path), _tables(path)
+    files = tables or digests.relative(path, archives or image_files(path))
+    splits = tables or _given_splits(path)[1]
+    return f"{DIVIDED if len(splits) == 1 else ''}{digests.identity_of(path, files, kind)}"
+
+
+_look = lru_cache(maxsize=16)(digests.Look)
+
+
+def present_digest(path: Path, kind: str = "") -> str:
+    """`digest`, which is kept in this process, computed anew if the files have changed meanwhile. Raises: DataError."""
+    if _look(path).changed():
+        digest.cache_clear()
+    return digest(path, kind)
+
+
+def load(path: Path, size: tuple[int, int], corrupt: str, total: str = "", kind: str = "") -> ImageSet:
+    """The user's own folder or parquet files as RGB images of 8/7 of `size`, which are cropped to `size` later.
+
+    Splits are folders of class folders or .parquet files. The training split is named train or training, the test split
+    test, testing, val, valid, validation, dev or eval, in upper or lower case; the first of these names is used.
+    Without a test split, a random fifth of each class is for the test, always the same, and nothing of a class of one
+    image. Hidden folders and files are left out; images beside class folders, and other folders beside the only split,
+    are refused.
+    total: the `digest` of the data of this kind, "" = it is computed. Nothing is cached under the digest of files that
+    have changed since.
+    Raises: DataError, also for a class without a training image, and if the files have changed.
+    """
+    total = total or digest(path, kind)
+    classes, splits = read_splits(path)
+
+    def check() -> None:
+        if digest.__wrapped__(path, kind) != total:
+            digest.cache_clear()
+            raise DataError(f"the files of {path} have changed since they were first read: start again")
+
+    images = {}
+    for split, (sources, names, labels) in splits.items():
+        check_labels(f"the {split} split of {path}", labels, len(classes))
+        check_classes(path, classes, labels, splits["train"][2])
+        images[split] = from_files(
+            sources, names, labels, size_before_crop(size), corrupt, f"own4-{total}-{split}", check
+        )
+        lost = np.setdiff1d(labels, images[split].labels)
+        if len(lost):
+            raise DataError(f"no {split} image of class {classes[lost[0]]} in {path} can be read; repair or remove it")
+    divided = total.startswith(DIVIDED)
+    return ImageSet(f"own:{total}", classes, images["train"], images["test"], total, divided=divided)
+
+
+def read_splits(path: Path) -> tuple[tuple[str, ...], dict[str, Split]]:
+    """The classes, and sources, names and labels of the images of "train" and "test"; no image is decoded.
+
+    Raises: DataError.
+    """
+    classes, splits = _given_splits(path)
+    if path.is_dir() and isinstance(splits["train"][0], list) and isinstance(splits["train"][0][0], Path):
+        warn_of_other_files(path)
+    return classes, _divide(*splits["train"]) if len(splits) == 1 else splits
+
+
+def _given_splits(path: Path) -> tuple[tuple[str, ...], dict[str, Split]]:
+    """`read_splits`, with "train" alone where there is no test split."""
+    files = shards.files_of(path)  # refuses tables beside shards
+    if tables := _tables(path):
+        return _from_tables(tables)
+    if files:
+        return _from_shards(path, files)
+    return from_folders(path)
+
+
+def check_classes(path: Path, classes: tuple[str, ...], test: np.ndarray, train: np.ndarray) -> None:
+    """Raises: DataError for a class that only the test has; test, train: labels."""
+    missing = np.setdiff1d(test, train)
+    if len(missing):
+        name = classes[missing[0]]
+        raise DataError(
+            f"class {name} of {path} has images for the test only; add training images, or remove the class"
+        )
+
+
+def too_large(number: int, size: tuple[int, int], channels: int = 3) -> bool:
+    """Whether so many images of a size are decoded when they are used."""
+    return number * size[0] * size[1] * channels > IN_MEMORY
+
+
+def from_files(
+    sources: Sequence[Source],
+    names: Sequence[str | Path],
+    labels: np.ndarray,
+    size: tuple[int, int],
+    corrupt: str,
+    key: str,
+    check: Callable[[], None] = lambda: None,
+    channels: int = 3,
+) -> Images:
+    """Images of one size, decoded and cached, or decoded when they are used if they need more than `IN_MEMORY`.
+
+    key: identifies the files in the cache. check: called before anything is cached; raises an error if the key is no
+    longer that of the files. Raises: DataError.
+    """
+    number = len(sources)
+    if too_large(number, size, channels):
+        if corrupt == "skip":
+            rows = readable_rows(key, sources, lambda row: str(names[row]), channels, check)
+            warn_of_skipped(number, len(rows), names)
+            sources, names, labels = taken(sources, rows), taken(names, rows), labels[rows]
+        if isinstance(sources, list) and isinstance(sources[0], Path):
+            paths = Paths.of(cast(list[Path], sources))
+            return Images(Lazy(paths, paths, size, channels), labels)
+        return Images(Lazy(sources, names, size, channels), labels)
+
+    def make() -> Images:
+        images = decode_all(sources, labels, lambda row: str(names[row]), size, channels, corrupt)
+        check()
+        return images
+
+    images = cached(f"{key}-{size[0]}x{size[1]}-{corrupt}", make)
+    warn_of_skipped(number, len(images), names)
+    return images
+
+
+def warn_of_skipped(number: int, readable: int, names: Sequence[str | Path]) -> None:
+    """Also where the readable images are in the cache, and none is tried again."""
+    if readable < number:
+        text = "%d of %d images, from %s to %s, cannot be read and are left out (`regard data check` names your own)"
+        log.warning(text, number - readable, number, names[0], names[number - 1])
+
+
+def _divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray) -> dict[str, Split]:
+    """Every fifth image of a random order within the classes, one class after the other, is for the test."""
+    order = generator("own", "split").permutation(len(sources))
+    order = order[np.argsort(labels[order], kind="stable")]
+    test, train = np.sort(order[::5]), np.sort(np.delete(order, np.s_[::5]))
+    alone = test[~np.isin(labels[test], labels[train])]  # classes of one image
+    test, train = np.setdiff1d(test, alone), np.union1d(train, alone)
+    return {
+        name: (taken(sources, rows), taken(names, rows), labels[rows])
+        for name, rows in (("train", train), ("test", test))
+    }
+
+
+def _from_shards(path: Path, files: list[Path]) -> tuple[tuple[str, ...], dict[str, Split]]:
+    """Shards in folders train and test, or with these words in their names; labels are numbers."""
+    parts = split_of_shards(path, files)
+    splits = {name: shards.read(part) for name, part in parts.items()}
+    for name, (_, _, labels) in splits.items():
+        if not len(labels):
+            raise DataError(f"the {name} shards of {path} have no image; expected members KEY.jpg and KEY.cls")
+    classes = tuple(str(label) for label in range(int(splits["train"][2].max()) + 1))
+    return classes, dict(splits)
+
+
+def split_of_shards(path: Path, files: list[Path], tests: tuple[str, ...] = TESTS) -> dict[str, list[Path]]:
+    """The shards of "train" and, if there are some, of "test", by the words in their names and folders.
+
+    tests: words of the test; the first one that is present is used. Raises: DataError without shards for training.
+    """
+    kinds: dict[str, list[Path]] = {}
+    for file in files:
+        found = [word for word in shards.words(path, file) if word in (*TRAINS, *TESTS, *tests)]
+        if len({word in TRAINS for word in found}) > 1:
+            raise DataError(f"{file} has the words {found[0]} and {found[-1]} in its path; keep that of its split")
+        kinds.setdefault(found[0] if found else "train", []).append(file)
+    train = [file for name in TRAINS for file in kinds.get(name, [])]
+    test = next((kinds[name] for name in tests if name in kinds), [])
+    if not train:
+        raise DataError(f"{path} has shards for the test only; name those for training, or their folder, train")
+    return {name: part for name, part in (("train", train), ("test", test)) if part}
+
+
+def _tables(path: Path) -> dict[str, Path]:
+    if path.suffix == ".parquet" and path.is_file():
+        return {"train": path}
+    if not path.is_dir():
+        return {}
+    files = [path / entry.name for entry in visible(path) if entry.name.endswith(".parquet")]
+    tables = {regular_file(file): file.stem.lower() for file in files}
+    splits = by_split(tables)
+    if "train" not in splits:
+        return {}
+    for file, name in tables.items():
+        if name not in (*TRAINS, *TESTS):
+            raise DataError(
+                f"{file} lies beside {splits['train'].name}, but has not the name of a split: call it test.parquet (or "
+                "val.parquet), or put it elsewhere"
+            )
+    for image in files_below(path, SUFFIXES):
+        raise DataError(f"{path} has a table ({splits['train'].name}) and also {image}; keep one kind of data there")
+    return splits
+
+
+def _from_tables(tables: dict[str, Path]) -> tuple[tuple[str, ...], dict[str, Split]]:
+    splits: dict[str, Split] = {}
+    classes: tuple[str, ...] = ()
+    for split, file in tables.items():
+        table = read_table(file)
+        image, label = (_column(file, table, names) for names in (IMAGES, LABELS))
+        sources = image_column(file, table[image])
+        names = class_names(file)
+        if classes and names and names != classes:
+            raise DataError(f"{file} has other class_names than {tables['train'].name}; make them equal")
+        classes = classes or names
+        rows = [f"row {row} of {file}" for row in range(len(sources))]
+        splits[split] = (sources, rows, _whole_labels(file, label, table[label]))
+    if not len(splits["train"][2]):
+        raise DataError(f"{tables['train']} has no rows")
+    count = int(splits["train"][2].max()) + 1
+    return classes or tuple(str(label) for label in range(count)), splits
+
+
+def _whole_labels(file: Path, name: str, column: Any) -> np.ndarray:
+    """A column of whole numbers as int64. Raises: DataError for missing ones, other types and too large ones."""
+    if column.null_count:
+        row = column.is_null().index(True).as_py()
+        raise DataError(f"{file}: column {name!r} has no label in row {row} ({column.null_count} in all); fill it in")
+    labels = column.to_numpy()
+    if labels.dtype.kind not in "iu":
+        raise DataError(
+            f"{file}: column {name!r} holds {labels.dtype}, expected one whole number from 0 for each image "
+            "(images with several labels are not supported)"
+        )
+    if len(labels) and int(labels.max()) >= LARGEST_LABEL:
+        row = int(labels.argmax())
+        raise DataError(f"{file}: label {labels[row]} of row {row} is too large; labels count classes from 0")
+    return labels.astype(np.int64)
+
+
+def read_table(file: Path) -> Any:
+    """A parquet file as a pyarrow table. Raises: DataError if it is damaged."""
+    require("pyarrow")
+
+    import pyarrow
+    import pyarrow.parquet
+
+    regular_file(file)
+    try:
+        return pyarrow.parquet.read_table(file)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{file} cannot be read as parquet ({reason}); download it again") from error
+
+
+def image_column(file: Path, column: Any) -> list[Source]:
+    """Encoded images of a column of bytes, or of structs with a field `bytes`, like Hugging Face. Raises: DataError."""
+    values = column.to_pylist()
+    sources = [value.get("bytes") if isinstance(value, dict) else value for value in values]
+    for row, source in enumerate(sources):
+        if not isinstance(source, bytes):
+            raise DataError(f"row {row} of {file} has no image bytes but {type(source).__name__}")
+    return cast(list[Source], sources)
+
+
+def class_names(file: Path) -> tuple[str, ...]:
+    """The names in the schema's metadata (`class_names`, a JSON list), or an empty tuple. Raises: DataError."""
+    require("pyarrow")
+
+    import pyarrow.parquet
+
+    metadata = pyarrow.parquet.read_schema(file).metadata or {}
+    try:
+        names = json.loads(metadata.get(b"class_names", b"[]"))
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{file}: class_names in its metadata is not a JSON list of strings; correct or remove it")
+    for name in names:
+        check_utf8(Path(name), DataError)
+    if len(set(names)) < len(names):
+        raise DataError(f"{file}: class_names in its metadata has a name twice; correct or remove it")
+    return tuple(names)
+
+
+def _column(file: Path, table: Any, names: tuple[str, ...]) -> str:
+    for name in names:
+        if table.column_names.count(name) > 1:
+            raise DataError(f"{file} has several columns {name}; remove or rename all but one")
+        if name in table.column_names:
+            return name
+    raise DataError(f"{file} has columns {', '.join(table.column_names)}; expected one of {', '.join(names)}")

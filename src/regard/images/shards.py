@@ -1,0 +1,244 @@
+"""WebDataset shards: tar files whose members with the same key, `KEY.jpg` and `KEY.cls`, are one sample.
+
+An index of the members is read first, so every image can be read by its number: order and augmentation are those of
+image files, and a run continues in the middle of an epoch.
+"""
+
+import gzip
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from io import BufferedReader
+from pathlib import Path
+from tarfile import EOFHeaderError, SubsequentHeaderError  # type: ignore[attr-defined]
+from typing import IO, Any, cast
+
+import numpy as np
+
+from regard.core import DataError, StoreError
+from regard.files.atomic import parse_json
+from regard.files.paths import files_below, printable, readable
+
+from .images import SUFFIXES
+from .rows import Rows
+
+SUFFIX = frozenset({".tar"})
+_BLOCK = 512  # of a tar file: headers and data begin at its multiples
+_LABELS = (".cls", ".json")
+GZIP = (".tgz", ".tar.gz")
+_COMPRESSED = frozenset({".tgz", ".gz", ".bz2", ".xz", ".zst"})
+_LARGEST_IMAGE, _LARGEST_LABEL = 2**31 - 1, 2**24
+"""Bytes of a member."""
+
+
+@dataclass(frozen=True, eq=False)
+class Members(Rows):
+    """Encoded images in shards, as bytes. shard: index into `files`; start, size: of the image's bytes; each (n,)."""
+
+    files: tuple[Path, ...]
+    shard: np.ndarray
+    start: np.ndarray
+    size: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+    def take(self, rows: np.ndarray) -> "Members":
+        return type(self)(self.files, self.shard[rows], self.start[rows], self.size[rows])
+
+    def item(self, row: int) -> bytes:
+        with self.files[self.shard[row]].open("rb") as stream:
+            stream.seek(int(self.start[row]))
+            return stream.read(int(self.size[row]))
+
+
+class MemberNames(Rows):
+    """The shard and the name of each image, read from its header."""
+
+    def __init__(self, members: Members) -> None:
+        self.members = members
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def take(self, rows: np.ndarray) -> "MemberNames":
+        return MemberNames(self.members.take(rows))
+
+    def item(self, row: int) -> str:
+        file, start = self.members.files[self.members.shard[row]], int(self.members.start[row])
+        with file.open("rb") as stream:
+            stream.seek(start - _BLOCK)
+            header = stream.read(_BLOCK)
+        return f"{header[:100].rstrip(bytes(1)).decode(errors='replace')} in {file}"
+
+
+def files_of(path: Path) -> list[Path]:
+    """The shards of a folder, sorted; [] if it has none.
+
+    Raises: DataError if images, tables or compressed shards lie beside shards: they would be left out.
+    """
+    files = files_below(path, SUFFIX) if path.is_dir() else []
+    if files:
+        for other in files_below(path, SUFFIXES | _COMPRESSED | {".parquet"}):
+            if other.suffix.lower() not in _COMPRESSED - {".tgz"}:
+                raise DataError(f"{path} has shards ({files[0].name}) and also {other}; keep one kind of data there")
+            if ".tar" in other.suffixes:
+                raise DataError(f"{other} is compressed, so its images cannot be read by number; unpack it to .tar")
+    return files
+
+
+def words(root: Path, file: Path) -> list[str]:
+    """The words of a shard's name and of its folders below `root`, which may name a split."""
+    return re.split(r"[^a-z]+", file.relative_to(root).with_suffix("").as_posix().lower())
+
+
+def read(files: list[Path]) -> tuple[Members, MemberNames, np.ndarray]:
+    """Images, their names and labels (n,) int64, in the order of the shards; no image is decoded.
+
+    Raises: DataError with shard and member for a shard that is damaged, or a sample without one image and one label.
+    """
+    return _read(tuple(files), tuple(map(_status, files)))
+
+
+def _status(file: Path) -> tuple[int, int]:
+    with readable(file):
+        status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=2)  # training and test: the data's digest and the training both need the index
+def _read(files: tuple[Path, ...], status: tuple[tuple[int, int], ...]) -> tuple[Members, MemberNames, np.ndarray]:
+    samples = [
+        np.array([(*place, label) for _, place, label in index(file)], np.int64).reshape(-1, 3) for file in files
+    ]
+    start, size, labels = np.concatenate(samples).T.copy()
+    shard = np.repeat(np.arange(len(files), dtype=np.int32), [len(part) for part in samples])
+    members = Members(files, shard, start, size.astype(np.int32))
+    return members, MemberNames(members), labels
+
+
+def index(file: Path) -> Iterator[tuple[str, tuple[int, int], int]]:
+    """Name, (start, size) and label of each image of a shard on disk; no image is read. Raises: DataError."""
+
+    def place(archive: tarfile.TarFile, member: tarfile.TarInfo) -> tuple[int, int]:
+        return member.offset_data, member.size
+
+    yield from _samples(file, _members(file, partial(tarfile.open, file, "r:", tarinfo=_Header), place))
+
+
+def in_order(file: str, stream: BufferedReader) -> Iterator[tuple[str, bytes, int]]:
+    """Name, bytes and label of each image of a shard, which is read from its beginning to its end, never backwards.
+
+    file: its name, for messages and for the compression (.tgz, .tar.gz). Raises: DataError, as for a shard on disk.
+    """
+    content = gzip.GzipFile(fileobj=stream) if file.lower().endswith(GZIP) else stream
+    opened = partial(tarfile.open, fileobj=content, mode="r|", tarinfo=_Header)
+    yield from _samples(file, _members(file, opened, _content))
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    return cast(IO[bytes], archive.extractfile(member)).read()
+
+
+def _samples(file: Path | str, members: Iterator[tuple[str, bool, Any]]) -> Iterator[tuple[str, Any, int]]:
+    """Name, image and label of each sample; the members of a sample stand one after another."""
+    key, name, image, label = "", "", None, None
+    for member, is_image, data in members:
+        folder, _, last = member.rpartition("/")
+        stem, _, kind = last.partition(".")
+        if f"{folder}/{stem}" != key:
+            if key:
+                yield name, *_sample(file, key, image, label)
+            key, image, label = f"{folder}/{stem}", None, None
+        if is_image:
+            if image is not None:
+                raise DataError(f"{printable(member)} in {file} is a second image of its sample; give each image a key")
+            name, image = member, data
+        else:
+            value = _label(file, printable(member), kind.lower(), data)
+            if None not in (label, value) and value != label:
+                raise DataError(f"sample {printable(stem)} in {file} has the labels {label} and {value}; keep one")
+            label = value if label is None else label
+    if key:
+        yield name, *_sample(file, key, image, label)
+
+
+def _sample(file: Path | str, key: str, image: Any, label: int | None) -> tuple[Any, int]:
+    for value, name in ((image, "image"), (label, "label (.cls, or .json with the key label)")):
+        if value is None:
+            raise DataError(f"sample {printable(key.strip('/'))} in {file} has no {name}")
+    return image, cast(int, label)
+
+
+class _Header(tarfile.TarInfo):
+    """A header that is damaged is an error. tarfile takes it for the end of the archive, after the first one."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except EOFHeaderError:  # zeros: the end
+            raise
+        except tarfile.HeaderError as error:
+            raise SubsequentHeaderError(str(error)) from error
+
+
+def _members(
+    file: Path | str, opened: Callable[[], tarfile.TarFile], image_of: Callable[[tarfile.TarFile, tarfile.TarInfo], Any]
+) -> Iterator[tuple[str, bool, Any]]:
+    """Images and labels of a shard: name, whether it is an image, and what `image_of` returns or the label's bytes."""
+    last = "its beginning"
+    try:
+        with opened() as archive:
+            for member in archive:
+                last = printable(member.name)
+                suffix = Path(member.name).suffix.lower()
+                if suffix in (*SUFFIXES, *_LABELS) and not Path(member.name).name.startswith("."):
+                    is_image = suffix in SUFFIXES
+                    _check_member(file, last, member, _LARGEST_IMAGE if is_image else _LARGEST_LABEL)
+                    if member.isfile():
+                        yield member.name, is_image, (image_of if is_image else _content)(archive, member)
+                archive.members = []  # type: ignore[attr-defined]  # it would keep all
+            _check_end(file, archive)
+    except DataError:
+        raise
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:  # ValueError: an odd number
+        raise DataError(f"{file} is damaged after {last} ({error}); write or download it again") from error
+
+
+def _check_member(file: Path | str, name: str, member: tarfile.TarInfo, most: int) -> None:
+    """Raises: DataError for a link, a device, a file with holes, and one of more than `most` bytes."""
+    if member.isdir():
+        return
+    if not member.isfile() or member.issparse():
+        raise DataError(f"{name} in {file} is a link, a device or a file with holes; write the shard with whole files")
+    if not 0 <= member.size <= most:
+        raise DataError(f"{name} in {file} has {member.size:,} bytes, expected at most {most:,}")
+
+
+def _check_end(file: Path | str, archive: tarfile.TarFile) -> None:
+    """Raises: DataError unless nothing but zeros follows the end of the archive."""
+    stream = cast(IO[bytes], archive.fileobj)
+    while rest := stream.read(2**20):
+        if rest.count(0) < len(rest):
+            raise DataError(f"{file} goes on after the end of its archive (files joined?); write it as one archive")
+
+
+def _label(file: Path | str, name: str, kind: str, data: bytes) -> int | None:
+    """A label; None for JSON without one. Raises: DataError for one that is no whole number of 0 or above."""
+    value: Any = data.decode(errors="replace").strip()
+    if kind.endswith("json"):
+        try:
+            content = parse_json(f"{name} in {file}", data)
+        except StoreError as error:
+            raise DataError(f"{name} in {file} is not JSON ({error.__cause__}); write it again") from error
+        value = content.get("label") if isinstance(content, dict) else None
+        if value is None:
+            return None
+    text = str(value)
+    if type(value) not in (int, str) or not re.fullmatch("[0-9]{1,18}", text) or int(text) >= 2**20:
+        raise DataError(f"{name} in {file} has the label {text[:40]!r}, expected a whole number from 0 on")
+    return int(text)

@@ -1,0 +1,133 @@
+"""A stream as a data set: training images in order, and a test split that is written into the cache once."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from regard.core import DataError
+from regard.files.cache import cache_folder
+from regard.images import own
+from regard.images import shards as archives
+from regard.images.images import ImageSet, size_before_crop
+from regard.images.progress import ProgressLine
+from regard.images.rows import Rows
+from regard.images.shards import Members
+
+from .feed import Stream
+from .files import Found, find, is_remote, is_table, stamp
+from .names import parse
+from .shards import Shards, count
+from .tables import columns_of
+
+log = logging.getLogger("regard.data")
+
+
+@lru_cache(maxsize=4)
+def _found(data: str, kind: str) -> Found:
+    return find(parse(data), kind)
+
+
+def identity(data: str, kind: str = "") -> str:
+    """A stream in a run's key: its files' digest, or its name and commit on the hub, with the user's choices.
+
+    kind: of the digest. Raises: DataError, MissingExtra.
+    """
+    return _found(data, kind).identity
+
+
+def splits(data: str, kind: str = "") -> tuple[tuple[str, ...], dict[str, Shards]]:
+    """The classes, and the counted shards of "train" and "test". Raises: DataError, MissingExtra."""
+    found = _found(data, kind)
+    columns = columns_of(found.splits["train"][0], parse(data)) if is_table(found.splits["train"][0]) else None
+    counted = {split: count(found, split, columns) for split in ("train", "test")}
+    names = columns.classes if columns is not None else ()
+    most = int(counted["train"].high.max(initial=-1)) + 1
+    classes = names or tuple(str(label) for label in range(most))
+    for split, shards in counted.items():
+        shards.check(split, len(classes))
+    return classes, counted
+
+
+def load(data: str, size: tuple[int, int], kind: str = "") -> ImageSet:
+    """A stream for images of `size` = (height, width); RGB of 8/7 of it, which are cropped later.
+
+    Nothing of the training split is read here but its counts. Raises: DataError, MissingExtra.
+    """
+    classes, counted = splits(data, kind)
+    found, train = _found(data, kind), counted["train"]
+    single = np.count_nonzero(train.low == train.high)
+    if len(train) > 1 and 2 * single > len(train):
+        log.warning("%d of %d shards of %s have one class only: write them in mixed order, since a stream mixes only "
+                    "images that lie near each other", single, len(train), found.title)  # fmt: skip
+    before = size_before_crop(size)
+    stamps = [stamp(file) for file in found.splits["test"]]
+    key = "stream1-" + hashlib.sha256(f"{found.identity} {stamps}".encode()).hexdigest()[:16]
+    sources, names, labels = _kept(found, counted["test"], key)
+    test = own.from_files(sources, names, labels, before, "stop", f"{key}-test")
+    stream = Stream.of(train, len(classes), before)
+    return ImageSet(found.identity, classes, stream, test, hashlib.sha256(found.identity.encode()).hexdigest())
+
+
+class Numbers(Rows):
+    """The names of the images of a test split: their numbers."""
+
+    def __init__(self, title: str, rows: np.ndarray) -> None:
+        self.title, self.rows = title, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows: np.ndarray) -> "Numbers":
+        return Numbers(self.title, self.rows[rows])
+
+    def item(self, row: int) -> str:
+        return f"image {self.rows[row]} of the test split of {self.title}"
+
+
+def _kept(found: Found, shards: Shards, key: str) -> tuple[Rows, Rows, np.ndarray]:
+    """Images, names and labels of a test split, of which every image can be read by its number.
+
+    `.tar` files of this machine are read in place; all others are copied into one file in the cache.
+    """
+    files = found.splits["test"]
+    if all(file.lower().endswith(".tar") and not is_remote(file) for file in files):
+        return archives.read([Path(file) for file in files])
+    path = cache_folder() / "streams" / f"{key}-test.bytes"
+    index = path.with_suffix(".npy")
+    table: np.ndarray | None = None
+    with suppress(OSError, ValueError, EOFError):
+        table = np.load(index)
+    if table is None or table.shape != (shards.images, 3) or not path.exists():
+        table = _copied(shards, path, index)
+    start, length, labels = table.T.copy()
+    members = Members((path,), np.zeros(len(table), np.int32), start, length)
+    return members, Numbers(found.title, np.arange(len(table))), labels
+
+
+def _copied(shards: Shards, path: Path, index: Path) -> np.ndarray:
+    """Start, bytes and label of each image, (n, 3), after all have been written one after another."""
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as target:
+            table = np.array(list(_written(shards, target)), np.int64).reshape(-1, 3)
+        part.replace(path)
+    except OSError as error:
+        raise DataError(f"the test split of {shards.title} cannot be kept in {path.parent}: {error}") from error
+    np.save(index, table)
+    return table
+
+
+def _written(shards: Shards, target: IO[bytes]) -> Iterator[tuple[int, int, int]]:
+    line = ProgressLine()
+    for shard in range(len(shards)):
+        for _, image, label in shards.read(shard):
+            yield target.tell(), target.write(image), label
+            line.show(f"keeping the test split of {shards.title}: {target.tell() / 1e6:.0f} MB")

@@ -1,0 +1,1 @@
+"""The laboratory: studies and analyses, their workers, tables and exports."""

@@ -1,0 +1,244 @@
+"""Analysis: a table or figure without training, computed from formulas or from the finished runs of a study."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from regard.core import ConfigError, StoreError, nearest
+from regard.files.records import read_record, write_record
+from regard.lab.results.layout import setting_names
+from regard.lab.results.results import Results
+
+if TYPE_CHECKING:
+    from regard.lab.train.run import Run
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """How a page draws a sheet. x, y: columns; series: the column whose values name the lines, "" = one.
+
+    kind: "line", "points" (with a regression line and r), "bars", or "heat" (x and y are the axes, value the colour).
+    logs: the logarithmic axes, of "xy". mark: (x, y) of a cell to mark in a heat map. outlines: for each entry of its
+    legend, the (x, y) of the cells inside an outline, orange for the first and blue for the second.
+    """
+
+    x: str
+    y: str
+    series: str = ""
+    kind: Literal["line", "points", "bars", "heat"] = "line"
+    value: str = ""
+    logs: str = ""
+    mark: tuple[float | int, float | int] | None = None
+    outlines: Mapping[str, Sequence[tuple[Cell, Cell]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """One table. published: the columns that have the paper's own numbers. folded: opens below its chart by a click.
+
+    Raises: ConfigError.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    chart: Chart | None = None
+    published: tuple[str, ...] = ()
+    folded: bool = False
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ConfigError(f"{self.title}: a row of {len(row)} cells under {len(self.columns)} columns: {row}")
+        charted = () if self.chart is None else (self.chart.x, self.chart.y, self.chart.series, self.chart.value)
+        for name in (*charted, *self.published):
+            if name and name not in self.columns:
+                raise ConfigError(f"{self.title}: no column {name!r}; {nearest(name, self.columns)}")
+
+    def column(self, name: str) -> list[Cell]:
+        """The values of one column."""
+        index = self.columns.index(name)
+        return [row[index] for row in self.rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture. image: base64 of a PNG; layers: overlays (base64 of PNGs with alpha) by name."""
+
+    title: str
+    image: str
+    note: str = ""
+    layers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """The store that an analysis reads. scale: that of the study. read: the keys of the runs that were read."""
+
+    store: Results
+    scale: str
+    read: dict[str, None] = field(default_factory=dict)
+
+    def run(self, key: str) -> "Run":
+        """A run of the store; the result of the analysis lists it. Raises: StoreError."""
+        from regard.lab.train.run import read_run
+
+        self.read[key] = None
+        return read_run(self.store, key)
+
+    def outcome(self, key: str) -> dict[str, Any]:
+        """The outcome of a run, {} if it is not finished; the result of the analysis lists it. Raises: StoreError."""
+        self.read[key] = None
+        return self.store.outcome(key) or {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """A table or figure without training.
+
+    compute: returns its sheets and pictures. of: the study whose finished runs it reads, "" if it reads none.
+    """
+
+    name: str
+    title: str
+    source: str
+    question: str
+    compute: Callable[[Source], Sequence[Sheet | Picture]]
+    of: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def analysis_path(results: Path | str, name: str, scale: str = "") -> Path:
+    """The path of an analysis's result. scale: of the study that it reads."""
+    return Path(results) / "analyses" / (f"{name}-{scale}.json" if scale else f"{name}.json")
+
+
+def run_analysis(analysis: Analysis, store: Results, scale: str = "desk") -> dict[str, Any]:
+    """Compute the result of an analysis, store it, and return it as plain data.
+
+    Raises: StoreError if the runs that it reads are missing; what `compute` raises.
+    """
+    import torch
+
+    from regard.lab.train.environment import code_version, environment
+
+    source = Source(store, scale)
+    parts = analysis.compute(source)
+    value = {
+        "analysis": analysis.name,
+        "title": analysis.title,
+        "source": analysis.source,
+        "question": analysis.question,
+        "of": analysis.of,
+        "scale": scale if analysis.of else "",
+        "notes": list(analysis.notes),
+        "sheets": [asdict(part) for part in parts if isinstance(part, Sheet)],
+        "pictures": [asdict(part) for part in parts if isinstance(part, Picture)],
+        "runs": [_run_record(key, store.outcome(key) or {}) for key in source.read],
+        "environment": environment(torch.device("cpu"), ""),
+        "code": code_version(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    write_record(analysis_path(store.root, analysis.name, scale if analysis.of else ""), value)
+    return value
+
+
+def _run_record(key: str, outcome: dict[str, Any]) -> dict[str, Any]:
+    """What a result records of a run that was read: its key, study, row, seed, code version and data."""
+    fields = {name: outcome.get(name) for name in ("study", "row", "seed", "code")}
+    data = outcome.get("data") or {}
+    return {"key": key, **fields, "data": data.get("name"), "checksum": data.get("checksum")}
+
+
+def load_analysis(path: Path | str) -> dict[str, Any]:
+    """A stored result. Raises: StoreError if it is missing (with a list of scales), damaged or of another version."""
+    path = Path(path)
+    if not path.exists():
+        results, (name, _, scale) = path.parents[1], path.stem.partition("-")
+        scales = ", ".join(f"--scale {setting}" for setting in setting_names(results, name, "analyses"))
+        hint = f"there are results with {scales}" if scales else "`regard study run` computes it"
+        raise StoreError(f"no result of {name}{f' at {scale} scale' if scale else ''} in {results}; {hint}")
+    value: dict[str, Any] = read_record(path)
+    return value
+
+
+def analyses(results: Path | str) -> list[Path]:
+    """The files of a store's analysis results, by name."""
+    return sorted((Path(results) / "analyses").glob("*.json"))
+
+
+def markdown(value: Mapping[str, Any]) -> str:
+    """Title, question, sheets and notes as Markdown; value: as `run_analysis` returns it."""
+    lines = [f"# {value['title']}", "", f"{value['question']} (Source: {value['source']}.)"]
+    for sheet in value["sheets"]:
+        lines += ["", f"## {sheet['title']}", ""] + ([sheet["note"], ""] if sheet["note"] else [])
+        lines += [_line(sheet["columns"]), _line(["---"] * len(sheet["columns"]))]
+        lines += [_line(row) for row in sheet["rows"]]
+    lines += ["", *(f"- {note}" for note in value["notes"])] if value["notes"] else []
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[Cell]) -> str:
+    return "| " + " | ".join(_text(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _text(cell: Cell) -> str:
+    """A cell with four significant figures; CSV and JSON have the exact numbers."""
+    return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) and abs(cell) < 1e4 else str(cell)
+
+
+def csv_text(value: Mapping[str, Any]) -> str:
+    """The sheets as CSV, one after the other, with the sheet's title in the first column."""
+    import csv
+    import io
+
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for sheet in value["sheets"]:
+        writer.writerow(["sheet", *sheet["columns"]])
+        writer.writerows([sheet["title"], *row] for row in sheet["rows"])
+    return out.getvalue()
+
+
+def trained_runs(source: Source, study: str, rows: str = "*") -> "list[tuple[str, int, str]]":
+    """(row, seed, key) of a study's finished runs in the store, in the order of the snapshot. rows: a glob of labels.
+
+    Raises: StoreError if there are none.
+    """
+    from fnmatch import fnmatchcase
+
+    from .table import load_snapshot
+
+    snapshot = load_snapshot(source.store.root, study, source.scale)
+    runs = [
+        (run["row"], int(run["seed"]), run["key"])
+        for run in snapshot["runs"]
+        if fnmatchcase(run["row"], rows) and source.store.status(run["key"]) == "done"
+    ]
+    if not runs:
+        raise StoreError(
+            f"no finished run of {study} ({source.scale} scale) in {source.store.root}; "
+            f"regard study run {study} --scale {source.scale}"
+        )
+    return runs
+
+
+__all__ = [
+    "Analysis",
+    "Chart",
+    "Picture",
+    "Sheet",
+    "Source",
+    "analyses",
+    "analysis_path",
+    "csv_text",
+    "run_analysis",
+    "load_analysis",
+    "markdown",
+    "trained_runs",
+]

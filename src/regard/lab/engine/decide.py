@@ -1,0 +1,332 @@
+"""`regard study run --decide`: seeds are added to the rows of undecided claims, until nothing more can be decided."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.core import ConfigError
+from regard.core.validation import checked
+from regard.lab.results.results import Results
+from regard.lab.statistics.sequential import Looks, gate_passed, next_pairs
+from regard.lab.train.environment import resolved_device
+from regard.lab.train.run import Run
+
+from .claims import claim_differences, claim_rows, gate_differences, judgeable, row_values
+from .comparability import device_type, on_one_device
+from .estimate import estimate
+from .executors.base import Place
+from .jobs import ENDED
+from .power import missing_seconds, row_seconds
+from .progress import Event
+from .run_jobs import needs
+from .run_study import Execution, check_jobs, execute_jobs, execution, planned_jobs, reset
+from .snapshot import removed_if_refused, write_snapshot
+from .study import Row, Study
+from .table import load_snapshot, snapshot_path
+from .tuning import chosen, tuning_runs, with_rates
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How deciding ended. reason: a sentence. counts: of the runs of this call by state."""
+
+    reason: str
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """labels: the rows that are needed next. runs: of these, and of rows that have some already. reason: why it ends
+    when all these runs have ended."""
+
+    labels: Set[str]
+    runs: Sequence[tuple[Row, Run]]
+    reason: str
+
+
+@checked
+def decide(
+    study: Study,
+    scale: str,
+    store: Results,
+    *,
+    hours: float | int = 6.0,
+    workers: int | None = None,
+    compile: bool = False,
+    devices: int = 1,
+    place: Place | None = None,
+    tune: bool | None = None,
+    rows: str = "",
+    retry: bool = False,
+    watch: Callable[[Event], None] | None = None,
+) -> Decision:
+    """Train seeds until every claim is decided, nothing can be decided in the time left, or the hours are spent.
+
+    The interim analyses are stored in the study's snapshot before the first run; a second call goes on with them. First
+    the baseline and the controls get seeds, until the gate is passed; then both sides of undecided claims, those first
+    whose next analysis takes the least time. No run begins after `hours`; those that run end. tune: choose the learning
+    rate of every row on a validation part (`tuning`) before its first run; None: at desk scale. rows: by label or glob,
+    rows that get their first seeds in any case, such as those that no claim names. The others are as in `run_study`.
+    Raises: ConfigError for a study whose seeds were fixed when it began, for one whose claims or runs are not those of
+    its first analyses, and for an unknown row; otherwise as `run_study`.
+    """
+    if hours <= 0:
+        raise ConfigError(f"hours is a positive number, not {hours}")
+    how = execution(workers, place, devices, compile)
+    tune = scale == "desk" if tune is None else tune
+    further = [row.label for row in study.rows(scale, rows)] if rows else []
+    check_jobs(study, scale, planned_jobs(study, scale, study.runs(scale, seeds=1)), how)
+    with removed_if_refused(study, scale, store):
+        looks, tuning = _looks(study, scale, store), _Tuning(study, scale, store, tune)
+        tuning.check_unchanged(tuning.study())
+        if how.place.here:
+            tuning.check_device()
+        write_snapshot(study, scale, store, planned=(), looks=looks)
+        if retry:
+            tuning.retry(looks)
+        return _decide(tuning, looks, hours, how, further, watch)
+
+
+def _decide(
+    tuning: "_Tuning",
+    looks: Looks,
+    hours: float | int,
+    how: Execution,
+    further: Sequence[str],
+    watch: Callable[[Event], None] | None,
+) -> Decision:
+    start, totals = time.monotonic(), dict[str, int]()
+    scale, store, processes = tuning.scale, tuning.store, how.place.slots(how.devices)
+    while True:
+        left = 3600 * hours - (time.monotonic() - start)
+        study = tuning.study()
+        plan = _planned(study, scale, store, looks, left, processes, further)
+        untuned = tuning.runs_for(plan.labels)
+        if not untuned:
+            tuning.check_unchanged(study)
+            write_snapshot(study, scale, store, planned=plan.runs, looks=looks)
+        missing = [(row, run) for row, run in untuned or plan.runs if store.status(run.key) not in ENDED]
+        if not missing:
+            return Decision(plan.reason, totals)
+        if left <= 0:
+            return Decision(f"the {hours:g} hours are spent; the same command goes on", totals)
+        jobs = planned_jobs(study, scale, missing, how.compile)
+        counts = execute_jobs(jobs, store, how, watch, start + 3600 * hours)
+        totals = {state: totals.get(state, 0) + number for state, number in counts.items()}
+        if others := {state: number for state, number in counts.items() if number and state not in ENDED}:
+            busy = "another process executes runs of it; the same command goes on when they have ended"
+            stopped = "runs were stopped; the same command continues them"
+            return Decision(busy if set(others) == {"busy"} else stopped, totals)
+
+
+class _Tuning:
+    """The learning rates of a study's rows: of rows that have runs, those of these runs; of others, chosen first."""
+
+    def __init__(self, study: Study, scale: str, store: Results, tune: bool) -> None:
+        self.plain, self.scale, self.store = study, scale, store
+        self.runs = tuning_runs(study, scale) if tune else []
+        begun = snapshot_path(store.root, study.name, study.setting_name(scale)).exists()
+        listed = load_snapshot(store.root, study.name, study.setting_name(scale))["runs"] if begun else []
+        self.listed = [run for run in listed if store.outcome(run["key"]) is not None]
+        self.as_they_are = {run["row"] for run in self.listed if self._key(study, run) == run["key"]}
+
+    def _key(self, study: Study, run: Mapping[str, Any]) -> str:
+        """The key that the run of a snapshot has in a study; "" without its row."""
+        rows = [row for row in study.setting(self.scale).rows if row.label == run["row"]]
+        return study.run(self.scale, rows[0], run["seed"]).key if rows else ""
+
+    def study(self) -> Study:
+        """The study with the rates that are chosen."""
+        return with_rates(self.plain, self.scale, chosen(self.runs, self.store, self.plain.metric))
+
+    def runs_for(self, labels: Set[str]) -> list[tuple[Row, Run]]:
+        """The runs that choose the rates of these rows, where they have not ended and no run has a rate yet."""
+        known = chosen(self.runs, self.store, self.plain.metric).keys() | self.as_they_are
+        return [(row, run) for row, run in self.runs if row.label in labels - known]
+
+    def retry(self, looks: Looks) -> None:
+        """Reopen failed runs; those that choose the rate of a row only while no run has it."""
+        done = {run["row"] for run in self.listed if (self.store.outcome(run["key"]) or {}).get("status") == "done"}
+        reset([run for row, run in self.runs if row.label not in done], self.store, False)
+        reset([run for _, run in self.study().runs(self.scale, seeds=2 * looks.pairs[-1])], self.store, False)
+
+    def check_device(self) -> None:
+        """Raises: ConfigError if the finished runs are of another type of device than this machine would use."""
+        outcomes = [self.store.outcome(run["key"]) or {} for run in self.listed]
+        types = {device_type(outcome) for outcome in outcomes if outcome.get("environment")}
+        here = device_type({"environment": {"device": resolved_device("auto")}})
+        if types and here not in types:
+            raise ConfigError(
+                f"{self.plain.name} was begun on {' and '.join(types)}, this machine would go on on {here}, and an "
+                "interval never mixes types of devices: go on there, or begin it in another folder: --results FOLDER"
+            )
+
+    def check_unchanged(self, study: Study) -> None:
+        """Raises: ConfigError if a run that was tested is not one of the study any more."""
+        for run in self.listed:
+            if self._key(study, run) != run["key"]:
+                raise ConfigError(
+                    f"{study.name} is not what it was at its first interim analysis: row {run['row']}, seed "
+                    f"{run['seed']} is another run now, by its task, recipe, mechanism or learning rate. To test new "
+                    "runs under the same error level would break it; carry it out again in another folder: --results "
+                    "FOLDER"
+                )
+
+
+def _looks(study: Study, scale: str, store: Results) -> Looks:
+    """The stored interim analyses, or new ones for a study without results. Raises: ConfigError."""
+    if scale == "smoke":
+        raise ConfigError("smoke scale judges no claim: use --decide with --scale desk or paper")
+    name = study.setting_name(scale)
+    if not snapshot_path(store.root, study.name, name).exists():
+        return Looks()
+    snapshot = load_snapshot(store.root, study.name, name)
+    if snapshot.get("decide") is None:
+        if all(store.outcome(run["key"]) is None for run in snapshot["runs"]):
+            return Looks()
+        raise ConfigError(
+            f"{study.name} at {name} scale began with a fixed number of seeds, so its verdicts use Holm's correction; "
+            "to add seeds until it is decided, begin it in another folder: --results FOLDER"
+        )
+    return Looks.from_json(snapshot["decide"])
+
+
+def _planned(
+    study: Study, scale: str, store: Results, looks: Looks, left: float, processes: int, further: Sequence[str]
+) -> _Plan:
+    """The runs of the next interim analyses, seed by seed: of the cheapest ones that keep all processes busy.
+
+    left: seconds, in which nothing else runs. further: rows that get their first seeds at last.
+    """
+    possible = study.runs(scale, seeds=2 * looks.pairs[-1])  # with room for runs that fail
+    outcomes = [(row.label, run, store.outcome(run.key)) for row, run in possible]
+    ended = [
+        {"row": label, "seed": run.seed, "key": run.key, "outcome": outcome}
+        for label, run, outcome in outcomes
+        if outcome is not None
+    ]
+    runs, mixed = on_one_device(ended)
+    rows: list[dict[str, Any]] = [{"label": row.label, "control": row.control} for row in study.rows(scale)]
+    snapshot = {"rows": rows, "scale": scale, "claims": [asdict(claim) for claim in study.claims]}
+    controls = [row["label"] for row in rows if row["control"]]
+    claims = [claim_rows(claim) for claim in judgeable(snapshot)]
+    values = {row["label"]: row_values(runs, row["label"], study.metric) for row in rows}
+    gate = gate_differences(values, controls, study.baseline)
+    passed = bool(gate_passed(looks, gate))
+    times = _Times(possible, store, runs, _estimated(study, scale, store, claims, runs, processes) if passed else {})
+    reachable = _reachable(looks, claims, times, left * processes)
+    wanted = next_pairs(looks, claim_differences(snapshot, runs), gate, reachable)
+    failed = {label: {run["seed"] for run in runs if run["row"] == label and _failed(run)} for label in values}
+    compared = [*claims, *((study.baseline, label) for label in controls)]
+    asked = [(labels, pairs) for labels, pairs in zip(compared, np.concatenate(wanted).tolist(), strict=True) if pairs]
+    seeds_of = [(labels, _seeds_for(pairs, [failed[label] for label in labels])) for labels, pairs in asked]
+    lost = sorted({label for labels, seeds in seeds_of for label in labels if not seeds and failed[label]})
+    needed = [(labels, seeds) for labels, seeds in seeds_of if seeds]
+    needed = needed or [((label,), looks.pairs[0]) for label in further]
+    places = {seed: index for index, seed in enumerate(dict.fromkeys(run.seed for _, run in possible))}
+    numbers, lacking = dict.fromkeys(values, 0), 0
+    for labels, seeds in sorted(needed, key=lambda each: times.lacking(*each)):
+        if lacking >= 2 * processes:
+            break
+        numbers |= {label: max(numbers[label], seeds) for label in labels}
+        lacking = sum(places[run.seed] < numbers[label] for label, run, outcome in outcomes if outcome is None)
+    listed = {label for labels in compared for label in labels} | set(further)
+    return _Plan(
+        {label for label, number in numbers.items() if number},
+        [
+            (row, run)
+            for (row, run), (label, _, outcome) in zip(possible, outcomes, strict=True)
+            if places[run.seed] < numbers[label] or (label in listed and outcome is not None)
+        ],
+        _reason(
+            study.baseline, controls, passed, {label: len(failed[label]) for label in lost}, mixed if asked else ()
+        ),
+    )
+
+
+def _reason(baseline: str, controls: Sequence[str], passed: bool, lost: Mapping[str, int], mixed: Sequence[str]) -> str:
+    """Why nothing is left to be trained. lost: failed runs of rows that nothing can be decided with. mixed: that runs
+    of another device, which are there, do not count."""
+    if mixed:
+        return f"{mixed[0]}, so only further seeds of the first type would count"
+    if lost:
+        rows = ", ".join(f"{number} of {label}" for label, number in lost.items())
+        return f"too many runs failed ({rows}); --retry repeats them"
+    if passed:
+        return "every claim is decided, or has hardly a chance in the analyses and the time left"
+    return (
+        f"{baseline} is not shown to be above {' and '.join(controls)}, and more seeds have hardly a chance to show "
+        "it: no claim can be judged here"
+    )
+
+
+def _estimated(
+    study: Study,
+    scale: str,
+    store: Results,
+    claims: Sequence[tuple[str, ...]],
+    runs: Sequence[Mapping[str, Any]],
+    processes: int,
+) -> dict[str, float]:
+    """The estimated seconds of a run of the rows of claims that have none, at desk scale: from a few timed steps."""
+    setting, known = study.setting(scale), {run["row"] for run in runs}
+    new = {label for labels in claims for label in labels} - known
+    rows = tuple(row for row in setting.rows if row.label in new)
+    if scale != "desk" or len(claims) < 2 or not rows:
+        return {}
+    alone = {scale: replace(setting, rows=rows)}
+    timed = estimate(replace(study, settings=alone, baseline=rows[0].label, claims=()), scale, store, processes)
+    return {label: seconds for (label, part), seconds in timed.items() if part == 0}
+
+
+def _failed(run: Mapping[str, Any]) -> bool:
+    return run["outcome"].get("status") != "done"
+
+
+def _seeds_for(pairs: int, failed: Sequence[set[int]]) -> int:
+    """Seeds that give a number of pairs if no further run fails; none where half of them failed."""
+    lost = len(set().union(*failed))
+    return 0 if lost > pairs else pairs + lost * (pairs > 0)
+
+
+class _Times:
+    """What further seeds of rows take, with the runs that they start or learn from.
+
+    estimated: seconds of a run of rows without finished ones; others take the mean of all rows.
+    """
+
+    def __init__(
+        self,
+        possible: Sequence[tuple[Row, Run]],
+        store: Results,
+        runs: Sequence[Mapping[str, Any]],
+        estimated: Mapping[str, float],
+    ) -> None:
+        labels = list(dict.fromkeys(row.label for row, _ in possible))
+        self.each, self.counts = row_seconds(labels, runs)
+        self.each |= {label: seconds for label, seconds in estimated.items() if not self.counts[label]}
+        needed = [(row.label, {each.key for each in needs(run)}) for row, run in possible]
+        outcomes = {key: store.outcome(key) for key in set().union(*(keys for _, keys in needed))}
+        seconds = [float(outcome.get("seconds") or 0.0) for outcome in outcomes.values() if outcome is not None]
+        self.mean = fmean(seconds) if seconds else 0.0
+        self.keys: dict[str, list[set[str]]] = {}
+        for label, keys in needed:
+            self.keys.setdefault(label, []).append({key for key in keys if outcomes[key] is None})
+
+    def lacking(self, labels: Sequence[str], seeds: int) -> float:
+        """Seconds of the runs that rows lack to a number of seeds; runs that they need first count once each."""
+        first = set().union(*(keys for label in labels for keys in self.keys[label][:seeds]))
+        return missing_seconds(labels, seeds, self.each, self.counts) + self.mean * len(first)
+
+
+def _reachable(looks: Looks, claims: Sequence[tuple[str, ...]], times: _Times, seconds: float) -> NDArray[np.int64]:
+    """The largest interim analysis that each claim can reach alone in so many seconds of the processes."""
+    reachable = [
+        max((pairs for pairs in looks.pairs if times.lacking(labels, pairs) <= seconds), default=0) for labels in claims
+    ]
+    return np.array(reachable, np.int64)

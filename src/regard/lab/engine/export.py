@@ -1,0 +1,198 @@
+"""Export of a study's table and evidence, and import of runs from another machine. Needs no torch."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from regard.core import StoreError
+from regard.files.records import read_record, write_record
+from regard.lab.results.housekeeping import remove_training
+from regard.lab.results.import_checks import check_name, check_outcome, check_same_run, check_snapshot, further_runs
+from regard.lab.results.layout import setting_name_of
+from regard.lab.results.results import Results
+
+from .table import Table, listed_outcome, load_snapshot, snapshot_path
+
+LONGEST = 400
+"""Characters of an entry about the data that snapshots and evidence have; longer ones (the names of many classes, a
+tokenizer) serve to build the model and stay in the store."""
+
+
+def short_entries(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a record that have at most `LONGEST` characters as JSON."""
+    return {name: value for name, value in record.items() if len(json.dumps(value)) <= LONGEST}
+
+
+def evidence(root: Path | str, name: str, scale: str) -> dict[str, Any]:
+    """A study's snapshot, all outcomes and the table as plain data, which `import_runs` can read."""
+    snapshot = load_snapshot(root, name, scale)
+    store = Results(root)
+    stored = [outcome for run in snapshot["runs"] if (outcome := listed_outcome(store, run)) is not None]
+    outcomes = [{**outcome, "data": short_entries(outcome.get("data") or {})} for outcome in stored]
+    return {"snapshot": snapshot, "outcomes": outcomes, "table": Table.load(root, name, scale).to_json()}
+
+
+def import_runs(path: Path | str, store: Results, replace: bool = False) -> dict[str, int]:
+    """Import finished runs: an outcome file, a folder of them, another store, or evidence files.
+
+    Runs that are finished in the store are not changed unless `replace`. Returns the numbers of new runs, of known ones
+    (finished in the store), of snapshots, and of runs that are left out, because their task, recipe, mechanism or host
+    differs from the store's study, or because the row already has their seed. Everything is checked before anything is
+    written.
+    Raises: StoreError if there is nothing to import, or a file is damaged or of another version.
+    """
+    outcomes, snapshots = _read_files(Path(path))
+    if not outcomes and not snapshots:
+        raise StoreError(f"{path} holds no outcome.json, snapshot or evidence file of regard; give a results folder")
+    counts = {"new": 0, "known": 0, "snapshots": 0, "left out": 0}
+    for snapshot in snapshots:
+        _import_snapshot(snapshot, store, counts)
+    for outcome in outcomes:
+        _import_outcome(outcome, store, replace, counts)
+    return counts
+
+
+def csv_text(table: Table) -> str:
+    """One line for each finished run: row, seed and the metrics."""
+    names = sorted({name for run in table.runs for name in run["outcome"].get("metrics") or {}})
+    names.sort(key=lambda name: name != table.metric)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["row", "seed", *names])
+    order = {line.label: index for index, line in enumerate(table.rows)}
+    for run in sorted(table.runs, key=lambda run: (order[run["row"]], run["seed"])):
+        metrics = run["outcome"].get("metrics") or {}
+        writer.writerow([run["row"], run["seed"], *("" if metrics.get(n) is None else metrics[n] for n in names)])
+    return out.getvalue()
+
+
+def json_text(table: Table) -> str:
+    """The table with its claims and gate as JSON."""
+    return json.dumps(table.to_json(), indent=1, ensure_ascii=False) + "\n"
+
+
+def markdown(table: Table) -> str:
+    """The table, its claims and warnings in Markdown."""
+    lines = [f"**{table.title}** ({table.caption})", "", table.gate.sentence, ""]
+    head = _head(table, "95 % interval")
+    lines += [f"| {' | '.join(_pipe(cell) for cell in head)} |", "|---" * len(head) + "|"]
+    lines += [f"| {' | '.join(_pipe(cell) for cell in cells)} |" for cells in _cells(table)]
+    if table.gate.passed and table.gate.gain is not None:
+        lines += ["", f"share: of what attention brings over the better control, {table.gate.gain:.2f}"]
+    lines += ["", table.headline, "", *(f"- {claim.sentence}" for claim in table.claims)]
+    lines += [f"- note: {text}" for text in (*table.warnings, *table.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def latex(table: Table) -> str:
+    """The table as a LaTeX tabular."""
+    lines = [f"% {table.title}; {table.caption}", r"\begin{tabular}{lrrrrrrrr}", r"\hline"]
+    lines += [" & ".join(map(_tex, _head(table, "interval"))) + r" \\", r"\hline"]
+    lines += [" & ".join(map(_tex, cells)) + r" \\" for cells in _cells(table)]
+    return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"
+
+
+FORMATS = {"csv": csv_text, "json": json_text, "md": markdown, "tex": latex}
+
+
+def _head(table: Table, interval: str) -> tuple[str, ...]:
+    return "row", "n", table.metric, interval, f"minus {table.baseline}", interval, "share", "parameters", "MACs"
+
+
+def _cells(table: Table) -> Iterator[tuple[str, ...]]:
+    for line in table.rows:
+        difference = line.difference
+        label = f"{line.label} (control)" if line.control else line.label
+        yield (
+            label, str(line.n), _number(line.mean), _span(line.low, line.high),
+            "" if difference is None else _number(difference.mean, "+"),
+            "" if difference is None else _span(difference.low, difference.high, "+"),
+            "" if line.share is None else f"{100 * line.share:.0f} %",
+            "" if line.parameters is None else f"{line.parameters:,}", "" if line.macs is None else f"{line.macs:,}",
+        )  # fmt: skip
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    return "" if value is None else f"{value:{sign}.2f}"
+
+
+def _span(low: float | None, high: float | None, sign: str = "") -> str:
+    return "" if low is None or high is None else f"[{low:{sign}.2f}, {high:{sign}.2f}]"
+
+
+def _pipe(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _tex(text: str) -> str:
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(special.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)
+
+
+def _read_files(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(outcomes, snapshots) in a file or folder, checked."""
+    if not path.exists():
+        raise StoreError(f"there is no {path}; give a file or folder with finished runs")
+    outcomes, snapshots = list[dict[str, Any]](), list[dict[str, Any]]()
+    for file in [path] if path.is_file() else sorted(path.rglob("*.json")):
+        if path.is_dir() and (file.name == "run.json" or file.parent.name == "probes"):
+            continue
+        file_outcomes, file_snapshots = _contents(read_record(file))
+        for snapshot in file_snapshots:
+            check_snapshot(file, snapshot)
+            check_name(file, snapshot)
+        for outcome in file_outcomes:
+            check_outcome(file, outcome)
+            if file.name == "outcome.json":
+                check_same_run(file, outcome)
+        keys = [outcome["key"] for outcome in file_outcomes]
+        if repeated := [key for key in keys if keys.count(key) > 1]:
+            raise StoreError(f"{file} has two outcomes of run {repeated[0]}; it is damaged or was changed")
+        outcomes += file_outcomes
+        snapshots += file_snapshots
+    return outcomes, snapshots
+
+
+def _contents(value: Any) -> tuple[list[Any], list[Any]]:
+    """(outcomes, snapshots) in the content of a file."""
+    if not isinstance(value, dict):
+        return [], []
+    if "status" in value and "key" in value:
+        return [value], []
+    if {"rows", "runs", "metric", "study"} <= value.keys():
+        return [], [value]
+    if {"snapshot", "outcomes"} <= value.keys():
+        outcomes = value["outcomes"]
+        return outcomes if isinstance(outcomes, list) else [outcomes], [value["snapshot"]]
+    return [], []
+
+
+def _import_outcome(value: Mapping[str, Any], store: Results, replace: bool, counts: dict[str, int]) -> None:
+    key = value["key"]
+    present = store.outcome(key)
+    if present is not None and present.get("status") == "done" and not replace:
+        counts["known"] += 1
+        return
+    with store.lock(key, wait=10.0) as folder:
+        if present is None or present.get("status") != "done":
+            remove_training(folder)  # weights of a half-trained run are not those of this outcome
+        store.finish(key, dict(value))
+    counts["new"] += 1
+
+
+def _import_snapshot(value: dict[str, Any], store: Results, counts: dict[str, int]) -> None:
+    """Write a snapshot that the store does not have; else add its runs of equal rows to the store's snapshot."""
+    name, setting = value["study"], setting_name_of(value)
+    path = snapshot_path(store.root, name, setting)
+    counts["snapshots"] += 1
+    if not path.exists():
+        write_record(path, value)
+        return
+    stored = load_snapshot(store.root, name, setting)
+    further, keys = further_runs(stored, value), {run["key"] for run in stored["runs"]}
+    counts["left out"] += sum(run not in further and run["key"] not in keys for run in value["runs"])
+    if further:
+        write_record(path, {**stored, "runs": [*stored["runs"], *further]})

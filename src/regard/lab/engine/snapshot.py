@@ -1,0 +1,167 @@
+"""The snapshot of a study at one scale, written beside its results: all that tables and reports need of the study."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from regard.core import ConfigError, RegardError
+from regard.files.records import read_record, write_record
+from regard.lab.results.import_checks import further_runs, same_rows
+from regard.lab.results.results import Results
+from regard.lab.statistics.sequential import Looks
+from regard.mixers.spelling import spell
+
+from .export import short_entries
+from .table import load_snapshot, snapshot_path
+
+if TYPE_CHECKING:
+    from regard.lab.train.run import Run
+
+    from .study import Row, Setting, Study
+
+
+def write_snapshot(
+    study: "Study",
+    scale: str,
+    store: Results,
+    seeds: int | None = None,
+    rows: str = "*",
+    planned: "Sequence[tuple[Row, Run]] | None" = None,
+    looks: Looks | None = None,
+) -> dict[str, Any]:
+    """Write and return the snapshot of one scale.
+
+    Runs of an earlier snapshot, such as further seeds, stay listed if their rows did not change and, unless nothing is
+    planned, would have the same keys now. So do parameters and MACs. seeds: their number instead of the setting's.
+    rows: the rows for which seeds beyond the setting's are listed; the setting's own seeds are listed for all rows,
+    since a table needs all of them. planned: instead of these, the runs to list. looks: the interim analyses of a study
+    whose seeds are added until it is decided; those of an earlier snapshot stay.
+    Raises: ConfigError, also if an earlier snapshot has interim analyses and there are none now, or the claims are not
+    those for which they were fixed; StoreError.
+    """
+    setting = study.setting(scale)
+    if planned is None:
+        planned = [] if setting.recipe is None else _planned(study, scale, seeds, rows)
+    value: dict[str, Any] = {
+        "study": study.name,
+        "title": study.title,
+        "source": study.source,
+        "scale": scale,
+        "variant": setting.variant,
+        "question": study.question,
+        "metric": study.metric,
+        "baseline": study.baseline,
+        "pooled": study.pooled,
+        "notes": list(study.notes),
+        "task": spell(setting.task.identity()),
+        "data": data_record(setting),
+        "recipe": spell(setting.recipe) if setting.recipe is not None else "",
+        "rows": [describe(row, setting) for row in setting.rows],
+        "claims": [asdict(claim) for claim in study.claims],
+        "runs": [{"key": run.key, "row": row.label, "seed": run.seed} for row, run in planned],
+    }
+    if looks is not None:
+        value["decide"] = looks.to_json()
+    path = snapshot_path(store.root, study.name, study.setting_name(scale))
+    if path.exists():
+        earlier = load_snapshot(store.root, study.name, study.setting_name(scale))
+        _add_counts(value, earlier)
+        further = further_runs(value, earlier)
+        value["runs"] += [run for run in further if _has_its_key(study, scale, run)] if planned else further
+        if earlier.get("decide") is not None:
+            _keep_analyses(value, earlier, store)
+    write_record(path, value)
+    return value
+
+
+@contextmanager
+def removed_if_refused(study: "Study", scale: str, store: Results) -> Iterator[None]:
+    """For a block that writes the snapshot and executes runs: of a place that refuses them nothing is left.
+
+    A new snapshot is removed again, with the folders that are new, if a RegardError ends the block and none of its runs
+    has begun.
+    """
+    path = snapshot_path(store.root, study.name, study.setting_name(scale))
+    new = [each for each in (path, path.parent, store.root) if not each.exists()]
+    try:
+        yield
+    except RegardError:
+        begun = path.exists() and any(store.status(run["key"]) != "new" for run in read_record(path)["runs"])
+        if path in new and not begun:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder that is not empty stays
+                for folder in new[1:]:
+                    folder.rmdir()
+        raise
+
+
+def _planned(study: "Study", scale: str, seeds: int | None, rows: str) -> list[tuple["Row", "Run"]]:
+    own_seeds = study.setting(scale).numbers
+    runs = study.runs(scale, seeds=None if seeds is None else min(seeds, len(own_seeds)))
+    return [*runs, *(pair for pair in study.runs(scale, rows, seeds) if pair[1].seed not in own_seeds)]
+
+
+def data_record(setting: "Setting") -> dict[str, Any]:
+    """Name, checksum and sizes of the data. Raises: DataError if the data are missing."""
+    return short_entries({**setting.task.record(), "unit": setting.task.unit})
+
+
+def describe(row: "Row", setting: "Setting") -> dict[str, Any]:
+    """A row of the setting as plain data."""
+    spelling = spell(row.mixer) if row.mixer is not None else "no mixer" if row.removed else "the host's own attention"
+    return {
+        "label": row.label,
+        "spelling": spelling,
+        "host": setting.task_of(row).host,
+        "control": row.control,
+        "card": _card(row),
+        "paper": dict(row.paper),
+        "exact": dict(row.exact),
+        "notes": list(row.notes),
+        "parameters": None,
+        "macs": None,
+    }
+
+
+def _card(row: "Row") -> dict[str, Any] | None:
+    if row.mixer is None:
+        return None
+    fields = asdict(row.mixer.card)
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in fields.items()}
+
+
+def _has_its_key(study: "Study", scale: str, run: Mapping[str, Any]) -> bool:
+    """Whether a listed run is the one that its row and seed have now: the row's recipe may have changed."""
+    (row,) = (row for row in study.setting(scale).rows if row.label == run["row"])
+    return bool(study.run(scale, row, run["seed"]).key == run["key"])
+
+
+def _add_counts(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:
+    """Add the counts of an earlier snapshot, for rows that did not change."""
+    earlier_rows, same = {row["label"]: row for row in earlier["rows"]}, same_rows(value, earlier)
+    for row in value["rows"]:
+        if row["label"] in same:
+            for name in ("parameters", "macs"):
+                row[name] = earlier_rows[row["label"]].get(name)
+
+
+def _keep_analyses(value: dict[str, Any], earlier: Mapping[str, Any], store: Results) -> None:
+    """Take over the interim analyses of an earlier snapshot. Raises: ConfigError without any now, for other claims."""
+    if value.get("decide") is None:
+        folder = shlex.quote(str(store.root))
+        changed = ", with the same --data, --host, --size and --set" if value["variant"] else ""
+        raise ConfigError(
+            f"{value['study']} began with seeds that are added until its claims are decided, and a number of seeds "
+            "fixed after a look at results would break its error level; continue it with: regard study run "
+            f"{value['study']} --scale {value['scale']} --decide --results {folder}{changed}; or begin with a fixed "
+            "number in another folder: --results FOLDER"
+        )
+    value["decide"] = earlier["decide"]
+    if json.loads(json.dumps(value["claims"])) != earlier["claims"]:
+        raise ConfigError(
+            f"the claims of {value['study']} changed after its interim analyses were fixed, which would break "
+            "their error level; carry it out again in another folder: --results FOLDER"
+        )

@@ -1,0 +1,253 @@
+"""Table: the results of one study at one scale, with the verdicts on its gate and claims. Needs no torch.
+
+It is computed from the study's snapshot and the outcomes of its runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from regard.core import ConfigError, StoreError, nearest
+from regard.files.records import read_record
+from regard.lab.results.import_checks import check_listed, check_snapshot
+from regard.lab.results.results import Results
+from regard.lab.statistics.sequential import Looks
+from regard.measure.intervals import Interval, Pooled, interval, paired, pooled
+
+from .claims import Gate, Judged, headline, judge_claims, judge_gate, row_values, stored_looks
+from .comparability import mixture_warnings, on_one_device
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row: n finished runs, their mean and 95 % interval, and the difference to the baseline (None for itself).
+
+    share: the mean difference as a share of what attention brings (`Gate.gain`), None unless the gate is passed.
+    failed: runs that ended without a result; diverged: those among them whose loss or score was not finite. at_chance:
+    finished runs that are not better than chance. runs: planned runs. macs: of one image. seconds: mean time of a run.
+    """
+
+    label: str
+    n: int
+    mean: float | None
+    low: float | None
+    high: float | None
+    sd: float | None
+    difference: Interval | None
+    share: float | None
+    control: bool
+    failed: int
+    diverged: int
+    at_chance: int
+    runs: int
+    paper: Mapping[str, int | float]
+    parameters: int | None
+    macs: int | None
+    seconds: int | float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, claims and gate of a study. runs: finished ones.
+
+    looks: the interim analyses, None where the seeds were fixed. warnings: problems that a reader must know.
+    """
+
+    study: str
+    title: str
+    source: str
+    scale: str
+    metric: str
+    baseline: str
+    caption: str
+    gate: Gate
+    rows: tuple[Line, ...]
+    claims: tuple[Judged, ...]
+    pooled: Pooled
+    looks: Looks | None
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    runs: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def load(cls, root: Path | str, name: str, scale: str) -> "Table":
+        """The table of a study in a store. Raises: ConfigError if there is none; StoreError if a file is damaged."""
+        snapshot = load_snapshot(root, name, scale)
+        return make_table(snapshot, _outcomes(Results(root), snapshot))
+
+    def line(self, label: str) -> Line:
+        """The line of a row. Raises: ConfigError for an unknown row."""
+        for row in self.rows:
+            if row.label == label:
+                return row
+        raise ConfigError(f"no row {label!r}; {nearest(label, (row.label for row in self.rows))}")
+
+    @property
+    def headline(self) -> str:
+        """The verdicts on the claims in one sentence, with the numbers after correction."""
+        return headline(self.claims, self.gate, self.scale)
+
+    def to_json(self) -> dict[str, Any]:
+        """The table without its runs as plain data, with unrounded numbers."""
+        value = asdict(self)
+        del value["runs"]
+        for row in value["rows"]:
+            if row["difference"] is None:
+                del row["difference"]
+        value["headline"] = self.headline
+        return value
+
+
+def snapshot_path(root: Path | str, name: str, scale: str) -> Path:
+    """The path of a study's snapshot. scale: the name of the setting, such as "desk" or "desk+cifar10"."""
+    return Path(root) / "studies" / f"{name}-{scale}.json"
+
+
+def snapshots(root: Path | str) -> list[tuple[str, str]]:
+    """(study, setting's name) of every snapshot in a store."""
+    stems = (path.stem.rpartition("-") for path in sorted((Path(root) / "studies").glob("*-*.json")))
+    return [(study, setting) for study, _, setting in stems]
+
+
+def load_snapshot(root: Path | str, name: str, scale: str) -> dict[str, Any]:
+    """Read a snapshot. Raises: ConfigError if it is missing, with a list of all; StoreError if it is damaged."""
+    path = snapshot_path(root, name, scale)
+    if not path.exists():
+        settings = [f"{study} at {setting} scale" for study, setting in snapshots(root)]
+        content = f"it has {', '.join(settings)}" if settings else "it has no study yet"
+        raise ConfigError(f"no results of {name} at {scale} scale in {root}; {content}; run or import them first")
+    value = read_record(path)
+    if not isinstance(value, dict):
+        raise StoreError(f"{path} is not a study's snapshot; delete it and run the study again")
+    check_snapshot(path, {"study": name, "scale": scale, **value})  # the file's name has both
+    return value
+
+
+def make_table(snapshot: Mapping[str, Any], outcomes: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The table of a snapshot, with the outcomes of its runs by key."""
+    runs = [{**run, "outcome": outcomes[run["key"]]} for run in snapshot["runs"] if run["key"] in outcomes]
+    missing = len(snapshot["runs"]) - len(runs)
+    runs, warnings = on_one_device(runs)
+    metric, baseline = snapshot["metric"], snapshot["baseline"]
+    values = {row["label"]: row_values(runs, row["label"], metric) for row in snapshot["rows"]}
+    controls = [row["label"] for row in snapshot["rows"] if row.get("control")]
+    gate = judge_gate(values, controls, baseline, metric, stored_looks(snapshot))
+    lines = tuple(_line(row, runs, values, gate, snapshot) for row in snapshot["rows"])
+    residual = pooled({line.label: values[line.label] for line in lines if not line.control and not line.failed})
+    claims = judge_claims(snapshot, runs, gate, {line.label: line.failed for line in lines}, residual)
+    warnings += mixture_warnings(runs) + _run_warnings(lines, runs)
+    warnings += [f"{missing} of {len(snapshot['runs'])} runs are missing"] if missing else []
+    return Table(
+        study=snapshot.get("study", ""), title=snapshot.get("title", ""), source=snapshot.get("source", ""),
+        scale=snapshot.get("scale", ""), metric=metric, baseline=baseline, caption=_caption(snapshot), gate=gate,
+        rows=lines, claims=claims, pooled=residual, looks=stored_looks(snapshot),
+        warnings=tuple(warnings), notes=_notes(snapshot),
+        runs=tuple(run for run in runs if run["outcome"].get("status") == "done"),
+    )  # fmt: skip
+
+
+def _outcomes(store: Results, snapshot: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    outcomes = {run["key"]: listed_outcome(store, run) for run in snapshot["runs"]}
+    return {key: outcome for key, outcome in outcomes.items() if outcome is not None}
+
+
+def finished_runs(root: Path | str, snapshot: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The runs of a snapshot that are done, with their outcomes, on the device that most of them have.
+
+    Raises: StoreError.
+    """
+    outcomes = _outcomes(Results(root), snapshot)
+    runs = [{**run, "outcome": outcomes[run["key"]]} for run in snapshot["runs"] if run["key"] in outcomes]
+    return [run for run in on_one_device(runs)[0] if run["outcome"].get("status") == "done"]
+
+
+def listed_outcome(store: Results, run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The outcome of a run that a snapshot lists, None if it has none. Raises: StoreError, also for another seed."""
+    outcome = store.outcome(run["key"])
+    if outcome is not None:
+        check_listed(outcome, run)
+    return outcome
+
+
+def _line(
+    row: Mapping[str, Any],
+    runs: Sequence[Mapping[str, Any]],
+    values: Mapping[str, Mapping[int, float]],
+    gate: Gate,
+    snapshot: Mapping[str, Any],
+) -> Line:
+    label, baseline = row["label"], snapshot["baseline"]
+    difference = None if label == baseline else paired(values[label], values.get(baseline, {}))
+    outcomes = [run["outcome"] for run in runs if run["row"] == label]
+    done = [outcome for outcome in outcomes if outcome.get("status") == "done"]
+    failed = [outcome for outcome in outcomes if outcome.get("status") != "done"]
+    own_interval = interval(list(values[label].values()))
+    seconds = [outcome["seconds"] for outcome in done if isinstance(outcome.get("seconds"), int | float)]
+    return Line(
+        label=label, n=own_interval.n, mean=own_interval.mean, low=own_interval.low,
+        high=own_interval.high, sd=own_interval.sd,
+        difference=difference, share=None if difference is None else gate.share(difference.mean),
+        control=bool(row.get("control")), failed=len(failed), diverged=sum(map(_diverged, failed)),
+        at_chance=sum(bool(outcome.get("diverged")) for outcome in done),
+        runs=sum(run["row"] == label for run in snapshot["runs"]), paper=dict(row.get("paper") or {}),
+        parameters=_count(row, done, "parameters"), macs=_count(row, done, "macs"),
+        seconds=sum(seconds) / len(seconds) if seconds else None,
+    )  # fmt: skip
+
+
+def _count(row: Mapping[str, Any], done: Sequence[Mapping[str, Any]], name: str) -> int | None:
+    """Parameters or MACs: as a run counted them, else as the snapshot has them."""
+    value = next((outcome[name] for outcome in done if outcome.get(name) is not None), row.get(name))
+    return int(value) if value is not None else None
+
+
+def _diverged(outcome: Mapping[str, Any]) -> bool:
+    """Whether the loss or score of a failed run was not finite. Old outcomes have a step instead of the field."""
+    return bool(outcome.get("diverged")) or isinstance(outcome.get("step"), int)
+
+
+def _run_warnings(lines: Sequence[Line], runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Diverged and failed runs with their errors, and runs at chance, among those of their row that have ended."""
+    warnings = []
+    for line in lines:
+        ended = [run for run in runs if run["row"] == line.label]
+        failed = [run for run in ended if run["outcome"].get("status") != "done"]
+        warnings += [
+            f"{line.label}: {len(errors)} of {len(ended)} seeds {state} ({_errors(errors)})"
+            for state in ("diverged", "failed")
+            if (errors := [run for run in failed if _diverged(run["outcome"]) == (state == "diverged")])
+        ]
+        if line.at_chance:
+            warnings.append(f"{line.label}: {line.at_chance} of {len(ended)} seeds at chance (no better than guessing)")
+    return warnings
+
+
+def _errors(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The errors of failed runs, each with the seeds that have it."""
+    seeds: dict[str, list[int]] = {}
+    for run in sorted(runs, key=lambda run: int(run["seed"])):
+        seeds.setdefault(str(run["outcome"].get("error") or "no error was recorded"), []).append(run["seed"])
+    return "; ".join(
+        f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}: {error}" for error, numbers in seeds.items()
+    )
+
+
+def _caption(snapshot: Mapping[str, Any]) -> str:
+    changed = f", changed: {snapshot['variant']}" if snapshot.get("variant") else ""
+    data, parts = snapshot.get("data") or {}, [f"{snapshot.get('scale')} scale{changed}"]
+    if data.get("name"):
+        sizes = (
+            f", {data['train']} training and {data['test']} test {data.get('unit', 'images')}"
+            if data.get("train")
+            else ""
+        )
+        parts.append(f"{data['name']}{sizes}")
+    if snapshot.get("recipe"):
+        parts.append(str(snapshot["recipe"]))
+    return "; ".join(parts)
+
+
+def _notes(snapshot: Mapping[str, Any]) -> tuple[str, ...]:
+    row_notes = [f"{row['label']}: {note}" for row in snapshot["rows"] for note in row.get("notes") or ()]
+    return (*(snapshot.get("notes") or ()), *row_notes)

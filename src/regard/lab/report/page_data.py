@@ -1,0 +1,208 @@
+"""The data of a study's page, read from the store. Needs no torch."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from regard.files.records import read_record
+from regard.lab.engine.comparability import recorded
+from regard.lab.engine.table import listed_outcome, load_snapshot
+from regard.lab.results.metrics import FIXED, Metrics
+from regard.lab.results.results import Results
+from regard.pages import phrasing
+from regard.pages.figures import Curve
+
+AXES = ("images_per_second", "macs", "parameters", "seconds", "peak_memory_bytes")
+TIMES = ("images_per_second", "seconds")
+ALONE = 0.05
+"""Share of the machine's processors that others may use for a run to have had it to itself."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that has ended, with its outcome and its folder. row: the index of its row."""
+
+    row: int
+    seed: int
+    key: str
+    folder: Path
+    outcome: dict[str, Any]
+
+    @property
+    def others(self) -> float | None:
+        """The share of the machine's processors that others used while the run trained; None if it was not measured."""
+        value = self.outcome.get("others")
+        return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def alone(self) -> bool:
+        """Whether the run had the machine to itself, so that its time says something of its mechanism."""
+        return self.others is not None and self.others <= ALONE
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The final metrics; values that are not numbers are left out."""
+        metrics = self.outcome.get("metrics") or {}
+        return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """Attention maps of one row on the study's picture. image: base64 of a PNG; layers: name, mean and heads.
+
+    query: (row, column) of the query's cell on the grid, None for the mean over all queries. credit: of the picture.
+    """
+
+    row: int
+    image: str
+    grid: tuple[int, int]
+    query: tuple[int, int] | None
+    layers: list[dict[str, Any]]
+    credit: str = ""
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """A study at one scale. runs: those that are done, by row and seed. missing: how many runs have no outcome."""
+
+    snapshot: dict[str, Any]
+    runs: list[FinishedRun]
+    missing: int
+    failed: list[FinishedRun] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the snapshot."""
+        return self.snapshot["rows"]
+
+    def of(self, row: int) -> list[FinishedRun]:
+        """The finished runs of a row, by seed."""
+        return [run for run in self.runs if run.row == row]
+
+    def average(self, row: int, name: str) -> float | None:
+        """The mean over a row's runs of a metric or a field of the outcome; else the snapshot's value.
+
+        `TIMES` are those of runs that had the machine to themselves.
+        """
+        runs = [run for run in self.of(row) if run.alone or name not in TIMES]
+        values = [run.metrics.get(name, run.outcome.get(name)) for run in runs]
+        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        if numbers:
+            return fmean(numbers)
+        value = self.rows[row].get(name)
+        return float(value) if isinstance(value, int | float) else None
+
+
+def read_study(results: Path, name: str, scale: str) -> StudyData:
+    """Read a study's snapshot and the outcomes of its runs.
+
+    Raises: ConfigError if the store has nothing of this study and scale; StoreError if a file is damaged.
+    """
+    snapshot = load_snapshot(results, name, scale)
+    store = Results(results)
+    indices = {row["label"]: index for index, row in enumerate(snapshot["rows"])}
+    done: list[FinishedRun] = []
+    failed: list[FinishedRun] = []
+    missing = 0
+    for entry in snapshot["runs"]:
+        outcome = listed_outcome(store, entry)
+        if outcome is None or entry["row"] not in indices:
+            missing += 1
+            continue
+        run = FinishedRun(indices[entry["row"]], int(entry["seed"]), entry["key"], store.folder(entry["key"]), outcome)
+        (done if outcome.get("status") == "done" else failed).append(run)
+    return StudyData(snapshot, sorted(done, key=lambda run: (run.row, run.seed)), missing, failed)
+
+
+def learning_curves(study_data: StudyData, name: str) -> list[Curve]:
+    """The curve of a column of metrics.csv for each row: mean, lowest and highest over the seeds with that epoch."""
+    lines = []
+    for row, description in enumerate(study_data.rows):
+        by_epoch: dict[float, list[float]] = {}
+        for run in study_data.of(row):
+            for epoch, value in _column(run.folder / "metrics.csv", name):
+                by_epoch.setdefault(epoch, []).append(value)
+        if by_epoch:
+            epochs = sorted(by_epoch)
+            values = [by_epoch[epoch] for epoch in epochs]
+            several = max(map(len, values)) > 1
+            low, high = ([min(v) for v in values], [max(v) for v in values]) if several else ([], [])
+            lines.append(Curve(row, description["label"], epochs, [fmean(v) for v in values], low, high))
+    return lines
+
+
+def columns(study_data: StudyData) -> list[str]:
+    """The metrics with learning curves: the main metric, the training loss, then the others."""
+    names: dict[str, None] = {study_data.snapshot["metric"]: None, "train_loss": None, "loss": None}
+    for run in study_data.runs[:1]:
+        for line in Metrics(run.folder / "metrics.csv").read()[:1]:
+            names.update(dict.fromkeys(name for name in line if name not in (*FIXED, "seconds")))
+    return list(names)
+
+
+def _column(path: Path, name: str) -> Iterable[tuple[float, float]]:
+    """(epoch, value) pairs; incomplete lines and values that are not finite numbers are left out."""
+    for line in Metrics(path).read():
+        try:
+            epoch, value = float(line["epoch"]), float(line[name])
+        except (KeyError, TypeError, ValueError):
+            continue
+        if value == value and abs(value) != float("inf"):
+            yield epoch, value
+
+
+def read_maps(study_data: StudyData) -> list[AttentionMaps]:
+    """The maps of the first seed of each row that has maps, in the order of the rows."""
+    maps = []
+    for row in range(len(study_data.rows)):
+        for run in study_data.of(row):
+            path = run.folder / "probes" / "maps.json"
+            if path.exists():
+                value = read_record(path)
+                query = tuple(value["query"]) if value.get("query") else None
+                layers, credit = value.get("layers") or [], str(value.get("credit") or "")
+                maps.append(AttentionMaps(row, value["image"], tuple(value["grid"]), query, layers, credit))
+                break
+    return maps
+
+
+def environment(study_data: StudyData) -> list[tuple[str, list[str]]]:
+    """Machine, versions, data and seeds: each with its values among the runs, the most frequent first."""
+    runs = [*study_data.runs, *study_data.failed]
+    environments = [value for run in runs if (value := run.outcome.get("environment"))]
+    facts = {
+        name.replace("_", " "): _values(_recorded(environment, name) for environment in environments)
+        for name in dict.fromkeys(name for environment in environments for name in environment)
+    }
+    facts["code version"] = _values(run.outcome.get("code") for run in runs)
+    records = [run.outcome.get("data") or {} for run in runs] or [study_data.snapshot.get("data") or {}]
+    facts["data set"] = _values(record.get("name") for record in records)
+    facts["data checksum"] = _values(record.get("checksum") for record in records)
+    facts["images"] = _values(
+        f"{record['train']:,} train, {record['test']:,} test"
+        for record in records
+        if isinstance(record.get("train"), int) and isinstance(record.get("test"), int)
+    )
+    facts["seeds"] = [", ".join(str(seed) for seed in sorted({run.seed for run in runs}))]
+    return [(name, values) for name, values in facts.items() if values and values != [""]]
+
+
+def _recorded(environment: Mapping[str, Any], name: str) -> Any:
+    if name in environment:
+        return environment[name]
+    value = recorded(environment, name)
+    return "not recorded" if value is None else value
+
+
+def _values(values: Iterable[Any]) -> list[str]:
+    """The different values as text, most frequent first; several values have their numbers of runs."""
+    counts: dict[str, int] = {}
+    for value in values:
+        if value not in (None, ""):
+            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+            counts[text] = counts.get(text, 0) + 1
+    ordered: Sequence[tuple[str, int]] = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [f"{text} ({phrasing.count(n, 'run')})" if len(ordered) > 1 else text for text, n in ordered]

@@ -1,0 +1,152 @@
+"""The page of `regard probe`: the profile of each mechanism, the table of all, and what is decided."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from regard import __version__
+from regard.files.atomic import write_atomically
+from regard.lab.data.boards import ABILITIES
+from regard.lab.engine.analysis import Cell, Chart, Sheet
+from regard.lab.engine.table import Table
+from regard.lab.studies.probes.profile import Cell as ProfileCell
+from regard.lab.studies.probes.study import CLAIMS, HYPOTHESES
+from regard.pages.phrasing import typeset
+
+from .analysis_page import render_analysis
+
+LIMITS = (
+    "A probe says what a mechanism can learn in a small network on generated boards. It never judges a paper's claim "
+    "about accuracy on images."
+)
+
+
+def write_probes(
+    path: Path | str,
+    cells: Mapping[str, Mapping[str, ProfileCell]],
+    drawn: Sequence[str],
+    controls: Sequence[str],
+    boards: str,
+    notes: Sequence[str],
+    sheets: Sequence[Sheet] = (),
+) -> Path:
+    """Write the page of profiles and return the file. Raises: StoreError.
+
+    cells: of every row and ability. drawn: rows with a chart of their own, beside the rows `controls`. boards: the set.
+    sheets: shown first.
+    """
+    own = [_profile(row, cells, controls) for row in drawn]
+    write_atomically(Path(path), render_probes([*sheets, _table(cells), *own, _abilities(cells)], boards, notes))
+    return Path(path)
+
+
+def render_probes(sheets: Sequence[Sheet], boards: str, notes: Sequence[str]) -> str:
+    """The page as HTML."""
+    return render_analysis({
+        "analysis": "regard probe",
+        "title": "What a mechanism can do",
+        "source": "",
+        "question": "Which abilities does each mechanism learn, beside softmax attention and no attention?",
+        "of": "",
+        "scale": "",
+        "notes": [LIMITS, f"Boards: {boards}.", *notes],
+        "sheets": [asdict(sheet) for sheet in sheets],
+        "pictures": [],
+        "environment": {"machine": f"{platform.system()} {platform.machine()}", "python": platform.python_version()},
+        "code": __version__,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    })  # fmt: skip
+
+
+def sweep_sheet(rows: Sequence[tuple[str, int, int, float | None, int]]) -> Sheet:
+    """The sheet of a sweep. rows: (mechanism, tokens, pairs, mean score in percent, seeds)."""
+    columns = ("mechanism", "tokens", "pairs", "right, %", "seeds", "boards")
+    cells = tuple((*row, f"{row[0]}, {row[1]} tokens") for row in rows)
+    chart = Chart(x="pairs", y="right, %", series="boards")
+    note = "Recall by content with more pairs on a board; a curve that falls is where a mechanism breaks."
+    return Sheet(title="Where recall by content breaks", columns=columns, rows=cells, note=note, chart=chart)
+
+
+def hypotheses_sheet(results: Path) -> Sheet:
+    """The verdicts on the claims of each hypothesis, as the studies in a store have them.
+
+    Raises: ConfigError without these studies; StoreError if one is damaged.
+    """
+    tables = {ability: Table.load(results, f"probes_{ability}", "desk") for ability in CLAIMS}
+    rows = []
+    for hypothesis in HYPOTHESES:
+        for ability, row, expected in hypothesis.claims:
+            (claim,) = (claim for claim in tables[ability].claims if claim.a == row)
+            wanted = "supported" if expected else "contradicted"
+            rows.append((hypothesis.name, ability, claim.text, wanted, typeset(claim.verdict.sentence)))
+    sentences = " ".join(f"{hypothesis.name}: {hypothesis.sentence}." for hypothesis in HYPOTHESES)
+    note = f"{sentences} Verdicts are those of the studies probes_*, over all seeds, corrected within each study."
+    columns = ("hypothesis", "ability", "claim", "has to be", "verdict")
+    return Sheet(title="Hypotheses", columns=columns, rows=tuple(rows), note=note)
+
+
+def _table(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
+    abilities = _present(cells)
+    rows: list[tuple[Cell, ...]] = []
+    for row, of_row in cells.items():
+        rows.append((row, *(_shown(of_row[ability]) for ability in abilities), _seeds(list(of_row.values()))))
+    note = (
+        "Asking cells answered right, in percent: the mean of the seeds that learned, with their number where not all "
+        "did, and of all seeds where none did. A seed has learned if it passed the middle between softmax attention "
+        "and the better control."
+    )
+    return Sheet(title="All mechanisms", columns=("mechanism", *abilities, "seeds"), rows=tuple(rows), note=note)
+
+
+def _profile(row: str, cells: Mapping[str, Mapping[str, ProfileCell]], controls: Sequence[str]) -> Sheet:
+    """Bars of a mechanism beside the controls."""
+    names = [name for name in controls if name in cells and name != row]
+    shown = [(ability, name, cells[name][ability]) for ability in _present(cells) for name in (row, *names)]
+    bars = tuple(
+        (ability, name, round(cell.mean, 1), _share(cell), _of(cell))
+        for ability, name, cell in shown
+        if cell.mean is not None
+    )
+    chart = Chart(x="ability", y="right, %", series="row", kind="bars")
+    columns = ("ability", "row", "right, %", "of what softmax gains", "of seeds")
+    note = (
+        "What softmax gains, in the table below: its score minus that of the better control. Where only some seeds "
+        "learned, bar and share are the mean of these."
+    )
+    return Sheet(title=row, columns=columns, rows=bars, chart=chart, folded=True, note=note)
+
+
+def _abilities(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
+    rows = tuple(
+        (name, ABILITIES[name].needs, ABILITIES[name].question, round(100 / ABILITIES[name].classes, 1))
+        for name in _present(cells)
+    )
+    return Sheet(title="What the boards ask", columns=("ability", "what", "question", "chance, %"), rows=rows)
+
+
+def _present(cells: Mapping[str, Mapping[str, ProfileCell]]) -> list[str]:
+    """The abilities that the rows have, in their order."""
+    return list(next(iter(cells.values())))
+
+
+def _seeds(cells: Sequence[ProfileCell]) -> Cell:
+    """The number of seeds, or the fewest and the most that an ability has, of those that have any."""
+    numbers = sorted({cell.n for cell in cells if cell.n}) or [0]
+    return numbers[0] if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _shown(cell: ProfileCell) -> Cell:
+    """A number, so that the column sorts, where all seeds count."""
+    text = str(cell)
+    return round(cell.mean, 1) if cell.mean is not None and "(" not in text else text or None
+
+
+def _of(cell: ProfileCell) -> str:
+    """The seeds that the mean is of: "4", or "1 of 4" where only one learned."""
+    return f"{cell.learned} of {cell.n}" if cell.mixed else str(cell.n)
+
+
+def _share(cell: ProfileCell) -> str:
+    return "" if cell.share is None else f"{100 * cell.share:.0f} %".replace("-", "−")

@@ -1,0 +1,102 @@
+"""The table of results on a page: statistics of each row with a small chart, costs, and the paper's numbers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from regard.lab.engine.table import Table
+from regard.pages import figures, phrasing
+
+from .page_data import StudyData
+
+
+def kind_of(row: Mapping[str, Any], baseline: str) -> str:
+    """The kind of a row: "baseline", "control" or "row"."""
+    return "baseline" if row["label"] == baseline else "control" if row.get("control") else "row"
+
+
+def row_entries(
+    study_data: StudyData, table: Table, kinds: Sequence[str], styles: Sequence[figures.RowStyle]
+) -> list[dict[str, Any]]:
+    """One entry for each row: its statistics from the table, its style, and a small chart of its interval."""
+    lines = {row.label: row for row in table.rows}
+    metric, entries = study_data.snapshot["metric"], []
+    for index, description in enumerate(study_data.rows):
+        label = description["label"]
+        line = lines.get(label)
+        values = [(run.seed, run.metrics[metric]) for run in study_data.of(index) if metric in run.metrics]
+        style = styles[index]
+        entries.append({
+            "label": label, "kind": kinds[index], "color": style.variable, "dashes": _dashes(style),
+            "spelling": description.get("spelling") or "", "host": description.get("host") or "",
+            "n": line.n if line else 0, "mean": line.mean if line else None,
+            "low": line.low if line else None, "high": line.high if line else None,
+            "difference": line.difference if line and line.difference and line.difference.n else None, "values": values,
+            "share": phrasing.number(100 * line.share, 0) if line and line.share is not None else None,
+            "title": ", ".join(f"seed {seed}: {phrasing.number(value, 2)}" for seed, value in values),
+            "failed": sum(run.row == index for run in study_data.failed),
+        })  # fmt: skip
+    edges = [edge for row in entries for edge in (row["low"], row["high"], *(v for _, v in row["values"]))]
+    drawn = [edge for edge in edges if edge is not None]
+    base = next((row["mean"] for row in entries if row["kind"] == "baseline"), None)
+    for row in entries:
+        row["bar"] = Markup(_bar(row, min(drawn), max(drawn), base)) if drawn and row["mean"] is not None else ""
+    return entries
+
+
+def _bar(row: Mapping[str, Any], low: float | int, high: float | int, base: float | int | None) -> str:
+    """Interval, mean and seeds of a row as SVG, on the same axis for all rows; the markup has numbers only."""
+
+    def x(value: float | int) -> str:
+        return f"{6 + 164 * (value - low) / ((high - low) or 1):.1f}"
+
+    stroke = f'style="stroke:var({row["color"]})"'
+    parts = [f'<line class="base" x1="{x(base)}" x2="{x(base)}" y1="0" y2="19"/>'] if base is not None else []
+    if row["low"] is not None:
+        parts.append(f'<line x1="{x(row["low"])}" x2="{x(row["high"])}" y1="9.5" y2="9.5" stroke-width="2" {stroke}/>')
+    parts += [f'<line class="seed" x1="{x(v)}" x2="{x(v)}" y1="4" y2="15" {stroke}/>' for _, v in row["values"]]
+    parts.append(f'<circle cx="{x(row["mean"])}" cy="9.5" r="4" style="fill:var({row["color"]})"/>')
+    return f'<svg class="bar" viewBox="0 0 176 19" aria-hidden="true">{"".join(parts)}</svg>'
+
+
+def _dashes(style: figures.RowStyle) -> str:
+    return "none" if style.dash == "solid" else " ".join(str(step * 1.6) for step in style.dash[1])
+
+
+def further_cells(
+    study_data: StudyData, costs: Sequence[str]
+) -> tuple[list[list[dict[str, Any]]], list[dict[str, str]]]:
+    """(cells of each row, headings) of the other columns: measured costs, then the paper's own numbers."""
+    titles = {"images_per_second": ("Images/s", "training"), "macs": ("MACs", ""), "parameters": ("Parameters", ""),
+              "seconds": ("Time", "per run"), "peak_memory_bytes": ("Memory", "peak, bytes")}  # fmt: skip
+    headings = [{"title": titles[axis][0], "small": titles[axis][1],
+                 "first": "descending" if phrasing.quantity(axis).better == "higher" else "ascending"}
+                for axis in costs]  # fmt: skip
+    published: dict[str, None] = {}
+    for description in study_data.rows:
+        published.update(dict.fromkeys([*(description.get("paper") or {}), *(description.get("exact") or {})]))
+    for key in published:
+        headings.append({"title": "Paper", "small": key, "first": "descending"})
+    cells = []
+    for index, description in enumerate(study_data.rows):
+        line = []
+        for axis in costs:
+            value = study_data.average(index, axis)
+            text = phrasing.duration(value) if axis == "seconds" else phrasing.compact(value)
+            line.append({"value": value, "text": text, "title": "" if value is None else f"{value:,.0f}"})
+        for key in published:
+            line.append(_published(description, key))
+        cells.append(line)
+    return cells, headings
+
+
+def _published(description: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The paper's number for a row; the exact number, if there is one, is the tooltip."""
+    printed = (description.get("paper") or {}).get(key)
+    exact = (description.get("exact") or {}).get(key)
+    value = printed if printed is not None else exact
+    if value is None:
+        return {"value": None, "text": "", "title": ""}
+    text = phrasing.compact(value) if abs(value) >= 1000 else phrasing.number(value, 2).rstrip("0").rstrip(".")
+    return {"value": value, "text": text, "title": f"exactly {exact:,}" if exact is not None else ""}

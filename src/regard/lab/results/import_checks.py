@@ -1,0 +1,250 @@
+"""Checks of outcomes and snapshots: versions, types, whether their fields agree, and which runs belong to a study.
+
+Needs no torch.
+"""
+
+import array
+import ast
+import base64
+import binascii
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.core import StoreError
+from regard.files.records import check_version, read_record_if_present
+
+_TEXT: tuple[type, ...] = (str,)
+_LIST: tuple[type, ...] = (list,)
+_MAPPING: tuple[type, ...] = (dict, type(None))
+_NUMBER: tuple[type, ...] = (int, float, type(None))
+_INTEGER: tuple[type, ...] = (int, type(None))
+_OPTIONAL_TEXT = (str, type(None))
+
+_OUTCOME = {
+    "status": _TEXT, "key": _TEXT, "metrics": _MAPPING, "environment": _MAPPING, "data": _MAPPING, "probes": _MAPPING,
+    "seconds": _NUMBER, "parameters": _INTEGER, "macs": _INTEGER, "bits": _OPTIONAL_TEXT,
+    "samples": _OPTIONAL_TEXT, "sampled": _OPTIONAL_TEXT, "details": _MAPPING, "chance": _NUMBER,
+    "error": _OPTIONAL_TEXT, "study": _OPTIONAL_TEXT, "row": _OPTIONAL_TEXT, "scale": _OPTIONAL_TEXT,
+    "spelling": _OPTIONAL_TEXT, "seed": _INTEGER, "step": _INTEGER, "peak_memory_bytes": _INTEGER, "model": _MAPPING,
+    "best": _MAPPING, "images_per_second": _NUMBER, "others": _NUMBER, "finished": _OPTIONAL_TEXT,
+    "notes": (list, type(None)), "code": _OPTIONAL_TEXT, "diverged": (bool, type(None)),
+}  # fmt: skip
+OUTCOME_FIELDS = frozenset(_OUTCOME)
+"""All that an outcome may have."""
+PERCENT = frozenset({"top1", "miou", "pixels", "bleu", "chrf", "map", "ap50", "ap75"})
+"""Metrics in percent."""
+_SNAPSHOT = {
+    "study": _TEXT, "scale": _TEXT, "metric": _TEXT, "baseline": _TEXT, "rows": _LIST, "runs": _LIST,
+    "claims": _LIST, "notes": _LIST, "data": _MAPPING, "title": _TEXT, "variant": _TEXT, "task": _TEXT, "recipe": _TEXT,
+    "decide": _MAPPING,
+}  # fmt: skip
+_ROW = {
+    "label": _TEXT, "spelling": _TEXT, "host": _TEXT, "paper": _MAPPING, "exact": _MAPPING, "notes": _LIST,
+    "parameters": _INTEGER, "macs": _INTEGER, "card": _MAPPING,
+}  # fmt: skip
+_CARD = {"title": _TEXT}
+_RUN = {"key": _TEXT, "row": _TEXT, "seed": (int,)}
+_CLAIM = {"a": _TEXT, "b": _TEXT, "metric": _TEXT, "within": _NUMBER, "by": _NUMBER, "than": (list, type(None))}
+_NAME_CHARACTERS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.+")
+
+
+def check_outcome(path: Path, value: Any) -> None:
+    """Check the content of an outcome file: its types, and that its fields agree with one another.
+
+    A finished run has metrics; shares are between 0 and 100 %; the recorded samples have the number of test samples,
+    and right ones make up the accuracy; the seed is that of the spelling.
+    Raises: StoreError with the file's name.
+    """
+    _check(path, "an outcome", value, _OUTCOME, ("status", "key"))
+    check_version(path, value)
+    _check_key(path, value["key"])
+    if value["status"] not in ("done", "failed"):
+        raise StoreError(f"{path}: the status is {value['status']!r}, expected done or failed; the file is damaged")
+    for name in ("metrics", "best"):
+        _check_numbers(path, "the metric", value.get(name))
+        _check_shares(path, value.get(name) or {})
+    if value["status"] == "done" and not any(number is not None for number in (value.get("metrics") or {}).values()):
+        raise StoreError(f"{path}: run {value['key']} is done, but has no metrics; delete the file and run again")
+    _check_samples(path, value)
+    seed = spelled_fields(value.get("spelling")).get("seed")
+    if seed is not None and value.get("seed") is not None and seed != repr(value["seed"]):
+        raise StoreError(
+            f"{path}: run {value['key']} has seed {value['seed']}, but spells seed={seed}; the file is damaged"
+        )
+
+
+def check_same_run(path: Path, outcome: Mapping[str, Any]) -> None:
+    """Check that an outcome is of the run in run.json beside it, if there is one with a spelling.
+
+    Its seed and its kind of mechanism are compared: paths of data may differ, and a later version may spell a mechanism
+    with further fields. Raises: StoreError with the file's name.
+    """
+    if not outcome.get("spelling"):
+        return
+    described = read_record_if_present(path.parent / "run.json")
+    spelling = described.get("spelling") if isinstance(described, dict) else None
+    here, there = spelled_fields(outcome["spelling"]), spelled_fields(spelling)
+    for name in ("mixer", "seed", "removed"):
+        mine, other = (fields.get(name, "None").partition("(")[0] for fields in (here, there))
+        if there and mine != other:
+            raise StoreError(
+                f"{path} is of a run with {name}={mine}, but run.json beside it has {name}={other}; one of them is of "
+                "another run: delete the folder and run again"
+            )
+
+
+def check_listed(outcome: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Check that an outcome has the seed with which a snapshot lists its run. Raises: StoreError."""
+    if outcome.get("seed") is not None and outcome["seed"] != run["seed"]:
+        raise StoreError(
+            f"run {run['key']} is listed with seed {run['seed']} in its study, but its outcome has seed "
+            f"{outcome['seed']}; delete the run's folder and run the study again"
+        )
+
+
+def spelled_fields(spelling: str | None) -> dict[str, str]:
+    """The fields of a spelled run, each as its spelling without spaces that do not matter; {} if it is not one.
+
+    The seed is 0 where it is not spelled.
+    """
+    try:
+        call = ast.parse(spelling or "", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "Run":
+            return {}
+        fields = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    return {"seed": "0", **fields}
+
+
+def check_snapshot(path: Path, value: Any) -> None:
+    """Check the content of a snapshot file. Raises: StoreError with the file's name."""
+    _check(path, "a snapshot", value, _SNAPSHOT, ("study", "scale", "metric", "baseline", "rows", "runs"))
+    check_version(path, value)
+    claims = value.get("claims") or []
+    for name, items, types, required in (
+        ("row", value["rows"], _ROW, ("label",)),
+        ("run", value["runs"], _RUN, tuple(_RUN)),
+        ("claim", claims, _CLAIM, ("a", "b", "metric")),
+    ):
+        for item in items:
+            _check(path, f"a {name} of a snapshot", item, types, required)
+    for claim in claims:
+        than = claim.get("than")
+        if than is not None and [type(label) for label in than] != [str, str]:
+            raise StoreError(f"{path}: a claim has than {than!r}, expected two labels; the file is damaged")
+    for row in value["rows"]:
+        for name in ("paper", "exact"):
+            _check_numbers(path, f"the {name} number", row.get(name))
+        if row.get("card"):
+            _check(path, "a card", row["card"], _CARD, ("title",))
+    _check_runs(path, value)
+
+
+def _check_runs(path: Path, value: Mapping[str, Any]) -> None:
+    """Each run belongs to a row of the snapshot; each key has one row and seed, and each row and seed has one key."""
+    labels = [row["label"] for row in value["rows"]]
+    seeds: dict[str, int] = {}
+    keys: dict[tuple[str, int], str] = {}
+    for run in value["runs"]:
+        row, seed, key = run["row"], run["seed"], run["key"]
+        _check_key(path, key)
+        if labels.count(row) != 1:
+            raise StoreError(
+                f"{path}: run {key} belongs to {row!r}, which is not one row of the snapshot; it is damaged"
+            )
+        if seeds.setdefault(key, seed) != seed or keys.setdefault((row, seed), key) != key:
+            raise StoreError(
+                f"{path}: run {key} of {row!r}, seed {seed}, is also listed with another seed or key; it is damaged"
+            )
+
+
+def _check_numbers(path: Path, kind: str, values: Mapping[str, Any] | None) -> None:
+    for name, number in (values or {}).items():
+        if not isinstance(number, int | float | None):
+            raise StoreError(f"{path}: {kind} {name!r} is {number!r}, expected a number; the file is damaged")
+
+
+def _check_shares(path: Path, metrics: Mapping[str, Any]) -> None:
+    for name, number in metrics.items():
+        if name in PERCENT and number is not None and not 0 <= number <= 100 + 1e-6:
+            raise StoreError(f"{path}: {name} is {number!r}, expected 0 to 100 %; the file is damaged")
+        if isinstance(number, float) and not math.isfinite(number):
+            raise StoreError(f"{path}: {name} is {number!r}, expected a number or null; the file is damaged")
+
+
+def _check_samples(path: Path, outcome: Mapping[str, Any]) -> None:
+    """The recorded samples are as many as the test samples, and the right ones make up the accuracy."""
+    number, top1 = (outcome.get("data") or {}).get("test"), (outcome.get("metrics") or {}).get("top1")
+    if not isinstance(number, int):
+        return
+    try:
+        bits, samples = (base64.b64decode(outcome.get(name) or "", validate=True) for name in ("bits", "samples"))
+        values = array.array("f", samples)
+    except (binascii.Error, ValueError) as error:
+        raise StoreError(f"{path}: the samples of run {outcome['key']} are damaged ({error}); run it again") from error
+    if (bits and len(bits) != -(-number // 8)) or (values and len(values) != number):
+        raise StoreError(f"{path}: run {outcome['key']} has another number of samples than of test images, {number}")
+    if bits and int.from_bytes(bits) % 2 ** (-number % 8):
+        raise StoreError(f"{path}: the samples of run {outcome['key']} are damaged; run it again")
+    right = 100 * int.from_bytes(bits).bit_count() / number if bits else None
+    known = "top1" in (outcome.get("metrics") or {})
+    if right is not None and known and (top1 is None or abs(right - top1) > 1e-3):
+        raise StoreError(
+            f"{path}: run {outcome['key']} has top1 {'null' if top1 is None else format(top1, 'g')}, but its bits have "
+            f"{right:g} % correct images; the file is damaged or was changed"
+        )
+    if not all(map(math.isfinite, values)):
+        raise StoreError(f"{path}: the samples of run {outcome['key']} are damaged; run it again")
+
+
+def check_name(path: Path, value: Mapping[str, Any]) -> None:
+    """Check that a snapshot's study and setting can be a file name. Raises: StoreError with the file's name."""
+    name = f"{value['study']}-{value['scale']}{value.get('variant') or ''}"
+    if not set(name) <= _NAME_CHARACTERS:
+        raise StoreError(f"{path}: a snapshot is of {name!r}, which is not the name of a study and its scale")
+
+
+def same_rows(snapshot: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    """Labels that have the same mechanism and host in two snapshots."""
+
+    def models(rows: Sequence[Mapping[str, Any]]) -> set[tuple[Any, Any, Any]]:
+        return {(row["label"], row.get("spelling"), row.get("host")) for row in rows}
+
+    return {label for label, _, _ in models(snapshot.get("rows") or ()) & models(other.get("rows") or ())}
+
+
+def further_runs(snapshot: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Runs of `other` that can be added to `snapshot`: with the same task and recipe, of a row that is the same in
+    both, and with a seed that the row does not have yet. Fixed and added seeds (with tuned rates) are not mixed."""
+    if any(snapshot.get(field) != other.get(field) for field in ("task", "recipe", "decide")):
+        return []
+    rows, listed, further = same_rows(snapshot, other), {(run["row"], run["seed"]) for run in snapshot["runs"]}, []
+    for run in other.get("runs") or ():
+        if run["row"] in rows and (run["row"], run["seed"]) not in listed:
+            listed.add((run["row"], run["seed"]))
+            further.append(run)
+    return further
+
+
+def _check_key(path: Path, key: str) -> None:
+    if len(key) != 12 or set(key) - set("0123456789abcdef"):
+        raise StoreError(f"{path}: a run has the key {key!r}; expected 12 hexadecimal digits")
+
+
+def _check(path: Path, item: str, value: Any, types: Mapping[str, tuple[type, ...]], required: Sequence[str]) -> None:
+    """The value is a mapping with the required fields, and its fields have the right types."""
+    if not isinstance(value, dict):
+        raise StoreError(f"{path} has {type(value).__name__} instead of {item}; it is damaged or not a file of regard")
+    missing = [name for name in required if name not in value]
+    if missing:
+        raise StoreError(f"{path}: {item} lacks {', '.join(missing)}; the file is damaged or was not written by regard")
+    for name, allowed in types.items():
+        if name in value and (
+            not isinstance(value[name], allowed) or (isinstance(value[name], bool) and bool not in allowed)
+        ):
+            expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
+            actual = type(value[name]).__name__
+            raise StoreError(f"{path}: {name} of {item} is of type {actual}, expected {expected}; the file is damaged")

@@ -1,0 +1,123 @@
+"""metrics.csv: the table of a run's epochs, cut to the step of the checkpoint when a run continues. Needs no torch.
+
+The last column of each line is a checksum of the line, of all lines before it and of the run's key, so that lines can
+be added; a line that a killed process left incomplete has no end, and is left out. A file whose checksums begin without
+the key, as the first versions with checksums wrote it, is read.
+"""
+
+import csv
+import hashlib
+import io
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from regard.core import StoreError
+from regard.files.atomic import append, read_if_present, write_atomically
+from regard.files.records import note_old_file
+
+log = logging.getLogger("regard.lab.engine")
+
+FIXED = ("epoch", "step", "train_loss", "lr")
+"""The columns before the test metrics."""
+CHECKSUM = "checksum"
+DIGITS = 16
+"""Of a checksum in hexadecimal."""
+
+
+class Metrics:
+    """A metrics.csv: one line for each epoch, with the columns `FIXED`, the task's metrics, seconds and checksum.
+
+    names: of the task's metrics, the main one first; needed for writing only.
+    """
+
+    def __init__(self, path: Path, names: tuple[str, ...] = ()) -> None:
+        self.path = path
+        self.columns = (*FIXED, *names, "seconds")
+
+    def cut(self, step: int, epochs: int = 0) -> None:
+        """Remove the lines after `step`, and an incomplete last line.
+
+        epochs: that have been trained until `step`; if the last of them has no line, the file has lost it.
+        Raises: StoreError if the file is damaged; it then stays as it is.
+        """
+        lines = [",".join((*self.columns, CHECKSUM))]
+        last = _digest(self.path.parent.name, lines[0])
+        rows = [row for row in self.read() if int(row["step"]) <= step]
+        if rows and int(rows[-1]["epoch"]) < epochs:
+            raise self._damaged(f"it ends with epoch {rows[-1]['epoch']}, but {epochs} were trained")
+        if len(rows) < epochs:
+            log.warning("%s has only %d of the %d trained epochs", self.path, len(rows), epochs)
+        for row in rows:
+            lines.append(self._line(row, last))
+            last = lines[-1][-DIGITS:]
+        write_atomically(self.path, "\n".join(lines) + "\n")
+
+    def read(self) -> list[dict[str, str]]:
+        """The complete lines of the file, as text by column, without checksums; [] if there is no file.
+
+        Raises: StoreError if the file is damaged.
+        """
+        return self._checked()[0]
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add a line and sync it. Raises: StoreError, also if the file is damaged."""
+        append(self.path, self._line(row, self._checked()[1]) + "\n")
+
+    def _line(self, row: dict[str, Any], last: str) -> str:
+        """A line without its end. last: the checksum of the line before."""
+        text = io.StringIO()
+        csv.DictWriter(text, self.columns, restval="", extrasaction="ignore", lineterminator=",").writerow(row)
+        return text.getvalue() + _digest(last, text.getvalue())
+
+    def _checked(self) -> tuple[list[dict[str, str]], str]:
+        """(rows, checksum of the last line). Raises: StoreError."""
+        data = read_if_present(self.path)
+        if data is None:
+            return [], _digest(self.path.parent.name, ",".join((*self.columns, CHECKSUM)))
+        try:
+            text = data.decode()
+            header, *lines = (text.replace("\r\n", "\n") if CHECKSUM not in text else text).split("\n")
+        except ValueError as error:
+            raise self._damaged(f"it is not text: {error}") from error
+        columns = header.split(",")
+        new = columns[-2:] == ["seconds", CHECKSUM]
+        if columns[: len(FIXED)] != list(FIXED) or not (new or columns[-1] == "seconds") or not lines:
+            raise self._damaged("its first line does not have the columns of metrics")
+        if not new:
+            if len(lines) == 1:  # perhaps the beginning of a new one: nothing would be read, and nothing noticed
+                raise self._damaged("its first line names no checksum, and no epoch follows")
+            note_old_file()
+        rows, last = list[dict[str, str]](), _digest(self.path.parent.name, header)
+        without_key = _digest("", header)
+        if len(lines) > 1 and _digest(without_key, lines[0][:-DIGITS]) == lines[0][-DIGITS:]:
+            last = without_key
+        for number, line in enumerate(lines[:-1], 2):
+            if new and _digest(last, line[:-DIGITS]) != line[-DIGITS:]:
+                raise self._damaged(f"line {number} does not fit its checksum")
+            row = self._row(columns, line, number)
+            last = line[-DIGITS:]
+            rows.append({name: value for name, value in row.items() if name != CHECKSUM})
+        if new and len(lines[-1]) > DIGITS and _digest(last, lines[-1][:-1][:-DIGITS]) == lines[-1][:-1][-DIGITS:]:
+            raise self._damaged("the end of its last line was changed")
+        if not re.fullmatch(r"[\w.,+-]*", lines[-1], re.ASCII):
+            raise self._damaged("its end is not text of metrics")
+        return rows, last
+
+    def _row(self, columns: list[str], line: str, number: int) -> dict[str, str]:
+        values = next(csv.reader([line]), [])
+        row = dict(zip(columns, values, strict=False))
+        if len(values) != len(columns) or not all(row[name].isdecimal() for name in FIXED[:2]):
+            raise self._damaged(f"line {number} is not a line of metrics")
+        return row
+
+    def _damaged(self, reason: str) -> StoreError:
+        return StoreError(
+            f"{self.path} is damaged ({reason}): restore it from a copy, move it away to go on without its epochs, or "
+            "delete the run's folder to train again"
+        )
+
+
+def _digest(last: str, text: str) -> str:
+    return hashlib.sha256(f"{last}\n{text}".encode()).hexdigest()[:DIGITS]

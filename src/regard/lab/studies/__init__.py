@@ -1,0 +1,227 @@
+"""The catalogue of studies and analyses, by name. Each is imported when it is loaded, not when it is listed."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from regard.core import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from regard.lab.engine.analysis import Analysis
+    from regard.lab.engine.study import Study
+
+# name -> (module with STUDY or ANALYSIS, or module:name, title, source)
+STUDIES: dict[str, tuple[str, str, str]] = {
+    "quickstart": ("regard.lab.studies.quickstart", "Digits on a canvas", "Regard"),
+    "probes_content": ("regard.lab.studies.probes.study:CONTENT", "Probe: recall by content", "Regard"),
+    "probes_place": ("regard.lab.studies.probes.study:PLACE", "Probe: recall by absolute place", "Regard"),
+    "probes_offset": ("regard.lab.studies.probes.study:OFFSET", "Probe: recall by relative place", "Regard"),
+    "probes_salience": ("regard.lab.studies.probes.study:SALIENCE", "Probe: the key that stands out", "Regard"),
+    "probes_compare": ("regard.lab.studies.probes.study:COMPARE", "Probe: same or different", "Regard"),
+    "probes_count": ("regard.lab.studies.probes.study:COUNT", "Probe: how many match", "Regard"),
+    "probes_hops": ("regard.lab.studies.probes.study:HOPS", "Probe: two steps of recall", "Regard"),
+    "mita_table2": ("regard.lab.studies.mita.table2", "MiTA beside other efficient attention", "MiTA, Table 2"),
+    "mita_table3": ("regard.lab.studies.mita.table3", "MiTA in ViT-5", "MiTA, Table 3"),
+    "mita_table4": (
+        "regard.lab.studies.mita.table4",
+        "MiTA in plain ViTs for segmentation",
+        "MiTA, Table 4",
+    ),
+    "mita_table5_listops": ("regard.lab.studies.mita.table5:LISTOPS", "Long sequences: ListOps", "MiTA, Table 5"),
+    "mita_table5_text": ("regard.lab.studies.mita.table5:TEXT", "Long sequences: bytes of reviews", "MiTA, Table 5"),
+    "mita_table5_image": ("regard.lab.studies.mita.table5:IMAGE", "Long sequences: pixels", "MiTA, Table 5"),
+    "mita_table5_pathfinder": (
+        "regard.lab.studies.mita.table5:PATHFINDER",
+        "Long sequences: Pathfinder",
+        "MiTA, Table 5",
+    ),
+    "mita_table6": ("regard.lab.studies.mita.table6", "Landmarks and branches of MiTA", "MiTA, Table 6"),
+    "mita_table7": ("regard.lab.studies.mita.table7", "Another attention for a trained network", "MiTA, Table 7"),
+    "mita_growth": ("regard.lab.studies.mita.growth", "Landmarks and keys for more tokens", "Regard"),
+    "mita_fig6": ("regard.lab.studies.mita.fig6", "Landmarks and keys, trained for each pair", "MiTA, Figure 6"),
+    "esa_table2": ("regard.lab.studies.esa.table2", "Deformable convolution, or E2", "ESA, Table 2"),
+    "esa_table3": ("regard.lab.studies.esa.table3", "Dynamic convolution, or E2 in the same window", "ESA, Table 3"),
+    "esa_insertion": ("regard.lab.studies.esa.insertion", "Attention inserted into a trained ResNet", "ESA, Figure 2a"),
+    "esa_fig3": ("regard.lab.studies.esa.fig3", "The 16 configurations of the four factors", "ESA, Figure 3"),
+    "esa_fig3_detection": (
+        "regard.lab.studies.esa.dense:FIGURE3_DETECTION",
+        "The 16 configurations in detection",
+        "ESA, Figure 3a",
+    ),
+    "esa_fig3_segmentation": (
+        "regard.lab.studies.esa.dense:FIGURE3_SEGMENTATION",
+        "The 16 configurations in segmentation",
+        "ESA, Figure 3b",
+    ),
+    "esa_placement": (
+        "regard.lab.studies.esa.placement",
+        "Attention in series or in parallel, and where",
+        "ESA, Section 4",
+    ),
+    "esa_table2_detection": (
+        "regard.lab.studies.esa.dense:TABLE2_DETECTION",
+        "Deformable convolution, or E2, in detection",
+        "ESA, Table 2",
+    ),
+    "esa_table2_segmentation": (
+        "regard.lab.studies.esa.dense:TABLE2_SEGMENTATION",
+        "Deformable convolution, or E2, in segmentation",
+        "ESA, Table 2",
+    ),
+    "esa_table3_detection": (
+        "regard.lab.studies.esa.dense:TABLE3_DETECTION",
+        "Dynamic convolution, or E2, in detection",
+        "ESA, Table 3",
+    ),
+    "esa_table3_segmentation": (
+        "regard.lab.studies.esa.dense:TABLE3_SEGMENTATION",
+        "Dynamic convolution, or E2, in segmentation",
+        "ESA, Table 3",
+    ),
+    "esa_fig3_translation": (
+        "regard.lab.studies.esa.translation:FIGURE3_SELF",
+        "The 16 configurations in translation",
+        "ESA, Figure 3c",
+    ),
+    "esa_fig3_encoder_decoder": (
+        "regard.lab.studies.esa.translation:FIGURE3_CROSS",
+        "The 16 configurations from decoder to encoder",
+        "ESA, Figure 3d",
+    ),
+    "esa_table2_translation": (
+        "regard.lab.studies.esa.translation:TABLE2",
+        "Deformable convolution, or E2, in translation",
+        "ESA, Table 2",
+    ),
+    "esa_table3_translation": (
+        "regard.lab.studies.esa.translation:TABLE3",
+        "Dynamic convolution, or E2, in translation",
+        "ESA, Table 3",
+    ),
+    "ska_table1": (
+        "regard.lab.studies.ska.table1",
+        "Static keys on CIFAR-10 and CIFAR-100 in four hosts",
+        "SKA, Table 1",
+    ),
+    "ska_table2": ("regard.lab.studies.ska.placement:TABLE2", "SKAFormer and CSKAFormer on ImageNet", "SKA, Table 2"),
+    "ska_table3": (
+        "regard.lab.studies.ska.table3",
+        "Static keys for boxes and masks",
+        "SKA, Table 3",
+    ),
+    "ska_table4": ("regard.lab.studies.ska.table4", "Softmax, or another activation, on static keys", "SKA, Table 4"),
+    "ska_table5": (
+        "regard.lab.studies.ska.placement:TABLE5",
+        "Stages of a MetaFormer with static keys",
+        "SKA, Table 5",
+    ),
+    "ska_table8": (
+        "regard.lab.studies.ska.table8",
+        "Static keys on Fashion-MNIST and SVHN in four hosts",
+        "SKA, Table 8",
+    ),
+    "ska_fig3": ("regard.lab.studies.ska.placement:FIGURE3", "How many heads a static key needs", "SKA, Figure 3"),
+    "sne_table2": ("regard.lab.studies.sne.table2", "Non-linear queries, keys and values", "SNE, Table 2"),
+    "sne_table3": (
+        "regard.lab.studies.sne.distillation_and_transfer:TABLE3",
+        "Embeddings under distillation",
+        "SNE, Table 3",
+    ),
+    "sne_table4": (
+        "regard.lab.studies.sne.distillation_and_transfer:TABLE4",
+        "Non-linear embeddings after transfer",
+        "SNE, Table 4",
+    ),
+    "sne_table5": (
+        "regard.lab.studies.sne.variants:TABLE5",
+        "Codes that all layers share, or their own",
+        "SNE, Table 5",
+    ),
+    "sne_fig3": ("regard.lab.studies.sne.variants:FIGURE3", "How many layers an embedding needs", "SNE, Figure 3"),
+    "sne_fig6": ("regard.lab.studies.sne.variants:FIGURE6", "How long a code must be", "SNE, Figure 6"),
+}
+
+
+# computed from costs, or read from the finished runs of a study
+ANALYSES: dict[str, tuple[str, str, str]] = {
+    "ska_table6": ("regard.lab.studies.ska.costs:TABLE6", "What static keys cost", "SKA, Table 6"),
+    "ska_table7": ("regard.lab.studies.ska.costs:TABLE7", "Shared and dynamic weights", "SKA, Table 7"),
+    "ska_fig4": ("regard.lab.studies.ska.costs:FIGURE4", "Multiply-accumulates per parameter", "SKA, Figure 4"),
+    "ska_fig5": ("regard.lab.studies.ska.fig5", "Attention maps of static keys", "SKA, Figure 5"),
+    "sne_fig4": (
+        "regard.lab.studies.sne.codes:CODES",
+        "Codes of F-SNE before and after transfer",
+        "SNE, Table 6 and Figure 4",
+    ),
+    "sne_fig5": ("regard.lab.studies.sne.codes:ACCURACIES", "Accuracy before and after transfer", "SNE, Figure 5"),
+    "esa_fig1": ("regard.lab.studies.esa.fig1", "Maps of factors, taps and kernels", "ESA, Figure 1"),
+    "esa_costs": (
+        "regard.lab.studies.esa.costs",
+        "What the factors and convolutions cost",
+        "ESA, Tables 1-3, Figure 3",
+    ),
+    "esa_insertion_curve": (
+        "regard.lab.studies.esa.insertion",
+        "Before and after insertion, and fine-tuned",
+        "ESA, Figure 2a",
+    ),
+    "mita_table1": ("regard.lab.studies.mita.table1", "How mechanisms reduce the cost of attention", "MiTA, Table 1"),
+    "mita_counts": ("regard.lab.studies.mita.counts", "What efficient attention costs in DeiT", "MiTA, Tables 1-3"),
+    "mita_fig3": (
+        "regard.lab.studies.mita.trained_figures:FIGURE3",
+        "Keys and queries of one expert",
+        "MiTA, Figure 3",
+    ),
+    "mita_fig4": (
+        "regard.lab.studies.mita.trained_figures:FIGURE4",
+        "Patch tokens that no expert gathers",
+        "MiTA, Figure 4",
+    ),
+    "mita_fig5": ("regard.lab.studies.mita.fig5", "Throughput against the number of tokens", "MiTA, Figure 5"),
+    "mita_fig6_map": ("regard.lab.studies.mita.fig6", "Accuracy over landmarks and keys", "MiTA, Figure 6"),
+    "mita_fig8": ("regard.lab.studies.mita.trained_figures:FIGURE8", "Overlap of keys and queries", "MiTA, Figure 8"),
+    "mita_fig9": (
+        "regard.lab.studies.mita.trained_figures:FIGURE9",
+        "Another mechanism at inference",
+        "MiTA, Figure 9",
+    ),
+    "mita_fig10": ("regard.lab.studies.mita.trained_figures:FIGURE10", "Other numbers at inference", "MiTA, Figure 10"),
+    "swap_distillation": (
+        "regard.lab.studies.swap_distillation",
+        "What distillation gives back after a swap",
+        "Regard",
+    ),
+    "host_counts": (
+        "regard.lab.studies.host_counts",
+        "Sizes of the models of two papers",
+        "SKA and SNE, Tables 1 and 2",
+    ),
+    "errata": ("regard.lab.studies.errata", "What the printed numbers cannot be", "the four papers"),
+}
+
+
+def load_study(name: str) -> "Study":
+    """The study of a name. Raises: ConfigError for an unknown name, with the nearest ones, and for an analysis."""
+    if name in ANALYSES:
+        raise ConfigError(
+            f"{name} trains nothing; `regard study run {name}` computes it, `regard report` writes its page"
+        )
+    if name not in STUDIES:
+        raise ConfigError(f"no study {name!r}; {nearest(name, [*STUDIES, *ANALYSES])}")
+    study: Study = _load(STUDIES[name][0], "STUDY")
+    return study
+
+
+def load_analysis(name: str) -> "Analysis":
+    """The analysis of a name. Raises: ConfigError for an unknown name, with the nearest ones."""
+    if name not in ANALYSES:
+        raise ConfigError(f"no analysis {name!r}; {nearest(name, ANALYSES)}")
+    analysis: Analysis = _load(ANALYSES[name][0], "ANALYSIS")
+    return analysis
+
+
+def _load(location: str, default: str) -> Any:
+    module, _, name = location.partition(":")
+    return getattr(import_module(module), name or default)
+
+
+__all__ = ["ANALYSES", "STUDIES", "load_analysis", "load_study"]

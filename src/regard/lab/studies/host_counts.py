@@ -1,0 +1,77 @@
+"""Parameters and FLOPs of every model of the SKA and SNE papers, as Regard builds it, beside the printed ones."""
+
+from collections.abc import Sequence
+
+import torch
+
+from regard.lab.engine.analysis import Analysis, Cell, Picture, Sheet, Source
+from regard.lab.engine.dry_run import compare
+
+from .derived_sizes import UNBUILT, derived_counts
+from .papers import SKA_PAPER, SNE_PAPER
+from .published_sizes import build, parameters, printed_rows, published_counts
+
+_COLUMNS = (
+    "model", "parameters", "printed", "verdict", "authors' code", "GFLOPs", "printed GFLOPs", "verdict on GFLOPs",
+    "host", "mechanism", "note",
+)  # fmt: skip
+
+
+def sheets(source: Source) -> Sequence[Sheet | Picture]:
+    """One sheet for each table, then models with 100 classes, models that no table has, and models not built here."""
+    return [*_printed(), _hundred(), *_derived(), _unbuilt()]
+
+
+def _printed() -> list[Sheet]:
+    tables: dict[str, list[tuple[Cell, ...]]] = {}
+    for counted in published_counts():
+        row = counted.row
+        flops = (round(counted.gflops, 4), float(row.gflops) if row.gflops else None, counted.gflops_verdict)
+        cells = (row.label, counted.params, row.params, counted.verdict, row.official, *flops)
+        tables.setdefault(row.table, []).append((*cells, row.host, row.mixer, row.note))
+    published = ("printed", "authors' code", "printed GFLOPs")
+    return [Sheet(title=table, columns=_COLUMNS, rows=tuple(rows), published=published)
+            for table, rows in tables.items()]  # fmt: skip
+
+
+def _hundred() -> Sheet:
+    rows = []
+    for row in printed_rows():
+        if row.official_100 is not None:
+            with torch.device("meta"):
+                params = parameters(build(row, classes=100))
+            rows.append((row.label, params, row.official_100, compare(params, row.counts[1], None), row.note))
+    return Sheet(
+        title="SKA Table 1 with 100 classes",
+        columns=("model", "parameters", "authors' code", "verdict", "note"),
+        rows=tuple(rows),
+        published=("authors' code",),
+        note="Verdict: against the authors' code, for CSKA-CvT-13 against the same model without its defect.",
+    )
+
+
+def _derived() -> list[Sheet]:
+    tables: dict[str, list[tuple[Cell, ...]]] = {}
+    for row, params in derived_counts():
+        cells = (row.host, row.mixer, params, row.params, compare(params, row.params, None))
+        tables.setdefault(row.table, []).append(cells)
+    columns = ("host", "mechanism", "parameters", "by hand", "verdict")
+    return [Sheet(title=table, columns=columns, rows=tuple(rows)) for table, rows in tables.items()]
+
+
+def _unbuilt() -> Sheet:
+    return Sheet(title="Not built here", columns=("model", "parameters by hand", "why"), rows=UNBUILT)
+
+
+ANALYSIS = Analysis(
+    name="host_counts",
+    title="Sizes of the models of two papers",
+    source=f"{SKA_PAPER}, Tables 1 and 2; {SNE_PAPER}, Tables 2 and 4",
+    question="Do the models that are built here have the printed numbers of parameters?",
+    compute=sheets,
+    notes=(
+        "Verdict: R if our count has the printed digits when rounded, T if it has them when cut off, no if neither.",
+        "Counts of the papers' tables are for 10 classes (SKA Table 1) or 1,000.",
+        "GFLOPs of one image: two per multiply-accumulate of matrix products and convolutions, as both papers count.",
+    ),
+)

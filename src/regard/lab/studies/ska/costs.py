@@ -1,0 +1,149 @@
+"""Static Key Attention in Vision, Tables 6 and 7 and Figure 4: costs and shared weights of four mechanisms."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from regard.core import Cost, Grid, Site
+from regard.lab.engine.analysis import Analysis, Chart, Picture, Sheet, Source
+from regard.lab.studies.papers import SKA_PAPER
+from regard.mixers.softmax import Softmax
+from regard.mixers.static_keys.cska import CSKA
+from regard.mixers.static_keys.ska import SKA
+
+if TYPE_CHECKING:
+    from regard.core import MixerConfig
+
+_SIDES = (8, 12, 16, 24, 28, 32)
+_WIDTHS = (64, 128, 256, 384, 512, 768)
+
+
+def _sepconv(site: Site) -> Cost:
+    """As Table 6 counts it: a 3x3 depth-wise convolution between two linear maps, without expansion."""
+    width = 9 * site.dim + 2 * site.dim**2
+    return Cost(width, site.grid.tokens * width)
+
+
+def _of(config: "MixerConfig") -> Callable[[Site], Cost]:
+    return config.cost
+
+
+_MECHANISMS: dict[str, Callable[[Site], Cost]] = {
+    "SepConv": _sepconv,
+    "self-attention": _of(Softmax()),
+    "SKA": _of(SKA()),
+    "CSKA": _of(CSKA(bias=False)),
+}
+# the formulas as Table 6 prints them, for N tokens and width D: (parameters, FLOPs)
+_PRINTED: dict[str, Callable[[int, int], tuple[int, int]]] = {
+    "SepConv": lambda n, d: (9 * d + 2 * d * d, n * (9 * d + 2 * d * d)),
+    "self-attention": lambda n, d: (4 * d * d, n * (2 * n * d + 4 * d * d)),
+    "SKA": lambda n, d: (n * d + 3 * d * d, n * (2 * n * d + 3 * d * d)),
+    "CSKA": lambda n, d: (9 * n * d + 3 * d * d, n * (10 * n * d + 3 * d * d)),
+}
+
+
+def _site(side: int, dim: int) -> Site:
+    return Site(dim=dim, heads=dim // 32, grid=Grid(side, side), qkv_bias=False, out_bias=False)
+
+
+def table6(source: Source) -> Sequence[Sheet | Picture]:
+    """Parameters and MACs by Regard's and by the printed formulas, on the paper's two sweeps."""
+    rows = []
+    for side, dim in (*((side, 256) for side in _SIDES), *((16, width) for width in _WIDTHS if width != 256)):
+        for name, cost in _MECHANISMS.items():
+            counted, (params, macs) = cost(_site(side, dim)), _PRINTED[name](side * side, dim)
+            agree = "equal" if (counted.params, counted.macs) == (params, macs) else "differs"
+            ratio = counted.macs / counted.params
+            rows.append((name, side * side, dim, counted.params, params, counted.macs, macs, ratio, agree))
+    return [
+        Sheet(
+            title="Parameters, multiply-accumulates and their ratio",
+            columns=(
+                "mechanism", "N", "D", "parameters", "printed formula", "MACs", "printed MACs", "ratio", "verdict",
+            ),
+            rows=tuple(rows),
+            published=("printed formula", "printed MACs"),
+            note="No biases and no class token, heads of width 32. The paper's FLOPs are multiply-accumulates here.",
+        )
+    ]  # fmt: skip
+
+
+def figure4(source: Source) -> Sequence[Sheet | Picture]:
+    """Ratio of multiply-accumulates to parameters, against tokens at D = 256 and against width at N = 256."""
+
+    def ratios(points: Sequence[tuple[int, int]], name: str) -> tuple[tuple[str | int | float, ...], ...]:
+        return tuple(
+            (mechanism, side * side if name == "N" else dim, (total := cost(_site(side, dim))).macs / total.params)
+            for mechanism, cost in _MECHANISMS.items()
+            for side, dim in points
+        )
+
+    def between(points: Sequence[tuple[int, int]]) -> str:
+        """At how many points static keys lie between the outer curves."""
+        counts = dict.fromkeys(("SKA", "CSKA"), 0)
+        for side, dim in points:
+            value = {name: (total := cost(_site(side, dim))).macs / total.params for name, cost in _MECHANISMS.items()}
+            low, high = sorted((value["SepConv"], value["self-attention"]))
+            for name in counts:
+                counts[name] += low <= value[name] <= high
+        found = ", ".join(f"{name} at {count} of {len(points)} points" for name, count in counts.items())
+        return f"Between the curves of SepConv and self-attention: {found}."
+
+    sweeps = (
+        ("N", [(side, 256) for side in _SIDES], "D = 256"), ("D", [(16, width) for width in _WIDTHS], "N = 256"),
+    )  # fmt: skip
+    return [
+        Sheet(
+            title=f"MACs per parameter against {name}, {fixed}",
+            columns=("mechanism", name, "MACs per parameter"),
+            rows=ratios(points, name),
+            note=between(points),
+            chart=Chart(x=name, y="MACs per parameter", series="mechanism", logs="xy"),
+        )
+        for name, points, fixed in sweeps
+    ]
+
+
+def table7(source: Source) -> Sequence[Sheet | Picture]:
+    """Which weights are shared over positions, and how many of the two weights of a mechanism depend on the input."""
+    return [
+        Sheet(
+            title="Shared and dynamic weights",
+            columns=("mechanism", "weights shared over positions", "dynamic weights", "which"),
+            rows=(
+                ("SepConv", "spatially global", 0, "none"),
+                ("self-attention", "no", 2, "queries and keys"),
+                ("SKA", "no", 1, "queries; a key belongs to a position"),
+                ("CSKA", "spatially global", 1, "queries; their logits are a convolution of them"),
+            ),
+            note="The cards of all mechanisms (`regard card SKA`) have this too.",
+        )
+    ]
+
+
+_QUESTION = "How do parameters and multiply-accumulates grow with tokens and width?"
+TABLE6 = Analysis(
+    name="ska_table6",
+    title="What static keys cost",
+    source=f"{SKA_PAPER}, Table 6",
+    question=_QUESTION,
+    compute=table6,
+    notes=(
+        "Static keys are N D parameters in the place of D^2: more than projected keys where tokens outnumber the "
+        "width. DeiT-T grows from 5,717,416 to 5,726,632.",
+    ),
+)
+FIGURE4 = Analysis(
+    name="ska_fig4",
+    title="Multiply-accumulates per parameter",
+    source=f"{SKA_PAPER}, Figure 4",
+    question=_QUESTION,
+    compute=figure4,
+)
+TABLE7 = Analysis(
+    name="ska_table7",
+    title="Shared and dynamic weights",
+    source=f"{SKA_PAPER}, Table 7",
+    question="Which weights depend on the input, and which are shared over positions?",
+    compute=table7,
+)

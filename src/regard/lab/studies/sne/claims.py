@@ -1,0 +1,46 @@
+"""The claims of Rethinking Query, Key and Value Embedding under Tiny Model Constraints, for the register."""
+
+from regard.lab.studies.paper_claim import PaperClaim
+
+_ROWS = "its rows are at paper scale only (ImageNet)"
+
+CLAIMS = (
+    PaperClaim("t2-sne", "Table 2", "SNE beats linear embeddings in XCiT-N12.", "70.9 / 69.9",
+               judges=(("sne_table2", "N12 SNE *"),)),
+    PaperClaim("t2-psne", "Table 2", "P-SNE gains most.", "+1.5", judges=(("sne_table2", "N12 P-SNE *"),)),
+    PaperClaim("t2-fsne", "Table 2", "F-SNE with codes of 8 gains with fewer parameters.", "+0.7",
+               judges=(("sne_table2", "N12 F-SNE 8 is *"),)),
+    PaperClaim("t2-fsne-matched", "Table 2", "F-SNE gains at equal parameters.", "+0.9",
+               judges=(("sne_table2", "N12 F-SNE 8? is *"),)),
+    PaperClaim("t2-codes", "Table 2", "So do codes of 16, 32 and 64.", study="sne_table2", reason=_ROWS),
+    PaperClaim("t2-t12", "Table 2", "The same embeddings in XCiT-T12.", study="sne_table2", reason=_ROWS),
+    PaperClaim("t2-best", "Table 2", "The networks are the best of their size.", "71.4, 77.8", study="sne_table2",
+               reason="the other networks of the table are cited, not trained; the sizes are at paper scale only"),
+    PaperClaim("t2-params", "Table 2", "Parameters of 18 networks.", "2.9M to 6.7M", "arithmetic",
+               counts=("sne_table2",), analysis="host_counts"),
+    PaperClaim("t3-sne", "Section 5.2, Table 3", "Under distillation SNE loses.", "71.5 / 71.7",
+               judges=(("sne_table3", "linear is above SNE *"),)),
+    PaperClaim("t3-fsne", "Table 3", "Under distillation F-SNE gains at equal parameters.", "72.4 / 71.7",
+               judges=(("sne_table3", "F-SNE 8? is above linear *"),)),
+    PaperClaim("t3-psne", "Table 3", "P-SNE gains under distillation.", "+0.2",
+               judges=(("sne_table3", "P-SNE is above linear *"),)),
+    PaperClaim("t3-codes", "Table 3", "Codes of 16, 32 and 64 under distillation.", "72.0, 72.2, 71.9, 71.8",
+               study="sne_table3", reason=_ROWS),
+    PaperClaim("t3-all", "Tables 2 and 3", "Distillation raises every network.", study="sne_table3",
+               reason="it compares networks of two studies, which are not paired"),
+    PaperClaim("t4-sne", "Table 4", "SNE transfers better to CIFAR-100.", "86.6 / 85.5",
+               judges=(("sne_table4", "SNE is above *"),)),
+    PaperClaim("t4-fsne", "Table 4", "F-SNE transfers better to CIFAR-100.", "86.2 / 85.5",
+               judges=(("sne_table4", "F-SNE 8? is above *"),)),
+    PaperClaim("t4-average", "Table 4", "F-SNE is best on average over four sets.", "N12 93.3, T12 94.3",
+               study="sne_table4", reason="needs all four sets after pretraining on ImageNet"),
+    PaperClaim("t4-cars", "Table 4", "Cars: N12 gains up to 2.7, T12 loses in all rows.", "-0.4 to -0.9",
+               study="sne_table4", reason="needs Stanford Cars after pretraining on ImageNet"),
+    PaperClaim("t5-shared", "Table 5", "Codes that all layers share are better than their own.", "70.82 / 70.28",
+               judges=(("sne_table5", "*"),)),
+    PaperClaim("t5-params", "Table 5", "Shared codes have fewer parameters.", "2.9M / 3.05M", "arithmetic",
+               counts=("sne_table5",)),
+    PaperClaim("f3-layers", "Figure 3", "Two layers are better than one, three or four.", judges=(("sne_fig3", "*"),)),
+    PaperClaim("f6-nano", "Figure 6", "In Nano short codes are best.", judges=(("sne_fig6", "code 8 is *"),)),
+    PaperClaim("f6-tiny", "Figure 6", "In Tiny codes of 16 are best.", study="sne_fig6", reason=_ROWS),
+)  # fmt: skip

@@ -1,0 +1,214 @@
+"""Cells: boards some of whose cells ask for a class, with any host whose tokens are the cells."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.core import ConfigError, DataError, MixerConfig
+from regard.images.feed import to_tensor
+from regard.images.normalise import Statistics, normalised
+from regard.images.order import Part, check_parts, part_of
+from regard.lab.data.boards import (
+    ABILITIES,
+    CELL,
+    EPOCH,
+    NAMES,
+    NOTHING,
+    TESTED,
+    Boards,
+    BoardSet,
+    boards,
+    check_images,
+    checksum,
+    is_boards,
+    read_boards,
+)
+from regard.lab.data.catalog import folder_in_use
+from regard.models.segmentation import CellScores, make_cell_scores, pixel_loss
+
+from ..base import Score, Task, Training, Trial
+from ..validation import ValidationPart
+from ..weights import Init, check_removed, host_seed, redraw
+
+_NORMAL: Statistics = ([0.1], [0.2])
+"""About the mean and the deviation of pixels of all boards."""
+_TOGETHER = 256
+"""Boards in one forward pass of the test."""
+_SOURCES = {
+    "boards": "generated from REGARD_DATA/fashion_mnist",
+    "digit_boards": "generated from scikit-learn's digits",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells(ValidationPart, Task):
+    """A class for each asking cell of a board, with a host of one token a cell.
+
+    data: a set of boards, `regard.lab.data.boards`. init: as in `Classification`. split: that is evaluated, "test" or
+    "val". limit: number of boards of an epoch and of the test, 0 = all. download: Fashion-MNIST if it is missing. val:
+    above 0, the boards "val", which are reserved for it, are the validation part; training boards are always new.
+    Raises: ConfigError.
+    """
+
+    name: ClassVar[str] = "cells"
+    metric: ClassVar[str] = "cells"
+    part_name: ClassVar[str] = "val"
+    trivial: ClassVar[str] = "any class"
+    unit: ClassVar[str] = "boards"
+    example_data: ClassVar[str] = "digit_boards(ability=content)"
+    sets: ClassVar[Mapping[str, str]] = {
+        f"{name}(ability={ability})": f"{_SOURCES[name]}: {facts.needs}"
+        for name in reversed(NAMES)
+        for ability, facts in ABILITIES.items()
+    }
+    no_export: ClassVar[str] = "boards are generated, so there are no files to predict"
+
+    init: Init = "zero"
+    split: Literal["test", "val"] = "test"
+    limit: int = 0
+    download: bool = False
+    val: float = 0.0
+    val_seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_validation()
+        object.__setattr__(self, "data", str(read_boards(self.data)))
+        if self.limit < 0:
+            raise ConfigError(f"limit is 0 or more, not {self.limit}")
+
+    @classmethod
+    def defaults(cls, data: str) -> dict[str, dict[str, Any]]:
+        host = f"vit_desk(patch={CELL}, dim=64, depth=3, heads=2)"
+        epochs = ABILITIES[read_boards(data).ability].epochs if is_boards(data) else 6
+        recipe = {"epochs": epochs, "batch": 64, "lr": 3e-3, "augment": "none", "smoothing": 0.0, "warmup": 1 / epochs}
+        return {"task": {"host": host}, "recipe": recipe}
+
+    @property
+    def boards(self) -> BoardSet:
+        """The set of boards."""
+        return read_boards(self.data)
+
+    def check(self, recipe: Training) -> None:
+        self.check_recipe(recipe, ("none",), without=("mixup", "cutmix", "erasing"))
+
+    def identity(self) -> "Cells":
+        same = dataclasses.replace(self, download=False, extra=())
+        object.__setattr__(same, "data", self.boards.identity)  # a spelling that only keys have
+        return same
+
+    def model(
+        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
+    ) -> nn.Module:
+        check_removed(mixer, removed)
+        with host_seed(seed):
+            model = self._built(mixer, removed)
+            redraw(model, seed, self.init)
+        return model
+
+    def _built(self, mixer: MixerConfig | None, removed: bool, pretrained: bool = True) -> CellScores:
+        made = make_cell_scores(
+            self.host, mixer, classes=self.boards.classes, size=self.boards.size, removed=removed,
+            pretrained=pretrained, extra=self.extra,
+        )  # fmt: skip
+        with torch.no_grad():
+            grid = made(torch.zeros(1, 1, *self.boards.size)).shape[-2:]
+        if tuple(grid) != (self.boards.side,) * 2:
+            raise ConfigError(
+                f"{self.host} has {grid[0]}x{grid[1]} tokens for a board of {self.boards.side}x{self.boards.side} "
+                f"cells; use a host with patches of {CELL} pixels"
+            )
+        return made
+
+    def trial(self, mixer: MixerConfig | None, removed: bool = False, outputs: int = 0, augment: str = "") -> Trial:
+        """As in `Task`; the number of classes is that of the boards."""
+        model, data = self._built(mixer, removed, pretrained=False), self.boards
+
+        def forward(n: int) -> Tensor:
+            return model(torch.randn(n, 1, *data.size))
+
+        def loss(n: int) -> Tensor:
+            answers = torch.randint(0, data.classes, (n, data.side, data.side), dtype=torch.uint8)
+            return pixel_loss(forward(n), answers)
+
+        return Trial(model, (torch.randn(1, 1, *data.size),), loss, forward)
+
+    def batches_per_epoch(self, recipe: Training) -> int:
+        return max(self.sample_counts()[0] // recipe.batch, 1)
+
+    def batches(
+        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: Part = (0, 1)
+    ) -> Iterator[Boards]:
+        self.check(recipe)
+        check_parts(self.sample_counts()[0], recipe.batch, part)
+        size = min(recipe.batch, self.sample_counts()[0])
+        own = part_of(size, part)
+        for number in range(start, stop):
+            first = number * size
+            yield boards(self.boards, "train", seed, first + own.start, first + own.stop, self.download)
+
+    def loss(
+        self, model: nn.Module, batch: Boards, recipe: Training, device: torch.device, teacher: nn.Module | None = None
+    ) -> Tensor:
+        """Cross-entropy of the cells that ask."""
+        scores = model(self.prepared(to_tensor(batch.images), device))
+        return pixel_loss(scores, torch.from_numpy(batch.answers).to(device), recipe.smoothing)
+
+    def prepared(self, images: Tensor, device: torch.device, record: Mapping[str, Any] | None = None) -> Tensor:
+        return normalised(images, _NORMAL, device)
+
+    def score(self, model: nn.Module, device: torch.device) -> Score:
+        model.eval()
+        number, shares = self.sample_counts()[1], list[np.ndarray]()
+        for start in range(0, number, _TOGETHER):
+            made = self._evaluated(start, min(start + _TOGETHER, number))
+            with torch.inference_mode():
+                scores = model(self.prepared(to_tensor(made.images), device))
+            right = (scores.argmax(1).cpu().numpy() == made.answers) & (made.answers != NOTHING)
+            shares.append(100 * right.sum((1, 2)) / self.boards.asking)
+        samples = np.concatenate(shares)
+        return Score({self.metric: float(samples.mean())}, samples)
+
+    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
+        """Score on other boards of the same size and number of classes. Raises: DataError."""
+        other = self.on(data)
+        if (other.boards.classes, other.boards.side) != (self.boards.classes, self.boards.side):
+            raise DataError(
+                f"{other.data} has {other.boards.classes} classes and {other.boards.side} cells a side, the run's "
+                f"{self.data} has {self.boards.classes} and {self.boards.side}; they have to be the same"
+            )
+        return other.score(model, device)
+
+    @property
+    def chance(self) -> float:
+        """The answers of each class are equally frequent."""
+        return 100 / self.boards.classes
+
+    def example(self) -> tuple[Tensor]:
+        made = self._evaluated(0, 1)
+        return (self.prepared(to_tensor(made.images), torch.device("cpu")),)
+
+    def _evaluated(self, start: int, stop: int) -> Boards:
+        return _evaluated(self.boards, self.split, start, stop, self.download, folder_in_use())
+
+    def sample_counts(self) -> tuple[int, int]:
+        return (min(self.limit, EPOCH), min(self.limit, TESTED)) if self.limit else (EPOCH, TESTED)
+
+    def record(self) -> dict[str, Any]:
+        """As in `Task`, and: normal, mean and deviation of the normalisation. train: boards of an epoch."""
+        train, test = self.sample_counts()
+        check_images(self.boards, ("train", self.split, *(("val",) if self.val else ())), self.download)
+        total, normal = checksum(self.boards, self.download), [list(part) for part in _NORMAL]
+        return {"name": self.data, "checksum": total, "train": train, "test": test, "normal": normal}
+
+
+@lru_cache(maxsize=8)
+def _evaluated(data: BoardSet, split: str, start: int, stop: int, download: bool, folder: str) -> Boards:
+    """Boards of the evaluated split, which is read several times in a run."""
+    return boards(data, split, 0, start, stop, download)

@@ -1,0 +1,380 @@
+"""Checking the user's own data before training: counts, sizes, modes, unreadable files, duplicates between splits."""
+
+import hashlib
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.core import ConfigError, DataError, nearest
+from regard.files.paths import user_path
+from regard.images import own
+from regard.images.images import DARK, Source, check_labels, decode
+from regard.images.progress import ProgressLine
+from regard.lab.data.streamed import load as streamed
+from regard.lab.data.streamed.names import is_stream
+
+from . import TASKS
+from .detection import data as detection
+from .detection import voc
+from .segmentation import data as segmentation
+from .sequences import text
+from .translation import texts
+
+KINDS = ("classification", "segmentation", "detection", "instances", "sequences", "translation")
+"""The tasks whose data are checked; those of instances are the data of detection, with masks."""
+ONLY_FOR = {"source": "translation", "target": "translation", "void": "segmentation", "classes": "segmentation"}
+"""The task that an option is for."""
+
+
+@dataclass
+class DataReport:
+    """What was found. kind: the task. rows: for each split and class (or language) its counts and ranges. problems:
+    what stops a training. warnings: what makes its score doubtful, such as duplicates between training and test."""
+
+    kind: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def check_data(
+    data: str,
+    kind: str = "",
+    source: str | None = None,
+    target: str | None = None,
+    void: int | None = None,
+    classes: int | None = None,
+) -> DataReport:
+    """Check a folder, a table or a stream. kind: one of `KINDS`, "" = recognised from the files.
+
+    source, target: languages of a translation, by default "en" and "de". void, classes: of a segmentation, by default
+    255 and those of the files, see its task. Every file is read.
+    Raises: DataError if the data have no known layout, a DataProblems if files in it do not fit together; ConfigError
+    for an unknown kind, and for an option of another task.
+    """
+    given = {"source": source, "target": target, "void": void, "classes": classes}
+    source, target = source or "en", target or "de"
+    if kind not in ("", *KINDS):
+        raise ConfigError(f"there is no task {kind!r} with data of its own; {nearest(kind, KINDS)}")
+    if is_stream(data):
+        _refuse_unused(data, "classification", given)
+        return _stream(data, kind)
+    path = user_path(data, DataError)
+    if not path.exists():
+        raise DataError(f"{data} does not exist; expected a folder or a table")
+    if any(data in task.sets for task in TASKS if kind in ("", task.name)):
+        raise DataError(f"{data} is the name of a built-in set, which training takes; for the folder write ./{data}")
+    path = path.resolve()
+    kind = kind or kind_of(path, source, target)
+    _refuse_unused(data, kind, given)
+    report = DataReport("detection" if kind == "instances" else kind)
+    if kind == "translation":
+        _translation(path, source, target, report)
+        return report
+    with _collected(report.problems):
+        if kind in ("detection", "instances"):
+            _detection(path, kind == "instances", report)
+        elif kind == "segmentation":
+            _segmentation(path, 255 if void is None else void, classes or 0, report)
+        elif kind == "sequences":
+            _sequences(path, report)
+        else:
+            _classification(path, report)
+    return report
+
+
+def _refuse_unused(data: str, kind: str, given: Mapping[str, object]) -> None:
+    """Raises: ConfigError for an option that is given and is for another task."""
+    for name, value in given.items():
+        if value is not None and kind != ONLY_FOR[name]:
+            raise ConfigError(
+                f"--{name} is for --task {ONLY_FOR[name]}, but {data} is checked as data of {kind}: leave --{name} "
+                "out, or give --task"
+            )
+
+
+def kind_of(path: Path, source: str = "en", target: str = "de") -> str:
+    """The task that a folder or table is for, by its files; class folders and tables of images if nothing else fits."""
+    if path.is_dir():
+        if voc.is_voc(path) or detection.annotation_files(path):
+            return "detection"
+        if any((path / f"train.{language}{end}").exists() for language in (source, target) for end in ("", ".gz")):
+            return "translation"
+        try:
+            if segmentation.find_folders(path):
+                return "segmentation"
+        except DataError:
+            pass
+    if text.is_table(path):
+        files = text.tables(path).values()
+        return "sequences" if all(_has_text(file) for file in files) else "classification"
+    return "classification"
+
+
+def _has_text(file: Path) -> bool:
+    return file.suffix.lower() != ".parquet" or {"text", "text1"} & set(own.read_table(file).column_names) != set()
+
+
+@contextmanager
+def _collected(messages: list[str]) -> Iterator[None]:
+    """Collect what the readers of the block skip with a warning."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage().removeprefix("skipped: "))  # type: ignore[method-assign]
+    log = logging.getLogger("regard.data")
+    propagate, log.propagate = log.propagate, False
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagate
+
+
+class _Pictures:
+    """Sizes, modes and copies of the images that are read."""
+
+    def __init__(self, report: DataReport, total: int) -> None:
+        self.report, self.total, self.read, self.line = report, total, 0, ProgressLine()
+        self.copies: dict[bytes, dict[str, str]] = defaultdict(dict)
+        self.largest: dict[str, list[int]] = defaultdict(list)
+
+    def add(self, split: str, source: Source, name: str) -> tuple[tuple[int, int], str] | None:
+        """(height, width) and mode of an image, or None with a problem if it cannot be read."""
+        self.read += 1
+        self.line.show(f"{self.read} of {self.total} images read")
+        try:
+            content = source if isinstance(source, bytes) else Path(str(source)).read_bytes()
+            shape = decode(content, None, 3).shape
+        except Exception as error:  # Pillow raises various errors for a damaged file
+            self.report.problems.append(f"{name} cannot be read as an image: {error}")
+            return None
+        self.copies[hashlib.sha256(content).digest()].setdefault(split, name)
+        mode, largest = _mode(content)
+        self.largest[split] += [] if largest is None else [largest]
+        return (shape[0], shape[1]), mode
+
+    def compare(self) -> None:
+        """Add a warning for each image that is in several splits, and for each split whose 16 bits are hardly used."""
+        for split, largest in self.largest.items():
+            if largest and max(largest) < DARK:
+                self.report.warnings.append(
+                    f"no value of the {len(largest)} images of 16 bits of {split} is above {max(largest)} of 65535: "
+                    "they are read as almost black; save them with 8 bits, or multiplied to the full range"
+                )
+        for places in self.copies.values():
+            if len(places) > 1:
+                self.report.warnings.append(f"the same image in {_listed(places)}")
+
+
+def _mode(content: bytes) -> tuple[str, int | None]:
+    """The mode of an image, and the largest value of one with 16 bits."""
+    import io
+
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content)) as image:
+        return image.mode, int(np.asarray(image).max()) if image.mode.startswith("I") else None
+
+
+def _different(what: str, *sizes: tuple[int, ...]) -> str:
+    shown = " and ".join("x".join(map(str, size)) for size in sizes)
+    return f"{what} have different sizes (height x width): {shown}"
+
+
+def _listed(places: dict[str, str]) -> str:
+    return " and ".join(f"{split}: {name}" for split, name in places.items())
+
+
+def _ranges(found: Sequence[tuple[tuple[int, int], str]]) -> dict[str, Any]:
+    """Smallest and largest sides (height x width), and modes with their numbers."""
+    if not found:
+        return {"smallest": None, "largest": None, "modes": ""}
+    sides = np.array([size for size, _ in found])
+    modes = Counter(mode for _, mode in found)
+    return {
+        "smallest": "x".join(map(str, sides.min(0))), "largest": "x".join(map(str, sides.max(0))),
+        "modes": ", ".join(f"{mode} {number}" for mode, number in modes.most_common()),
+    }  # fmt: skip
+
+
+def _classification(path: Path, report: DataReport) -> None:
+    classes, splits = own.read_splits(path)
+    pictures = _Pictures(report, sum(len(labels) for _, _, labels in splits.values()))
+    for split, (sources, names, labels) in splits.items():
+        for label, name in enumerate(classes):
+            rows = np.flatnonzero(labels == label)
+            found = [one for row in rows.tolist() if (one := pictures.add(split, sources[row], names[row]))]
+            line = {"split": split, "class": name, "images": len(rows), "unreadable": len(rows) - len(found)}
+            report.rows.append(line | _ranges(found))
+        try:
+            check_labels(f"the {split} split", labels, len(classes))
+        except DataError as error:
+            report.problems.append(str(error))
+    _only_in_test(report, "images")
+    pictures.compare()
+
+
+def _stream(data: str, kind: str) -> DataReport:
+    """A stream, read in order. Raises: ConfigError for another task than classification; DataError."""
+    if kind not in ("", "classification"):
+        raise ConfigError(f"--task {kind} does not read streams ({data}): give a folder of files")
+    report = DataReport("classification")
+    classes, splits = streamed.splits(data)
+    pictures = _Pictures(report, sum(shards.images for shards in splits.values()))
+    for split, shards in splits.items():
+        found: dict[int, list[Any]] = defaultdict(list)
+        labels = Counter[int]()
+        for shard in range(len(shards)):
+            for name, image, label in shards.read(shard):
+                labels[label] += 1
+                found[label] += [one] if (one := pictures.add(split, image, f"{name} in {shards.name(shard)}")) else []
+        for label, name in enumerate(classes):
+            line = {"split": split, "class": name, "images": labels[label]}
+            report.rows.append(line | {"unreadable": labels[label] - len(found[label])} | _ranges(found[label]))
+    _only_in_test(report, "images")
+    pictures.compare()
+    return report
+
+
+def _only_in_test(report: DataReport, unit: str) -> None:
+    """Add a problem for each class without samples for training."""
+    trained = {row["class"] for row in report.rows if row["split"] == "train" and row[unit]}
+    tested = dict.fromkeys(row["class"] for row in report.rows if row["split"] != "train" and row[unit])
+    report.problems += [f"class {name} has no {unit} for training" for name in tested if name not in trained]
+
+
+def _segmentation(path: Path, void: int, classes: int, report: DataReport) -> None:
+    pairs = segmentation.find_pairs(path)
+    pictures = _Pictures(report, sum(map(len, pairs.values())))
+    masks: dict[str, list[_Mask]] = {}
+    for split, files in pairs.items():
+        if split == "val" and files == pairs["test"]:
+            continue
+        masks[split] = []
+        for image, file in files:
+            read = pictures.add(split, image, str(image))
+            try:
+                mask = segmentation.read_mask(file)
+            except DataError as error:
+                report.problems.append(str(error))
+                continue
+            if read is not None and mask.shape != read[0]:
+                report.problems.append(_different(f"{file} and its image", mask.shape, read[0]))
+            if read is not None:
+                masks[split].append(_Mask(file, set(np.unique(mask).tolist()), read))
+    _labels(path, pairs["train"][0][1].parent, masks, void, classes, report)
+    pictures.compare()
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """A mask with its labels, and size and mode of its image."""
+
+    file: Path
+    labels: set[int]
+    image: tuple[tuple[int, int], str]
+
+
+def _labels(
+    path: Path, folder: Path, masks: dict[str, list[_Mask]], void: int, classes: int, report: DataReport
+) -> None:
+    """The classes of the masks of each split, and what a training would refuse in them. folder: of training masks."""
+    train = set[int]().union(*(mask.labels for mask in masks["train"]))
+    names: dict[int, str] = {}
+    try:
+        spelled, labels = segmentation.class_labels(path, folder, lambda: train, void, classes)
+        names = dict(zip(labels, spelled, strict=True))
+    except DataError as error:
+        report.problems.append(str(error))
+    if names and len(train & set(names)) < 2:
+        given = ", ".join(map(str, sorted(train)))
+        report.problems.append(
+            f"the training masks have the labels {given} alone, and {void} is void: write objects as 1, or give --void"
+        )
+    for split, part in masks.items():
+        present = set[int]().union(*(mask.labels for mask in part))
+        for label in sorted(present):
+            found = [mask.image for mask in part if label in mask.labels]
+            name = f"{label} (void)" if label == void else names.get(label, str(label))
+            report.rows.append({"split": split, "class": name, "images": len(found), **_ranges(found)})
+        report.problems += [
+            segmentation.unknown_label(mask.file, segmentation.read_mask(mask.file), list(names), void)
+            for mask in part
+            if names and not mask.labels <= {*names, void}
+        ]
+        report.problems += [
+            f"class {names[label]} has no images for training" for label in sorted(present & set(names) - train)
+        ]
+
+
+def _detection(path: Path, with_masks: bool, report: DataReport) -> None:
+    try:
+        classes, splits = detection.read_splits(path, with_masks, corrupt="skip")
+    except DataError as error:
+        if not report.problems:  # of the annotations that were skipped
+            raise
+        report.problems.append(str(error))
+        return
+    pictures = _Pictures(report, sum(map(len, splits.values())))
+    for split, scenes in splits.items():
+        objects, images, found = Counter[int](), Counter[int](), []
+        for scene in scenes:
+            read = pictures.add(split, scene.source, scene.name)
+            if read is not None and read[0] != scene.size:
+                report.problems.append(_different(f"{scene.name} and its annotation", read[0], scene.size))
+            found += [read] if read is not None else []
+            objects.update(scene.objects.labels.tolist())
+            images.update(set(scene.objects.labels.tolist()))
+        for label, name in enumerate(classes):
+            line = {"split": split, "class": name, "objects": objects[label], "images": images[label]}
+            report.rows.append(line | _ranges(found))
+        empty = sum(not len(scene.objects) for scene in scenes)
+        if empty == len(scenes):
+            report.problems.append(f"the {split} split of {path} has no objects in any image")
+        elif empty:
+            report.warnings.append(f"{empty} of {len(scenes)} images of {split} have no object")
+    _only_in_test(report, "objects")
+    pictures.compare()
+
+
+def _lengths(lengths: Sequence[int] | np.ndarray) -> dict[str, int | None]:
+    ordered = np.sort(np.asarray(lengths, np.int64))
+    if not len(ordered):
+        return {"shortest": None, "median": None, "longest": None}
+    return {"shortest": int(ordered[0]), "median": int(ordered[len(ordered) // 2]), "longest": int(ordered[-1])}
+
+
+def _sequences(path: Path, report: DataReport) -> None:
+    found = text.own(path)
+    splits = {"train": found.train, "test": found.test} | ({"val": found.held} if found.held is not None else {})
+    seen: dict[bytes, dict[str, str]] = defaultdict(dict)
+    for split, samples in splits.items():
+        step = 1 + samples.pairs
+        starts, lengths = samples.tokens.starts, samples.tokens.lengths.reshape(-1, step).sum(1)
+        for label, name in enumerate(found.classes):
+            rows = np.flatnonzero(samples.labels == label)
+            line = {"split": split, "class": name, "texts": len(rows)}
+            report.rows.append(line | _lengths(lengths[rows]))
+        for row in range(len(samples)):
+            part = samples.tokens.symbols[starts[row * step] : starts[(row + 1) * step]].tobytes()
+            seen[hashlib.sha256(part).digest()].setdefault(split, f"sample {row + 1}")
+    report.warnings += [f"the same text in {_listed(places)}" for places in seen.values() if len(places) > 1]
+    _only_in_test(report, "texts")
+
+
+def _translation(path: Path, source: str, target: str, report: DataReport) -> None:
+    corpus = texts.load(str(path), source, target)
+    seen: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for split, sentences in corpus.splits.items():
+        for language, lines in ((source, sentences.source), (target, sentences.target)):
+            lengths = _lengths([len(line.split()) for line in lines])
+            report.rows.append({"split": split, "language": language, "sentences": len(lines), **lengths})
+        for number, both in enumerate(zip(sentences.source, sentences.target, strict=True), 1):
+            seen[both].setdefault(split, f"line {number}")
+    report.warnings += [f"the same sentences in {_listed(places)}" for places in seen.values() if len(places) > 1]

@@ -1,0 +1,448 @@
+"""Image classification on any set of `regard.lab.data`, with any host that returns class scores."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from PIL.Image import Image
+from torch import Tensor, nn
+
+from regard.core import ConfigError, DataError, DeviceError, MixerConfig
+from regard.core.eval_mode import eval_mode
+from regard.images.augment import BATCHWISE, augmented, by_image, centre, check_augment, placed, transform
+from regard.images.cores import loaders
+from regard.images.feed import Batches, evaluation_batches, to_tensor
+from regard.images.imagenet import NORMAL
+from regard.images.images import Images, ImageSet, read_image
+from regard.images.normalise import Statistics, digest, is_pretrained, normalised
+from regard.images.order import check_parts
+from regard.images.own import Lazy
+from regard.images.streams import generator
+from regard.lab.data.catalog import NAMED, SIZES, classes_and_channels, identity, known_counts, load, size_before_centre
+from regard.lab.data.streamed.feed import Stream, StreamBatches
+from regard.lab.data.streamed.names import is_stream
+from regard.models.create import build_sized, create_model, parse_host
+from regard.swapping.inspect import explained_inputs, input_channels
+from regard.swapping.swap import remove
+
+from ..base import Score, Training, Trial
+from ..class_scores import best_classes, majority, top1_score
+from ..drawing import captioned
+from ..image_task import ImageTask
+from ..validation import ValidationPart
+from ..weights import Init, check_removed, host_seed, redraw
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification(ValidationPart, ImageTask):
+    """Top-1 accuracy of a host on images.
+
+    size: (height, width) of images. classes: outputs of the host, 0 = as many as the data set has. init: see
+    `regard.lab.tasks.weights.redraw`; pretrained hosts need "host". split: "test", "held" for the training images that
+    are reserved for tuning, or "val" for the validation part. val: share of the training images that are validated on
+    instead, drawn by val_seed; 0 = none. limit: number of training and test images, 0 = all: the first ones, or evenly
+    spaced ones of a set that is sorted by class, as folders are. cut: images keep their own size and are cropped to
+    `size` (at random in training, at the centre in the test). corrupt: stop at an image that cannot be read, or skip
+    it. download: torchvision's sets. class_weights: factor of each class in the loss, () = all 1.
+    Raises: ConfigError.
+    """
+
+    name: ClassVar[str] = "classification"
+    reads_streams: ClassVar[bool] = True
+    metric: ClassVar[str] = "top1"
+    further: ClassVar[tuple[str, ...]] = ("loss",)
+    part_name: ClassVar[str] = "val"
+    example_data: ClassVar[str] = "digits-canvas"
+    sets: ClassVar[Mapping[str, str]] = NAMED
+
+    classes: int = 0
+    init: Init = "zero"
+    split: Literal["test", "held", "val"] = "test"
+    val: float = 0.0
+    val_seed: int = 0
+    limit: int = 0
+    cut: bool = False
+    corrupt: Literal["stop", "skip"] = "stop"
+    download: bool = False
+    class_weights: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.classes < 0 or self.limit < 0:
+            raise ConfigError(f"classes and limit are 0 or more, not {self.classes} and {self.limit}")
+        self.check_validation()
+        if self.split == "val" and not self.val:
+            raise ConfigError('split="val" needs a share of the training images: val is 0')
+        if any(not weight >= 0 for weight in self.class_weights):
+            raise ConfigError(f"class_weights are 0 or more, not {self.class_weights}")
+        if is_stream(self.data):
+            self._check_stream()
+        if is_pretrained(self.host) and self.init != "host":
+            raise ConfigError(
+                f'a pretrained host keeps its weights with init="host"; init={self.init!r} would lose them'
+            )
+
+    def _check_stream(self) -> None:
+        """Raises: ConfigError for what needs single training images, which a stream does not have."""
+        alternatives = {
+            "val": "name a test split of the stream with ?test=NAME",
+            "limit": "make a folder of fewer images",
+            "split": "the test split is evaluated",
+            "corrupt": "write the shards without damaged images",
+        }
+        plain = {"val": 0.0, "limit": 0, "split": "test", "corrupt": "stop"}
+        for name, alternative in alternatives.items():
+            if getattr(self, name) != plain[name]:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is not possible for a stream: {alternative}")
+
+    @classmethod
+    def defaults(cls, data: str) -> dict[str, dict[str, Any]]:
+        recipe = {"augment": "none"} if data.startswith("digits") else {}
+        host = "vit_desk" if data in SIZES else "vit_desk(patch=16)"  # 196 tokens of an image of 224 pixels
+        return {"task": {"host": host, "size": SIZES.get(data, (224, 224))}, "recipe": recipe}
+
+    def check(self, recipe: Training) -> None:
+        check_augment(recipe.augment)
+        if self.data == "digits-canvas" and by_image(recipe.augment):
+            raise ConfigError(
+                f"augment={recipe.augment!r} takes single images, which digits-canvas places in whole batches: use one "
+                f"of {', '.join(BATCHWISE)}"
+            )
+
+    def identity(self) -> "Classification":
+        return dataclasses.replace(self, data=identity(self.data, self.digest), digest="", download=False, extra=())
+
+    def at_most(self, number: int) -> "Classification":
+        """The same task with `limit` at most `number`."""
+        return dataclasses.replace(self, limit=min(self.limit or number, number))
+
+    def images_of(self) -> ImageSet:
+        """The decoded data set. Raises: DataError."""
+        image_set = load(
+            self.data, self.size, cut=self.cut, corrupt=self.corrupt, download=self.download, kind=self.digest
+        )
+        if self.classes and self.classes < len(image_set.classes):
+            raise DataError(f"{image_set.name} has {len(image_set.classes)} classes, the task allows {self.classes}")
+        return image_set
+
+    def train_images(self) -> Images:
+        """The training split, at most `limit` images, without the validation part.
+
+        Raises: ConfigError if that part has all images of a class, unless a limit leaves few of them.
+        """
+        image_set = self.images_of()
+        images = self._limited(image_set.train)
+        if not self.val:
+            return images
+        part = images.take(self.divided(len(images))[0])
+        lost = np.setdiff1d(images.labels, part.labels)
+        if len(lost) and not self.limit:
+            raise ConfigError(
+                f"val={self.val:g} leaves no training image of class {image_set.classes[lost[0]]}: take a smaller "
+                "share or another val_seed, or add images"
+            )
+        return part
+
+    def test_images(self) -> Images:
+        """The split that is evaluated, at most `limit` images. Raises: DataError without a "held" split."""
+        image_set = self.images_of()
+        if self.split == "val":
+            return self._validation_images(image_set)
+        images = image_set.test if self.split == "test" else image_set.held
+        if images is None:
+            raise DataError(f'{image_set.name} has no images reserved for tuning; use split="test"')
+        return self._limited(images)
+
+    def _validation_images(self, image_set: ImageSet) -> Images:
+        """The part of the training images that is not trained on; on a canvas each has one fixed position."""
+        images = self._limited(image_set.train)
+        images = images.take(self.divided(len(images))[1])
+        if not image_set.canvas:
+            return images
+        return Images(placed(images.pixels, self.size, generator("validation", self.val_seed)), images.labels)
+
+    def _limited(self, images: Images) -> Images:
+        """The first `limit` images; evenly spaced ones if the set is sorted by class."""
+        number = len(images)
+        if not self.limit or self.limit >= number:
+            return images
+        segments = 1 + int(np.count_nonzero(np.diff(images.labels)))
+        if segments > len(np.unique(images.labels)):
+            return images.take(slice(0, self.limit))
+        return images.take(np.arange(self.limit) * number // self.limit)
+
+    def model(
+        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
+    ) -> nn.Module:
+        with host_seed(seed):
+            model = self.network(mixer, removed, record)
+            redraw(model, seed, self.init)
+        return model
+
+    def network(self, mixer: MixerConfig | None, removed: bool, record: Mapping[str, Any] | None = None) -> nn.Module:
+        """The host with the mechanism, as the host initialises it. record: as in `model`."""
+        check_removed(mixer, removed)
+        names = (record or {}).get("class_names")
+        outputs = self.outputs if names is None else self.classes or len(names)
+        channels = self.images_of().channels if names is None else len(self.statistics(record)[0])
+        model = self.built(mixer, outputs, channels, removed)
+        if mixer is None and not removed:  # a swap has checked the inputs already
+            image = torch.zeros(1, channels, *self.size)
+            with explained_inputs(model, image), eval_mode(model):
+                model(image)
+        return model
+
+    def built(
+        self, mixer: MixerConfig | None, outputs: int, channels: int, removed: bool = False, *, pretrained: bool = True
+    ) -> nn.Module:
+        """The host with these numbers of outputs and input channels, for images of `size` if it has such an option.
+
+        Needs no data. The host's spelling has precedence for input channels and image size. pretrained: False ignores
+        the pretrained weights that the host's spelling names.
+        """
+        spelled = parse_host(self.host)[1]
+        options: dict[str, Any] = {"num_classes": outputs}
+        if "in_chans" not in spelled:
+            options["in_chans"] = channels
+        if "pretrained" in spelled and not pretrained:
+            options["pretrained"] = False
+        if "size" in spelled or "img_size" in spelled:
+            self._check_size(spelled)
+            model = create_model(self.host, mixer, extra=self.extra, **options)
+        else:
+            model = build_sized(self.host, mixer, self.size, self.extra, **options)
+        return remove(model) if removed else model
+
+    def _check_size(self, options: dict[str, Any]) -> None:
+        """Check that a host spelled for one image size gets that size, unless it takes any. Raises: ConfigError."""
+        sides = options.get("img_size", options.get("size"))
+        sides = (sides, sides) if isinstance(sides, int) else sides
+        if not isinstance(sides, tuple) or len(sides) != 2:
+            return  # not a size: the host raises an error
+        if sides != tuple(self.size) and not options.get("dynamic_img_size") and options.get("strict_img_size", True):
+            raise ConfigError(
+                f"{self.host} takes images of {sides[0]}x{sides[1]}, the task has {self.size[0]}x{self.size[1]}; "
+                "leave the size out of the host's spelling, or make them equal"
+            )
+
+    def trial(self, mixer: MixerConfig | None, removed: bool = False, outputs: int = 0, augment: str = "") -> Trial:
+        """As in `Task`. Augmentations of single images (`by_image`) are left out."""
+        classes, channels = classes_and_channels(self.data)
+        outputs = outputs or self.classes or classes
+        model = self.built(mixer, outputs, channels, removed, pretrained=False)
+        channels = input_channels(model)
+        rng = np.random.default_rng(0)
+
+        def loss(n: int) -> Tensor:
+            labels = torch.from_numpy(rng.integers(0, outputs, n))
+            if not augment or by_image(augment):
+                return F.cross_entropy(model(torch.randn(n, channels, *self.size)).float(), labels)
+            pixels = rng.integers(0, 256, (n, *self.size, channels), dtype=np.uint8)
+            images = to_tensor(augmented(pixels, self.size, augment, False, rng))
+            return F.cross_entropy(model(images.float() / 255).float(), labels)
+
+        def forward(n: int) -> Tensor:
+            return model(torch.randn(n, channels, *self.size))
+
+        return Trial(model, (torch.randn(1, channels, *self.size),), loss, forward)
+
+    def batches_per_epoch(self, recipe: Training) -> int:
+        return self._feed(recipe, 0).per_epoch
+
+    def _feed(self, recipe: Training, seed: int, part: tuple[int, int] = (0, 1)) -> Batches | StreamBatches:
+        self.check(recipe)
+        image_set, images = self.images_of(), self.train_images()
+        check_parts(len(images), recipe.batch, part)
+        devices, batch = part[1], min(recipe.batch, len(images))
+        if (recipe.mixup or recipe.cutmix) and batch // devices % 2:
+            error = ConfigError if devices == 1 else DeviceError
+            raise error(f"mixup and cutmix need an even number of images on a device, not {batch // devices}")
+        change = transform(recipe.augment, self.size, image_set.channels) if by_image(recipe.augment) else None
+        if isinstance(images, Stream):
+            return StreamBatches(images, self.size, recipe.batch, recipe.augment, seed, change, part)
+        return Batches(images, self.size, recipe.batch, recipe.augment, seed, image_set.canvas, change, part)
+
+    def batches(
+        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._feed(recipe, seed, part).between(start, stop, workers)
+
+    def usual_workers(self, recipe: Training) -> int:
+        """As many as `loaders` says, if images are decoded when they are used."""
+        train = self.images_of().train
+        if not (isinstance(train, Stream) or isinstance(train.pixels, Lazy)):
+            return 0
+        return loaders(recipe.batch * 3 * self.size[0] * self.size[1] * (4 if by_image(recipe.augment) else 1))
+
+    @property
+    def channels(self) -> int:
+        return self.images_of().channels
+
+    def own_statistics(self) -> Statistics:
+        """As in `ImageTask`; ImageNet has the usual ones, and so have streams."""
+        return NORMAL if self.data == "imagenet" or is_stream(self.data) else self.images_of().statistics
+
+    def loss(
+        self,
+        model: nn.Module,
+        batch: tuple[Tensor, Tensor],
+        recipe: Training,
+        device: torch.device,
+        teacher: nn.Module | None = None,
+    ) -> Tensor:
+        """Cross-entropy. With a teacher: its mean with the cross-entropy to the classes that the teacher predicts for
+        the same images, after mixup (hard distillation, DeiT Eq. 3, with one head)."""
+        images, labels = self.prepared(batch[0], device), batch[1].to(device)
+        weights = self._class_weights(device)
+        if recipe.erasing:
+            from timm.data.random_erasing import RandomErasing
+
+            images = RandomErasing(recipe.erasing, mode="pixel", device=str(device))(images)
+        if recipe.mixup or recipe.cutmix:
+            from timm.data import Mixup
+
+            options = {"label_smoothing": recipe.smoothing, "num_classes": self.outputs, "correct_lam": True}
+            mixup = Mixup(recipe.mixup, recipe.cutmix, **options)
+            with torch.device(device):
+                images, targets = mixup(images, labels)
+            scores = model(images).float()
+            loss = _mixed_loss(scores, targets, weights, recipe.smoothing)
+        else:
+            scores = model(images).float()
+            loss = F.cross_entropy(scores, labels, weights, label_smoothing=recipe.smoothing)
+        if teacher is None:
+            return loss
+        with torch.no_grad():
+            predicted = teacher(images).argmax(-1)
+        return (loss + F.cross_entropy(scores, predicted)) / 2
+
+    def _class_weights(self, device: torch.device) -> Tensor | None:
+        """Raises: ConfigError if their number is not that of the outputs."""
+        if not self.class_weights:
+            return None
+        if len(self.class_weights) != self.outputs:
+            raise ConfigError(
+                f"class_weights has {len(self.class_weights)} numbers, the task has {self.outputs} classes"
+            )
+        return torch.tensor(self.class_weights, device=device)
+
+    def check_teacher(self, teacher: nn.Module, student: nn.Module) -> None:
+        """Raises: ConfigError if its number of classes is not the task's."""
+        with eval_mode(student), eval_mode(teacher):
+            teacher_classes, classes = (model(*self.example())[0].numel() for model in (teacher, student))
+        if teacher_classes != classes:
+            raise ConfigError(
+                f"the teacher has {teacher_classes} classes, the task has {classes}: train the teacher on this task"
+            )
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of the host."""
+        return self.classes or len(self.images_of().classes)
+
+    def scores(self, model: nn.Module, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Class scores (B, classes) in float32 and labels (B,) of the test images, batch by batch, in their order."""
+        return self._scores(model, device, self.test_images(), self.statistics())
+
+    def _scores(
+        self, model: nn.Module, device: torch.device, test: Images, statistics: Statistics
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        model.eval()
+        for images, labels in evaluation_batches(test, self.size):
+            with torch.inference_mode():
+                scores = model(normalised(images, statistics, device)).float()
+            yield scores, labels.to(device)
+
+    def score(self, model: nn.Module, device: torch.device) -> Score:
+        return top1_score(self.scores(model, device))
+
+    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
+        """Score on other data with the same classes, normalised like the training images.
+
+        All images are scored if they are the user's own and have no test split, unless they are those of the training.
+        Raises: DataError if the names of the classes or the number of channels differ.
+        """
+        other = self.on(data).images_of()
+        mean, std = self.statistics(record)
+        if digest(other.classes) != (record.get("classes") or digest(self.images_of().classes)):
+            names = f"{', '.join(other.classes[:5])}{', ...' if len(other.classes) > 5 else ''}"
+            raise DataError(
+                f"{data} has other classes ({len(other.classes)}: {names}) than the training data; "
+                "name its class folders like theirs"
+            )
+        if other.channels != len(mean):
+            raise DataError(f"the run takes images of {_channels(len(mean))}, {data} has {_channels(other.channels)}")
+        whole = other.divided and Path(data).resolve() != Path(self.data).resolve() and other.name != record.get("name")
+        parts = [other.train, other.test] if whole else [other.test]
+        return top1_score(
+            scores for part in parts for scores in self._scores(model, device, self._limited(part), (mean, std))
+        )
+
+    @property
+    def chance(self) -> float:
+        return majority(self.test_images().labels)
+
+    def example(self) -> tuple[Tensor]:
+        images, _ = next(evaluation_batches(self.test_images().take(slice(0, 1)), self.size))
+        return (self.prepared(images, torch.device("cpu")),)
+
+    def record(self) -> dict[str, Any]:
+        """As in `Task`, and: class_names, and `classes`, a digest of them; normal, mean and deviation of the
+        normalisation."""
+        image_set = self.images_of()
+        sizes = {"train": len(self.train_images()), "test": len(self.test_images())}
+        more = {"classes": digest(image_set.classes), "normal": [list(part) for part in self.statistics()]}
+        names = list(image_set.classes)
+        return {"name": image_set.name, "checksum": image_set.checksum, **sizes, **more, "class_names": names}
+
+    def sample_counts(self) -> tuple[int, int]:
+        counts = known_counts(self.data)
+        if counts is None:
+            return super().sample_counts()
+        limit = self.limit or max(counts)
+        train, test = min(counts[0], limit), min(counts[1], limit)
+        validated = round(self.val * train)
+        return train - validated, validated if self.split == "val" else test
+
+    def predict(
+        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """For each image its five most probable classes: {"file", "label", "probability", "top"}."""
+        names = record.get("class_names") or list(self.images_of().classes)
+        statistics = self.statistics(record)
+        predictions = []
+        for source in sources:
+            image = normalised(to_tensor(self._pixels(source, len(statistics[0]))[None]), statistics, device)
+            with torch.inference_mode():
+                scores = model(image)[0].float()
+            predictions.append({"file": str(source), **best_classes(scores, names)})
+        return predictions
+
+    def drawn(self, source: str | Path, prediction: Mapping[str, Any]) -> Image:
+        lines = [f"{item['label']} {100 * item['probability']:.0f} %" for item in prediction["top"][:3]]
+        return captioned(self._pixels(source, 3), lines)
+
+    def _pixels(self, source: str | Path, channels: int) -> np.ndarray:
+        """A file's pixels (h, w, channels), cropped at the centre like the test images of the task's data."""
+        pixels = read_image(source, size_before_centre(self.data, self.size, self.cut), channels)
+        return centre(pixels[None], self.size)[0]
+
+
+def _channels(number: int) -> str:
+    return "1 channel (grey)" if number == 1 else f"{number} channels"
+
+
+def _mixed_loss(
+    scores: Float[Tensor, "B K"], targets: Float[Tensor, "B K"], weights: Float[Tensor, " K"] | None, smoothing: float
+) -> Float[Tensor, ""]:
+    """Cross-entropy to mixed and smoothed labels, divided by the labels' weights as torch does it for whole labels."""
+    if weights is None:
+        return -(targets * scores.log_softmax(-1)).sum(-1).mean()
+    labels = (targets - smoothing / len(weights)) / (1 - smoothing)
+    return -(targets * weights * scores.log_softmax(-1)).sum() / (labels @ weights).sum()

@@ -1,0 +1,79 @@
+"""ImageTask: what tasks on images have in common, the image size and the normalisation."""
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from regard.core import ConfigError
+from regard.core.memory import check_bytes
+from regard.images.normalise import Statistics, expected, is_pretrained, normalised
+from regard.models.sizes import size_of, sized
+
+from .base import Task
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTask(Task):
+    """A task on images of `size` = (height, width).
+
+    digest: what the key of a run takes of the user's own images, "bytes" or "index" (`regard.images.digest`); "" =
+    all bytes, up to 20 GB. mean, std: with which images are normalised, for each channel, of pixels between 0 and 1;
+    () = those of the host's published weights, or of the training images. Data of another number of channels have
+    their own. Raises: ConfigError.
+    """
+
+    size: tuple[int, int]
+    digest: Literal["", "bytes", "index"] = ""
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.size) < 1:
+            raise ConfigError(f"size is (height, width) in pixels, at least 1 each, not {self.size}")
+        if len(self.mean) != len(self.std) or any(not value > 0 for value in self.std):
+            raise ConfigError(
+                f"mean and std have a number for each channel, std above 0; not {self.mean} and {self.std}"
+            )
+        check_bytes(f"one image of {self.size[0]}x{self.size[1]}", 3 * self.size[0] * self.size[1])
+
+    def in_host(self, host: str, size: tuple[int, int] | None = None) -> "Self":
+        """As in `Task`; a host without a size gets its own default size."""
+        size = size or size_of(host, self.extra)
+        return dataclasses.replace(self, host=sized(host, size, self.extra), size=size)
+
+    @property
+    @abstractmethod
+    def channels(self) -> int:
+        """Channels of the data's images. Raises: DataError."""
+
+    @abstractmethod
+    def own_statistics(self) -> Statistics:
+        """Mean and standard deviation per channel of training images, of pixels between 0 and 1. Raises: DataError."""
+
+    def statistics(self, record: Mapping[str, Any] | None = None) -> Statistics:
+        """Mean and standard deviation per channel, of pixels between 0 and 1, for the normalisation of images.
+
+        record: what `record()` returned when the model was trained; its values are used unless it is an old one without
+        them. Else `mean` and `std`; without them a pretrained host gets the values of its weights (averaged for grey
+        images), all others `own_statistics`.
+        """
+        if normal := (record or {}).get("normal"):
+            return normal[0], normal[1]
+        if self.mean and len(self.mean) == self.channels:
+            return list(self.mean), list(self.std)
+        if is_pretrained(self.host):
+            return expected(self.host, self.channels, tuple(self.extra))
+        return self.own_statistics()
+
+    def prepared(self, images: Tensor, device: torch.device, record: Mapping[str, Any] | None = None) -> Tensor:
+        """As in `Task`, normalised with `statistics`."""
+        return normalised(images, self.statistics(record), device)

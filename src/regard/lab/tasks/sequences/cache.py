@@ -1,0 +1,80 @@
+"""Generated samples on the disk: .npy files without pickle, in parts, so that an interrupted generation continues.
+
+Parts are pure functions of their index. Processes that generate the same set at the same time start at different parts
+and read those that others have written.
+"""
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from regard.files.cache import cache_folder
+
+from .tokens import Split, Tokens
+
+log = logging.getLogger("regard.data")
+
+
+def generated(key: str, parts: int, make: Callable[[int], Split]) -> Split:
+    """The parts 0 .. parts-1 that `make` returns, joined; read from `cache_folder()` where they are stored.
+
+    If the cache cannot be written, there is a warning and the samples stay in memory.
+    """
+    folder = cache_folder() / "sequences"
+    found: dict[int, Split] = {}
+    started, made, warned = time.monotonic(), 0, False
+    for index in sorted(range(parts), key=lambda index: (index + os.getpid()) % parts):
+        path = folder / f"{key}-{index:04d}of{parts}.npz"
+        part = _read(path)
+        if part is None:
+            part = make(index)
+            made += 1
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                _write(path, part)
+            except OSError as error:
+                if not warned:
+                    log.warning("generated sequences are not cached: %s", error)
+                warned = True
+            if made in (1, 10) or made % 50 == 0:
+                per_part = (time.monotonic() - started) / made
+                log.info("%s: about %.0f s of generation left", key, per_part * (parts - len(found) - 1))
+        found[index] = part
+    return joined([found[index] for index in range(parts)])
+
+
+def joined(splits: list[Split]) -> Split:
+    """The samples of several splits, one after the other."""
+    lengths = np.concatenate([split.tokens.lengths for split in splits])
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    symbols = np.concatenate([split.tokens.symbols for split in splits])
+    return Split(Tokens(symbols, starts), np.concatenate([split.labels for split in splits]), splits[0].pairs)
+
+
+def _read(path: Path) -> Split | None:
+    """A stored part, or None if there is none that can be read."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return Split(Tokens(arrays["symbols"], arrays["starts"]), arrays["labels"])
+    except (OSError, ValueError, EOFError, KeyError):
+        return None
+    except Exception as error:  # zipfile has errors of its own for a damaged file
+        log.warning("%s is damaged (%s) and is generated again", path, error)
+        return None
+
+
+def _write(path: Path, part: Split) -> None:
+    """Write a temporary file beside the target and rename it."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        try:
+            np.savez(file, symbols=part.tokens.symbols, starts=part.tokens.starts, labels=part.labels)
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,321 @@
+"""Executing a run: the runs that it needs, devices, training, evaluation, and the outcome in the store."""
+
+import base64
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from regard.core import DataError, DeviceError, RegardError, require
+from regard.files.records import write_record
+from regard.images.normalise import Renormalised, Statistics, expected, is_pretrained
+from regard.lab.results.results import OLD_FILE_VALUES, Busy, Results, check_held
+from regard.lab.tasks.base import Score
+from regard.lab.tasks.classification import Classification
+from regard.lab.tasks.image_task import ImageTask
+from regard.mixers.spelling import spell
+from regard.models.create import create_model
+from regard.models.saving import model_recipe, read_description
+from regard.swapping.count import count_macs
+
+from . import checkpoint
+from .distributed import check_devices, in_processes
+from .environment import (
+    PeakMemory,
+    code_version,
+    environment,
+    is_environment_error,
+    quiet_lightning,
+    resolved_device,
+    step_execution,
+)
+from .initial_weights import Saved, copy_weights
+from .load import load, trained
+from .loop import Diverged, Loop
+from .opening import opening
+from .run import Run, canonical, run_file
+from .sharding import check_shared, sharding_strategy
+from .torchrun import FirstFailed, Group, check_launch, fabric_of, joined, launch
+from .watch import Watch
+
+log = logging.getLogger("regard.lab.engine")
+
+
+class NeededRunFailed(RegardError):
+    """The start or the teacher of a run failed, so the run fails too."""
+
+    def __init__(self, key: str, reason: object) -> None:
+        super().__init__(f"run {key}, which this run needs, failed: {reason}")
+
+
+def execute(run: Run, store: Results, devices: int, device: str, watch: Watch) -> dict[str, Any]:
+    """See `Run.execute`."""
+    require("lightning_fabric")
+    launched = launch()
+    check_launch(launched, devices, 1)
+    if watch.shard:
+        check_shared(run.recipe, launched.processes, watch.compile)
+    if launched.processes == 1:
+        check_devices(devices, run.recipe.batch, device)
+    if not launched.first:
+        watch = dataclasses.replace(watch, report=None, say=None, loggers=())
+    with joined(launched, device, run.recipe.batch) as group:
+        return _execute(run, store, devices, device, watch, group)
+
+
+def _execute(run: Run, store: Results, devices: int, device: str, watch: Watch, group: Group) -> dict[str, Any]:
+    key = run.key
+    if dataclasses.replace(run).key != key:
+        raise DataError(f"the data of run {key} have changed since the run was made: make it again")
+    group.check_key(key)
+    finished = group.agreed(lambda: store.outcome(key) if store.status(key) in ("done", "failed") else None)
+    if finished is not None:
+        return finished
+    for needed in run.needs():
+        _execute_needed(needed, store, device, devices, dataclasses.replace(watch, loggers=()), group)
+    with ExitStack() as stack:
+        folder = group.agreed(lambda: stack.enter_context(store.lock(key)))
+        finished = group.agreed(lambda: store.outcome(key))  # another process may have finished it meanwhile
+        if finished is not None:
+            return finished
+        outcome = _in_folder(run, folder, store, device, devices, watch, group)
+        return group.agreed(lambda: _finish(store, key, folder, outcome))
+
+
+def _finish(store: Results, key: str, folder: Path, outcome: dict[str, Any]) -> dict[str, Any]:
+    check_held(folder)
+    checkpoint.keep_only_last(folder)
+    store.finish(key, {"key": key, **outcome})
+    return store.outcome(key) or {}
+
+
+def _execute_needed(run: Run, store: Results, device: str, devices: int, watch: Watch, group: Group) -> None:
+    """Execute a run that another one needs, or wait for the process that does.
+
+    Raises: NeededRunFailed, except for errors of the environment, which are raised as they are.
+    """
+    while True:
+        try:
+            outcome = _execute(run, store, devices, device, watch, group)
+            break
+        except Busy:
+            time.sleep(1.0)
+        except (NeededRunFailed, FirstFailed):  # they name the run further up
+            raise
+        except Exception as error:
+            if is_environment_error(error):
+                raise
+            raise NeededRunFailed(run.key, f"{type(error).__name__}: {error}") from error
+    if outcome.get("status") != "done":
+        raise NeededRunFailed(run.key, outcome.get("error"))
+
+
+def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
+    """The model whose predictions are learned too. Raises: ConfigError if the task cannot use it."""
+    if run.teacher is None:
+        return None
+    if isinstance(run.teacher, Run):
+        teacher = trained(run.teacher, store)
+    else:
+        teacher = create_model(run.teacher, None, extra=run.task.extra).eval()
+    run.task.check_teacher(teacher, student)
+    if not isinstance(run.task, ImageTask):
+        return teacher
+    given, own = run.task.statistics(), _statistics(run, run.task, store)
+    return teacher if own == given else Renormalised(teacher, given, own)
+
+
+def _class_names(run: Run, store: Results) -> tuple[list[str], list[str]] | None:
+    """The classes that the weights were trained on, and the run's own; None unless both tasks classify images."""
+    if not isinstance(run.task, Classification):
+        return None
+    data: Mapping[str, Any] = {}
+    if isinstance(run.start, Saved):
+        data = read_description(run.start.folder).get("data") or {}
+    elif isinstance(run.start, Run) and isinstance(run.start.task, Classification):
+        data = (store.outcome(run.start.key) or {}).get("data") or {}
+    old = data.get("class_names")
+    return (old, run.task.record()["class_names"]) if old else None
+
+
+def _statistics(run: Run, task: ImageTask, store: Results) -> Statistics:
+    """Mean and deviation of the images that the teacher was trained on."""
+    teacher = run.teacher
+    if not isinstance(teacher, Run):
+        pretrained = isinstance(teacher, str) and is_pretrained(teacher)
+        return expected(str(teacher), task.channels, tuple(task.extra)) if pretrained else task.statistics()
+    taught: Any = teacher.task
+    return taught.statistics((store.outcome(teacher.key) or {}).get("data"))
+
+
+def _in_folder(
+    run: Run, folder: Path, store: Results, device: str, devices: int, watch: Watch, group: Group
+) -> dict[str, Any]:
+    from lightning_fabric import Fabric
+
+    if run.recipe.precision == "16-mixed" and resolved_device(device) == "cpu":  # Fabric would use bf16 instead
+        raise DeviceError("16-mixed needs a GPU; on a CPU use bf16-mixed or 32-true")
+    quiet_lightning()
+    launched = group.launched
+    count = launched.processes if launched.processes > 1 else devices
+    with _threads(group.agreed(lambda: write_run_file(run, folder, device, count, watch.compile))):
+        if launched.processes > 1:
+            group.one_after_another(run.task.record)
+            strategy = sharding_strategy(launched.processes) if watch.shard else None
+            precision, loggers = run.recipe.precision, watch.loggers
+            return train(run, folder, store, watch, fabric_of(launched, device, precision, strategy, loggers))
+        if devices > 1:
+            return in_processes(partial(train, run, folder, store), run.recipe.precision, device, devices, watch)
+        fabric: Any = Fabric(
+            accelerator=device,
+            devices=1,
+            precision=run.recipe.precision,  # type: ignore[arg-type]
+            loggers=list(watch.loggers),
+        )
+        return train(run, folder, store, watch, fabric)
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Set the number of threads for the block: the next run of this process has its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> dict[str, Any]:
+    """Train on the devices of a launched Fabric, and return the outcome; with several processes, that of the first.
+
+    `execute` calls this with the folder locked, and writes the outcome.
+    """
+    peak = PeakMemory(fabric.device)
+    model = run.model()
+    if run.start is not None:
+        start = run.start
+        source = trained(start, store) if isinstance(start, Run) else load(start.folder, run.task.extra)
+        copy_weights(source, model, _class_names(run, store))
+    loop = Loop(run.task, run.recipe, run.seed, model, fabric, folder, watch, peak, _teacher(run, store, model))
+    loop.resume()
+    if watch.say is not None and fabric.is_global_zero:
+        watch.say(opening(run, model))
+    common: dict[str, Any] = {
+        "error": None,
+        "study": None,
+        "scale": None,
+        "row": run.label,
+        "seed": run.seed,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "environment": environment(fabric.device, run.recipe.precision, fabric.world_size, watch.compile),
+        "code": code_version(),
+        "data": {**run.task.record(), "unit": run.task.unit},
+        "spelling": spell(run),
+        "model": model_recipe(model) if "regard_host" in model.__dict__ else None,
+        "probes": {},
+    }
+    try:
+        with _logging(fabric):
+            score = loop.train()
+        for name, value in score.metrics.items() if score else ():
+            if not math.isfinite(value):
+                raise Diverged(loop.step - 1, value, f"the test {name}")
+    except Diverged as error:
+        return common | {
+            "status": "failed",
+            "error": str(error),
+            "diverged": True,
+            "step": error.step,
+            "metrics": {},
+            **_finished(loop, common["data"]["train"]),
+        }
+    results = _results(run, loop, score, peak) if score else {}
+    return common | {"status": "done", **results, **_finished(loop, common["data"]["train"])}
+
+
+@contextmanager
+def _logging(fabric: Any) -> Iterator[None]:
+    """Start the loggers in the first process, and close them. Raises: ConfigError if a tool refuses to start."""
+    loggers = fabric.loggers if fabric.is_global_zero else ()
+    for logger in loggers:
+        _ = logger.experiment
+    status = "failed"
+    try:
+        yield
+        status = "success"
+    finally:
+        for logger in loggers:
+            logger.finalize(status)
+
+
+def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, Any]:
+    chance = run.task.chance
+    diverged = score.metrics[run.task.metric] <= chance * 1.05
+    reached = f"{run.task.metric} {score.metrics[run.task.metric]:.4f}"
+    notes = [f"at chance: {reached} is no better than a trivial answer, {run.task.trivial} ({chance:.4f})"]
+    peak_memory = peak.bytes()  # before the model is moved and its operations are counted
+    macs = count_macs(loop.trained.cpu().float(), run.task.example())
+    return {
+        "metrics": score.metrics,
+        "best": None if loop.best is None else {"step": loop.best[0], run.task.metric: loop.best[1]},
+        "diverged": diverged,
+        "notes": notes if diverged else [],
+        "details": score.details,
+        **_encoded(score.samples),
+        "sampled": run.task.metric,
+        "chance": chance,
+        "peak_memory_bytes": peak_memory,
+        "macs": macs,
+    }
+
+
+def _encoded(samples: np.ndarray | None) -> dict[str, str | None]:
+    """What each test sample contributes, in base64: "bits" of right or wrong, or "samples" in float32."""
+    if samples is None:
+        return {"bits": None}
+    if samples.dtype == np.bool_:
+        return {"bits": base64.b64encode(np.packbits(samples).tobytes()).decode()}
+    return {"bits": None, "samples": base64.b64encode(samples.astype("<f4").tobytes()).decode()}
+
+
+def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: bool = False) -> int:
+    """Write run.json at the first start, and return the number of threads at it: later starts take the same, for
+    bitwise equality."""
+    path = folder / "run.json"
+    name = resolved_device(device)
+    execution = {"device": name, "devices": devices, **step_execution(compiled, torch.device(name))}
+    if path.exists():
+        written = run_file(path)
+        for field, value in execution.items():
+            before = written.get(field, OLD_FILE_VALUES.get(field, value))
+            if before not in (value, "auto"):  # old files may say "auto"
+                text = "run %s started with %s %s and continues with %s: the results will not be equal bit for bit"
+                log.warning(text, run.key, field, before, value)
+        return written.get("threads") or torch.get_num_threads()
+    identity = {"key": run.key, "spelling": spell(run), "canonical": canonical(run.identity())}
+    origin = {"code": code_version(), "started": datetime.now(UTC).isoformat(timespec="seconds")}
+    threads = torch.get_num_threads()
+    write_record(path, {**identity, "seed": run.seed, "threads": threads, **execution, **origin})
+    return threads
+
+
+def _finished(loop: Loop, train: int) -> dict[str, Any]:
+    """Time and training speed; train: number of training samples, which may be fewer than a batch."""
+    images = loop.step * min(loop.recipe.batch, train) * loop.recipe.accumulate
+    return {
+        "seconds": round(loop.seconds, 3),
+        "images_per_second": round(images / loop.seconds, 1) if loop.seconds else None,
+        "others": loop.use.share(loop.seconds),
+        "finished": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
+    }

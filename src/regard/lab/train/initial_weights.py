@@ -1,0 +1,100 @@
+"""Initial weights of a run: those in a saved folder, and the copying of weights between models."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.core import ConfigError
+from regard.core.validation import check_fields
+from regard.models.saving import read_description
+
+log = logging.getLogger("regard.lab.engine")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The weights of a folder that `save` wrote. A run's key contains a digest of them, not the path."""
+
+    folder: str
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def identity(self) -> "Saved":
+        """The digest instead of the path. Raises: StoreError if `save` did not write the folder."""
+        if self.folder.startswith("saved:"):
+            return self
+        return dataclasses.replace(self, folder=f"saved:{read_description(self.folder)['sha256'][:12]}")
+
+
+def copy_weights(
+    source: nn.Module, target: nn.Module, classes: tuple[Sequence[str], Sequence[str]] | None = None
+) -> tuple[int, int]:
+    """Copy tensors of the same name and shape; others of the target (a new head, a mechanism's parameters) stay.
+
+    A target that contains the source's network, such as a detector around the backbone of a classifier, takes the
+    tensors under their names there. classes: names of the outputs of both, if they are known; an output of the head
+    starts from that of the same name, and a class without one from new weights. Returns the numbers of tensors copied
+    and of all tensors in the target.
+    Raises: ConfigError if no tensor fits.
+    """
+    source_weights, target_weights = source.state_dict(), target.state_dict()
+    fitting = _fitting(source_weights, target_weights)
+    if not fitting:
+        raise ConfigError(f"no initial weight fits {type(target).__name__}; both runs need the same host")
+    if classes is not None and list(classes[0]) != list(classes[1]):
+        _match_classes(fitting, source_weights, target, *classes)
+    new = ", ".join(sorted(set(target_weights) - set(fitting))) or "none"
+    log.info("%d of %d tensors start from the initial weights; new: %s", len(fitting), len(target_weights), new)
+    target.load_state_dict(fitting, strict=False)
+    return len(fitting), len(target_weights)
+
+
+def _match_classes(
+    fitting: dict[str, Tensor], weights: Mapping[str, Tensor], target: nn.Module, old: Sequence[str], new: Sequence[str]
+) -> None:
+    """Put the rows of the head into `fitting`, in the order of the new classes; those of unknown classes are new.
+
+    weights: of the source, whose head may have another number of rows.
+    """
+    classifier: Any = getattr(target, "get_classifier", None)
+    head = None if classifier is None else classifier()
+    name = next((name for name, module in target.named_modules() if module is head), None)
+    if not isinstance(head, nn.Linear) or name is None:
+        return
+    known = [index for index, label in enumerate(new) if label in old]
+    kept = 0
+    for part, rows in head.state_dict().items():
+        given = weights.get(f"{name}.{part}")
+        if given is not None and len(given) == len(old) and given.shape[1:] == rows.shape[1:]:
+            placed = rows.clone()
+            placed[known] = given[[old.index(new[index]) for index in known]].to(rows.dtype)
+            fitting[f"{name}.{part}"], kept = placed, len(known)
+    log.warning(
+        "the classes have other names than those that the weights were trained on: %d of %d outputs start anew",
+        len(new) - kept, len(new),
+    )  # fmt: skip
+
+
+def _fitting(weights: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that fit, by their names in the target: with the prefix under which most of them fit.
+
+    A prefix is used only if more than half of the weights fit with it.
+    """
+    prefixes = {""}
+    for name in weights:
+        prefixes |= {other[: -len(name)] for other in target if other.endswith(f".{name}")}
+    found = {
+        prefix: {
+            f"{prefix}{name}": value
+            for name, value in weights.items()
+            if f"{prefix}{name}" in target and target[f"{prefix}{name}"].shape == value.shape
+        }
+        for prefix in sorted(prefixes)
+    }
+    inside = [fitting for prefix, fitting in found.items() if prefix and 2 * len(fitting) > len(weights)]
+    return max([found[""], *inside], key=len)

@@ -1,0 +1,105 @@
+"""`load`: the trained model in a folder that `save` or a run wrote."""
+
+import ast
+import dataclasses
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from regard.core import Extra, StoreError
+from regard.core.validation import checked
+from regard.files.atomic import store_errors
+from regard.files.paths import user_path
+from regard.lab.results.import_checks import spelled_fields
+from regard.lab.results.results import Results
+from regard.models import saving
+
+from . import checkpoint
+from .run import Run, read_run, run_file
+
+
+@checked
+def load(folder: str | os.PathLike[str], extra: Extra = (), *, best: bool = False, download: bool = False) -> nn.Module:
+    """The trained model in a folder that `save` wrote, or of a finished run, in evaluation mode, on the CPU.
+
+    Nothing is unpickled, and no network is asked. extra: the user's own mechanisms, models and ports that it needs.
+    best: for a run, the weights of its best evaluation instead of the last ones. download: also load a model whose
+    description names pretrained weights, a hub or a checkpoint file, which are then loaded first. The model of an old
+    run, whose outcome does not describe the host, is built by its task, which needs the data.
+    Raises: StoreError if neither `save` nor a run wrote the folder, it is incomplete or damaged, the run is not
+    finished, or its description names other weights without `download`; DataError.
+    """
+    target = user_path(folder, StoreError)
+    with store_errors(target, "read"):
+        is_run = (target / "run.json").exists() and not (target / "model.json").exists()
+    if is_run:
+        return _of_run(target, tuple(extra), best, download)
+    if best:
+        raise StoreError(f"{target} is not the folder of a run; only a run has best weights")
+    return saving.load(target, extra, download=download)
+
+
+def _of_run(target: Path, extra: Extra, best: bool, download: bool) -> nn.Module:
+    target = target.resolve()
+    store = Results(target.parent)
+    outcome = store.outcome(target.name)
+    if outcome is None:
+        raise StoreError(f"the run in {target} is not finished; repeat the command that started it")
+    if outcome.get("status") != "done":
+        raise StoreError(f"the run in {target} failed: {outcome.get('error')}; it has no trained model")
+    run_file(target / "run.json")
+    if best:
+        _check_validated(target.name, spelled_fields(outcome.get("spelling")).get("task", ""))
+    weights = checkpoint.trained_weights(target, best, _averaged(outcome))
+    recipe = outcome.get("model")
+    if recipe is None:
+        run = read_run(store, target.name, extra)
+        task = dataclasses.replace(run.task, host=saving.local_host(run.task.host))  # its weights come from the run
+        if not download:
+            saving.check_local(target / "run.json", task.host)
+        model = dataclasses.replace(run, task=task).model(outcome.get("data"))
+    else:
+        with saving.description_errors(target, "outcome.json"):
+            if not download:
+                saving.check_local(target / "outcome.json", recipe)
+            model = saving.build_matching(partial(saving.rebuild, recipe, extra), weights)
+    with checkpoint.load_errors(target):
+        model.load_state_dict(weights)
+    return model.eval()
+
+
+def _check_validated(key: str, task: str) -> None:
+    """Raises: StoreError if the spelled task of a run has no validation part; old runs chose on the test images."""
+    call = ast.parse(task or "None", mode="eval").body
+    if not isinstance(call, ast.Call) or "val" not in {keyword.arg for keyword in call.keywords}:
+        raise checkpoint.no_best_weights(key)
+
+
+def _averaged(outcome: dict[str, Any]) -> bool:
+    """Whether the recipe of a run, as its outcome spells it, has an average of the weights."""
+    recipe = ast.parse(spelled_fields(outcome.get("spelling")).get("recipe", "Recipe()"), mode="eval").body
+    return isinstance(recipe, ast.Call) and any(
+        keyword.arg in ("ema", "average") and ast.unparse(keyword.value) not in ("0", "0.0")
+        for keyword in recipe.keywords
+    )
+
+
+def trained(run: Run, store: Results, best: bool = False, key: str = "") -> nn.Module:
+    """The model of a finished run with its trained weights (their average if the recipe has one), in evaluation mode.
+
+    best: the weights of its best evaluation instead of the last ones. key: under which it is stored, if its data may
+    have changed since; they are then not read.
+    Raises: StoreError if the run has no such checkpoint.
+    """
+    key = key or run.key
+    if best and run.task.validation() is None:
+        raise checkpoint.no_best_weights(key)
+    weights = checkpoint.trained_weights(store.folder(key), best, bool(run.recipe.ema or run.recipe.average))
+    record = (store.outcome(key) or {}).get("data")
+    model = run.model(record)
+    with checkpoint.load_errors(store.folder(key)):
+        model.load_state_dict(weights)
+    return model.eval()

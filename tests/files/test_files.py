@@ -1,0 +1,58 @@
+"""Files are whole or absent, and errors say what to do."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from regard.core import StoreError
+from regard.files.atomic import read_json, write_atomically, write_json
+
+
+def test_folders_are_made_and_nothing_is_left_beside(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "a" / "b" / "c.txt", "grün")
+    assert (tmp_path / "a" / "b" / "c.txt").read_bytes() == "grün".encode()
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["c.txt"]
+
+
+def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"loss": float("nan"), "top": (1.5, float("inf"))})
+    assert read_json(tmp_path / "x.json") == {"loss": None, "top": [1.5, None]}
+
+
+def test_a_failed_write_keeps_the_old_content(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    write_atomically(target, b"old")
+    (tmp_path / "folder" / "x").mkdir(parents=True)
+    with pytest.raises(StoreError, match="a file is where a folder is needed"):
+        write_atomically(tmp_path / "folder", b"new")
+    with pytest.raises(StoreError, match="not Unicode|surrogates"):
+        write_atomically(target, "\udcff")
+    assert target.read_bytes() == b"old"
+    assert {path.name for path in tmp_path.iterdir()} == {"x", "folder"}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no FIFOs")
+def test_a_fifo_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StoreError, match="is a FIFO, socket or device"):
+        write_atomically(tmp_path / "pipe", b"new")
+    assert (tmp_path / "pipe").is_fifo()
+    with pytest.raises(StoreError, match="cannot write /"):
+        write_atomically("/", b"new")
+
+
+def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="nothing.json"):
+        read_json(tmp_path / "nothing.json")
+    (tmp_path / "half.json").write_text('{"a": ')
+    with pytest.raises(StoreError, match="half.json is not JSON"):
+        read_json(tmp_path / "half.json")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, which Linux has")
+def test_a_full_disk_says_that_finished_work_is_kept() -> None:
+    from regard.files.atomic import store_errors
+
+    with pytest.raises(StoreError, match="free some space"), store_errors(Path("/dev/full")):
+        Path("/dev/full").write_text("x")

@@ -1,0 +1,37 @@
+"""Decoded images on disk."""
+
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regard.images.images import Images, cached, mean_and_deviation
+
+
+def test_a_full_disk_leaves_nothing_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A limit on the size of files stands for the full disk."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = Images(np.zeros((100, 8, 8, 3), np.uint8), np.zeros(100, np.int64))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        found = cached("full", lambda: made)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert found is made
+    assert "decoded images are not cached" in caplog.text
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert (cached("full", lambda: made).pixels == made.pixels).all()
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
+
+
+def test_mean_and_deviation_count_values_block_by_block() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (37, 5, 6, 3), np.uint8)
+    mean, std = mean_and_deviation(pixels[start : start + 8] for start in range(0, 37, 8))
+    values = pixels.astype(np.float32) / 255
+    np.testing.assert_allclose(mean, values.mean((0, 1, 2), dtype=np.float64), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(std, values.std((0, 1, 2), dtype=np.float64), rtol=0, atol=1e-12)
+    assert mean_and_deviation([np.full((2, 2, 1), 7, np.uint8)])[1] == [1e-3]

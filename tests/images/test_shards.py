@@ -1,0 +1,298 @@
+"""WebDataset shards are read by an index: as image files are, to the same bits, and nothing of them is lost."""
+
+import io
+import json
+import tarfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from regard.core import DataError
+from regard.images import own, shards
+from regard.images.feed import Batches
+from regard.images.own import Lazy
+from regard.images.rows import Paths, taken
+from regard.lab.data import catalog
+from regard.lab.tasks import Classification
+from regard.lab.train.recipe import Recipe
+
+HOST = "vit_desk(size=(14, 28), patch=7, dim=16, depth=1, heads=2)"
+SIZE = (14, 28)
+
+
+def encoded(number: int) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 255, (20 + number % 3, 40, 3), np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def write(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def sample(number: int, label: int) -> list[tuple[str, bytes]]:
+    """Both forms of labels, and members that are neither image nor label."""
+    answer = (".cls", str(label).encode()) if number % 2 else (".json", json.dumps({"label": label}).encode())
+    extra = [(f"s/{number:03d}.txt", b"a caption")]
+    return [(f"s/{number:03d}.png", encoded(number)), *extra, (f"s/{number:03d}{answer[0]}", answer[1])]
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> tuple[Path, Path]:
+    """The same images as class folders and as shards: 24 for training in three shards, 6 for the test."""
+    folders, tars = tmp_path / "folders", tmp_path / "tars"
+    for split, first, count in (("train", 0, 24), ("val", 24, 6)):
+        for number in range(first, first + count):
+            file = folders / split / str((number - first) * 3 // count) / f"{number:03d}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(encoded(number))
+        for start in range(first, first + count, 8):
+            numbers = range(start, min(start + 8, first + count))
+            members = [member for number in numbers for member in sample(number, (number - first) * 3 // count)]
+            write(tars / f"pets-{split}-{start:04d}.tar", members)
+    return folders, tars
+
+
+@pytest.fixture
+def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No split is small enough to be decoded at once."""
+    monkeypatch.setattr(own, "IN_MEMORY", 0)
+
+
+def batches(task: Classification, start: int = 0, stop: int = 6, workers: int = 0, part: tuple[int, int] = (0, 1)):
+    return list(task.batches(Recipe(batch=6, augment="shift"), 3, start, stop, workers, part))
+
+
+def equal(first, second) -> bool:
+    return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, second, strict=True))
+
+
+def test_shards_are_the_images_that_they_hold(both: tuple[Path, Path]) -> None:
+    folders, tars = (own.load(path, SIZE, "stop") for path in both)
+    assert tars.classes == folders.classes
+    for one, other in ((folders.train, tars.train), (folders.test, tars.test)):
+        assert one.labels.tolist() == other.labels.tolist()
+        assert np.array_equal(one.pixels, other.pixels)
+    assert own.digest(both[1]) != own.digest(both[0])
+
+
+@pytest.mark.usefixtures("on_disk")
+def test_shards_train_as_folders_do_from_any_step_and_in_parts(both: tuple[Path, Path]) -> None:
+    folders, tars = (Classification(host=HOST, data=str(path), size=SIZE) for path in both)
+    assert isinstance(tars.train_images().pixels, Lazy)
+    whole = batches(tars)
+    assert equal(whole, batches(folders))
+    assert equal(whole[3:], batches(tars, 3))
+    assert equal(whole, batches(tars, workers=2))
+    halves = [batches(tars, part=(number, 2)) for number in range(2)]
+    for step, (images, labels) in enumerate(whole):
+        assert torch.equal(torch.cat([half[step][0] for half in halves]), images)
+        assert torch.equal(torch.cat([half[step][1] for half in halves]), labels)
+
+
+@pytest.mark.usefixtures("on_disk")
+def test_a_part_decodes_its_own_images_alone(both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    images = own.load(both[1], SIZE, "stop").train
+    decoded = list[int]()
+    original = Lazy._decoded
+
+    def counted(self: Lazy, row: int, size: tuple[int, int] | None) -> np.ndarray:
+        decoded.append(row)
+        return original(self, row, size)
+
+    monkeypatch.setattr(Lazy, "_decoded", counted)
+    _ = Batches(images, SIZE, 8, "crop", 0, part=(1, 4))[0]
+    assert len(decoded) == 2
+
+
+@pytest.mark.usefixtures("on_disk")
+def test_a_shard_without_a_split_is_divided(tmp_path: Path) -> None:
+    write(tmp_path / "a.tar", [member for number in range(40) for member in sample(number, number % 2)])
+    image_set = own.load(tmp_path, SIZE, "stop")
+    assert (len(image_set.train), len(image_set.test)) == (32, 8)
+    assert isinstance(image_set.train.pixels.sources, shards.Members)
+
+
+def test_a_damaged_image_is_named_with_its_shard(tmp_path: Path) -> None:
+    members = [*sample(1, 0), ("bad.png", b"no image"), ("bad.cls", b"1"), *sample(3, 1)]
+    write(tmp_path / "train" / "a.tar", members)
+    with pytest.raises(DataError, match=r"bad.png in .*a.tar cannot be read"):
+        own.load(tmp_path, SIZE, "stop")
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("a.png", encoded(0)), *sample(1, 0)], "sample a in .*a.tar has no label"),
+        ([("a.cls", b"1"), *sample(1, 0)], "sample a in .*a.tar has no image"),
+        ([("a.png", encoded(0)), ("a.cls", b"cat")], "a.cls in .*a.tar has the label 'cat', expected a whole number"),
+        ([("a.png", encoded(0)), ("a.b.png", encoded(0)), ("a.cls", b"1")], "a.b.png in .* second image"),
+        ([("a.txt", b"text")], "train shards of .* have no image"),
+        ([("a.png", encoded(0)), ("a.cls", b"1"), ("a.json", b'{"label": 2}')], "sample a in .* the labels 1 and 2"),
+        ([("a.png", encoded(0)), ("a.json", b'{"label": 1, "label": 0}')], "a.json in .*a.tar is not JSON"),
+        ([("a.png", encoded(0)), ("a.json", b"[" * 100_000)], "a.json in .*a.tar is not JSON"),
+    ],
+    ids=["no label", "no image", "a word", "two images", "nothing", "two labels", "a label twice", "brackets"],
+)
+def test_an_incomplete_sample_is_named(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:
+    write(tmp_path / "a.tar", members)
+    with pytest.raises(DataError, match=message):
+        own.load(tmp_path, SIZE, "stop")
+
+
+@pytest.mark.parametrize("label", ["Infinity", "1e400", "2.7", "true", '"1_0"', '"\\uff11"', "-1", "1048576"])
+def test_a_label_is_a_whole_number_in_digits(tmp_path: Path, label: str) -> None:
+    write(tmp_path / "a.tar", [*sample(1, 0), ("a.png", encoded(0)), ("a.JSON", f'{{"label": {label}}}'.encode())])
+    with pytest.raises(DataError, match=r"a.JSON in .*a.tar has the label .*, expected a whole number from 0 on"):
+        own.read_splits(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_a_sample_of_links_is_not_left_out(tmp_path: Path, kind: bytes) -> None:
+    with tarfile.open(write(tmp_path / "a.tar", sample(1, 0)), "a") as archive:
+        for name in ("b.png", "b.cls"):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "s/001" + name[1:]
+            archive.addfile(info)
+    with pytest.raises(DataError, match=r"b.png in .*a.tar is a link"):
+        own.read_splits(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "size"), [("b.png", 2**32 + 100), ("b.cls", 2**30)])
+def test_a_member_of_absurd_size_is_not_read(tmp_path: Path, name: str, size: int) -> None:
+    file = write(tmp_path / "a.tar", [])
+    info = tarfile.TarInfo(name)
+    info.size = size
+    with file.open("wb") as stream:
+        stream.write(info.tobuf())
+        stream.truncate(size + 2048)  # a hole
+    with pytest.raises(DataError, match=rf"{name} in .*a.tar has {size:,} bytes, expected at most"):
+        own.read_splits(tmp_path)
+
+
+@pytest.mark.parametrize("pax", [{"GNU.sparse.size": "zz"}, {"GNU.sparse.map": "0,5", "GNU.sparse.size": "5"}])
+def test_a_header_with_odd_numbers_or_holes_is_refused(tmp_path: Path, pax: dict[str, str]) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("b.png")
+        info.pax_headers = pax
+        archive.addfile(info)
+    with pytest.raises(DataError, match=r"a.tar is damaged after|b.png in .*a.tar is .* a file with holes"):
+        own.read_splits(tmp_path)
+
+
+def test_archives_that_were_joined_are_refused(tmp_path: Path) -> None:
+    file, other = (write(tmp_path / name, sample(1, 0)) for name in ("a.tar", "b.tar"))
+    file.write_bytes(file.read_bytes() + other.read_bytes())
+    with pytest.raises(DataError, match=r"a.tar goes on after the end of its archive"):
+        own.read_splits(tmp_path)
+
+
+@pytest.mark.parametrize("other", ["cat/1.png", "b.tar.gz", "b.tgz", "train.parquet"])
+def test_data_of_another_kind_beside_shards_are_not_left_out(tmp_path: Path, other: str) -> None:
+    write(tmp_path / "a.tar", sample(1, 0))
+    (tmp_path / other).parent.mkdir(exist_ok=True)
+    (tmp_path / other).write_bytes(b"")
+    for read in (own.read_splits, own.digest):
+        with pytest.raises(DataError, match=rf"{other} is compressed|has shards \(a.tar\) and also .*{other}"):
+            read(tmp_path)
+
+
+def test_a_shard_of_two_splits_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "train-test.tar", sample(1, 0))
+    with pytest.raises(DataError, match=r"train-test.tar has the words train and test"):
+        own.read_splits(tmp_path)
+
+
+def test_no_sample_of_a_damaged_shard_is_lost_silently(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.tar", [member for number in range(6) for member in sample(number, number % 2)])
+    data = file.read_bytes()
+    with tarfile.open(file) as archive:
+        places = [member.offset for member in archive]
+    for place in (places[9], places[9] + 512, places[9] + 700):
+        file.write_bytes(data[:place])
+        with pytest.raises(DataError, match=r"a.tar is damaged .*after s/00"):
+            own.read_splits(tmp_path)
+    file.write_bytes(data[: places[9]] + b"x" * 512 + data[places[9] + 512 :])
+    with pytest.raises(DataError, match=r"a.tar is damaged .*after s/002"):
+        own.read_splits(tmp_path)
+    file.write_bytes(b"no tar file" * 100)
+    with pytest.raises(DataError, match="a.tar is damaged after its beginning"):
+        own.read_splits(tmp_path)
+
+
+def test_a_link_to_nothing_is_named_and_a_changed_shard_is_read_again(tmp_path: Path) -> None:
+    shard, link = write(tmp_path / "a.tar", [*sample(0, 0), *sample(1, 1)]), tmp_path / "b.tar"
+    assert len(shards.read([shard])[2]) == 2
+    write(shard, [*sample(0, 0), *sample(1, 1), *sample(2, 1)])
+    assert shards.read([shard])[2].tolist() == [0, 1, 1]
+    link.symlink_to(tmp_path / "gone.tar")
+    with pytest.raises(DataError, match=r"b.tar cannot be read: No such file"):
+        shards.read([shard, link])
+
+
+def test_shards_of_the_test_alone_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "val" / "a.tar", sample(1, 0))
+    with pytest.raises(DataError, match="for the test only"):
+        own.load(tmp_path, SIZE, "stop")
+
+
+@pytest.mark.parametrize("data", ["pipe:cat a.tar", "https://a.b/c.tar", "s3://a/b"])
+def test_an_address_is_refused(data: str) -> None:
+    with pytest.raises(DataError, match=r"is not read; streams are hf://OWNER/NAME, and stream:FOLDER"):
+        catalog.identity(data)
+
+
+def test_the_package_webdataset_writes_and_reads_the_same(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    with webdataset.TarWriter(str(tmp_path / "a.tar")) as writer:
+        for number in range(6):
+            writer.write({"__key__": f"k{number}", "png": encoded(number), "cls": number % 3})
+    members, names, labels = shards.read([tmp_path / "a.tar"])
+    theirs = list(webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False))
+    assert [entry["png"] for entry in theirs] == [members[row] for row in range(len(members))]
+    assert [int(entry["cls"]) for entry in theirs] == labels.tolist()
+    assert names[4] == f"k4.png in {tmp_path / 'a.tar'}"
+
+
+def test_the_index_of_a_million_images_is_a_few_arrays(tmp_path: Path) -> None:
+    """Nothing in it is a Python object for each image, and a look at an image keeps nothing."""
+    count, file = 1_000_000, tmp_path / "a.tar"
+    file.write_bytes(bytes(2048))
+    zeros = np.zeros(count, np.int32)
+    members = shards.Members((file,), zeros, np.full(count, 512), zeros + 100)
+    assert sum(array.nbytes for array in (members.shard, members.start, members.size)) == 16 * count
+    names = [f"/data/train/n01440764/n01440764_{number}.JPEG".encode() for number in range(count)]
+    paths = Paths._of(names)
+    assert {array.dtype.kind for array in (paths.text, paths.starts)} <= {"u", "i"}
+    assert paths.text.nbytes + paths.starts.nbytes == sum(map(len, names)) + 8 * (count + 1)
+    assert paths[-1] == Path(names[-1].decode())
+    del names
+    tracemalloc.start()
+    for row in range(0, count, 997):
+        assert len(members[row]) == 100
+        assert paths[row].name.endswith(f"_{row}.JPEG")
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 100_000
+
+
+def test_a_part_of_paths_is_those_paths() -> None:
+    paths = [Path(f"/a/é{number}.png") for number in range(7)]
+    packed = Paths.of(paths)
+    assert list(packed) == paths
+    assert list(taken(packed, np.array([5, 1]))) == [paths[5], paths[1]]
+    assert list(taken(packed, slice(1, None, 2))) == paths[1::2] == list(taken(paths, slice(1, None, 2)))
+    assert taken(paths, np.array([5, 1])) == [paths[5], paths[1]]
+    with pytest.raises(IndexError):
+        packed[7]

@@ -1,0 +1,94 @@
+"""What is refused at the door of a store, before anything is written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pilot_store import make_store
+from regard.core import StoreError
+from regard.files.records import write_record
+from regard.lab.engine.export import import_runs
+from regard.lab.results.results import Results
+
+KEY = "0" * 12
+OUTCOME = {"version": 1, "key": KEY, "status": "done", "metrics": {"top1": 1.0}}
+CLAIM = {"a": "SKA", "b": "w/o", "metric": "top1"}
+SNAPSHOT = {"version": 1, "study": "x", "scale": "desk", "metric": "top1", "baseline": "a", "rows": [], "runs": []}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({**OUTCOME, "version": 3}, "has version 3"),
+        ({**OUTCOME, "metrics": [1.0]}, "metrics of an outcome is of type list, expected dict or null"),
+        ({**OUTCOME, "metrics": {"top1": "high"}}, "metric 'top1' is 'high'"),
+        ({**OUTCOME, "bits": 5}, "bits of an outcome is of type int"),
+        ({**OUTCOME, "diverged": 1}, "diverged of an outcome is of type int"),
+        ({**OUTCOME, "code": ["x"]}, "code of an outcome is of type list"),
+        ({**SNAPSHOT, "version": 7}, "has version 7"),
+        ({**SNAPSHOT, "study": "../x"}, "not the name of a study"),
+        ({**SNAPSHOT, "rows": [{"spelling": "SKA()"}]}, "a row of a snapshot lacks label"),
+        ({**SNAPSHOT, "runs": [5]}, "has int instead of a run of a snapshot"),
+        ({**SNAPSHOT, "runs": [{"key": "x", "row": "a", "seed": 0}]}, "expected 12 hexadecimal digits"),
+        ({**OUTCOME, "status": "fine"}, "the status is 'fine', expected done or failed"),
+        ({**OUTCOME, "bits": "8A==", "data": {"test": 8}}, "has top1 1, but its bits have 50 % correct"),
+        (
+            {**OUTCOME, "metrics": {"top1": None, "loss": 1.0}, "bits": "8A==", "data": {"test": 8}},
+            "has top1 null, but its bits have 50 % correct",
+        ),
+        ({**SNAPSHOT, "rows": [{"label": "a", "paper": {"top1": "x"}}]}, "the paper number 'top1' is 'x'"),
+        ({**SNAPSHOT, "rows": [{"label": "a", "card": {"x": 1}}]}, "a card lacks title"),
+        ({**SNAPSHOT, "runs": [{"key": KEY, "row": "a", "seed": True}]}, "seed of a run of a snapshot is of type bool"),
+        ({**SNAPSHOT, "runs": [{"key": KEY, "row": "b", "seed": 0}]}, "belongs to 'b', which is not one row"),
+        ({**SNAPSHOT, "rows": [{"label": "a"}] * 2, "runs": [{"key": KEY, "row": "a", "seed": 0}]}, "is not one row"),
+        (
+            {**SNAPSHOT, "rows": [{"label": "a"}], "runs": [{"key": KEY, "row": "a", "seed": i} for i in (0, 1)]},
+            "seed 1, is also listed with another seed or key",
+        ),
+        (
+            {**SNAPSHOT, "rows": [{"label": "a"}], "runs": [{"key": i * 12, "row": "a", "seed": 0} for i in "01"]},
+            "seed 0, is also listed with another seed or key",
+        ),
+        ({**SNAPSHOT, "claims": [{"a": "a"}]}, "a claim of a snapshot lacks b, metric"),
+        ({**SNAPSHOT, "claims": [{**CLAIM, "than": ["x"]}]}, "has than ['x'], expected two labels"),
+        ({**SNAPSHOT, "claims": [{**CLAIM, "than": ["x", 5]}]}, "has than ['x', 5], expected two labels"),
+        ({**SNAPSHOT, "claims": [{**CLAIM, "than": "xy"}]}, "than of a claim of a snapshot is of type str"),
+        ({"snapshot": None, "outcomes": []}, "has NoneType instead of a snapshot"),
+        ({"snapshot": {"study": "x"}, "outcomes": []}, "a snapshot lacks scale, metric, baseline, rows, runs"),
+        ({"snapshot": SNAPSHOT, "outcomes": {"a": 1}}, "an outcome lacks status, key"),
+        ({"snapshot": SNAPSHOT, "outcomes": [{**OUTCOME, "version": 3}]}, "has version 3"),
+    ],
+)
+def test_a_value_of_another_version_or_kind_is_named_and_nothing_is_written(
+    tmp_path: Path, value: Any, said: str
+) -> None:
+    (tmp_path / "given.json").write_text(json.dumps(value))
+    with pytest.raises(StoreError, match="given.json") as error:
+        import_runs(tmp_path / "given.json", Results(tmp_path / "here"))
+    assert said in str(error.value)
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "given.json").write_bytes(bytes(range(256)))
+    with pytest.raises(StoreError, match=r"given.json is not JSON"):
+        import_runs(tmp_path / "given.json", Results(tmp_path / "here"))
+
+
+def test_one_bad_file_of_a_folder_keeps_all_out(tmp_path: Path) -> None:
+    there, here = make_store(tmp_path / "there"), Results(tmp_path / "here")
+    (there.folder("f" * 12)).mkdir()
+    write_record(there.folder("f" * 12) / "outcome.json", {"key": "f" * 12, "status": "done", "metrics": 5})
+    with pytest.raises(StoreError, match="metrics of an outcome"):
+        import_runs(there.root, here)
+    assert not here.root.exists()
+
+
+@pytest.mark.parametrize("name", ["mita_table2-desk", "quickstart-desk", "ska_table1-desk"])
+def test_the_committed_evidence_is_taken(tmp_path: Path, name: str) -> None:
+    file = Path(__file__).parents[2] / "docs" / "results" / name / "evidence.json"
+    counts = import_runs(file, Results(tmp_path))
+    assert counts["new"] == len(json.loads(file.read_text())["outcomes"])
+    assert (counts["known"], counts["snapshots"], counts["left out"]) == (0, 1, 0)

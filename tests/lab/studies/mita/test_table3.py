@@ -1,0 +1,150 @@
+"""Table 3 and Figure 6 of the MiTA paper: rows, exact counts, claims, and the map of finished runs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from regard.images.augment import transform
+from regard.lab.engine.analysis import Source, run_analysis
+from regard.lab.engine.dry_run import dry_run
+from regard.lab.engine.run_study import run_study
+from regard.lab.engine.snapshot import write_snapshot
+from regard.lab.engine.study import Setting, Study
+from regard.lab.results.results import Results
+from regard.lab.studies import load_analysis, load_study
+from regard.lab.studies.mita.fig6 import STUDY as FIGURE6
+from regard.lab.studies.mita.recipes import VIT5_RECIPE
+from regard.lab.studies.mita.table3 import STUDY
+from regard.lab.tasks.classification import Classification
+from regard.mixers.mita.mita import MiTA
+from regard.mixers.softmax import Softmax
+from regard.models.create import create_model
+
+ROWS = {row.label: row for row in STUDY.rows("paper")}
+
+
+def test_fact_table3_published_numbers() -> None:
+    """(millions, GMACs, top-1) as printed; the networks that are pruned by code of their own are in the notes."""
+    printed = {
+        "ViT-5": (22, 4.7, 82.2), "DeiT": (22, 4.6, 79.9), "DeiT-III": (22, 4.6, 81.4), "InLine": (17, 5.0, 80.2),
+        "Agent + bias + DWC": (23, 4.4, 80.5), "MHLA + DWC": (22, 4.2, 81.0), "MiTA": (22, 4.5, 81.3),
+        "MiTA + DWC": (22, 4.5, 81.7),
+    }  # fmt: skip
+    rows = {
+        label: tuple(round(row.paper[name] / unit, 3) for name, unit in (("params", 1e6), ("macs", 1e9), ("top1", 1)))
+        for label, row in ROWS.items()
+        if "top1" in row.paper
+    }
+    assert rows == printed
+    assert "SViTE-S (11M, 2.5G, 79.7) and Sparsifiner-S (23M, 4.5G, 79.9)" in STUDY.notes[0]
+
+
+def test_claims_are_the_printed_differences() -> None:
+    for claim in STUDY.claims:
+        assert claim.by == pytest.approx(ROWS[claim.a].paper["top1"] - ROWS[claim.b].paper["top1"])
+
+
+@pytest.mark.parametrize("label", [label for label, row in ROWS.items() if not row.control])
+def test_fact_section6_parameters_of_built_rows(label: str) -> None:
+    row = ROWS[label]
+    task = STUDY.setting("paper").task_of(row)
+    with torch.device("meta"):
+        model = create_model(task.host, row.mixer, num_classes=1000)
+    assert sum(value.numel() for value in model.parameters()) == row.exact["params"]
+    assert tuple(model.patch_embed.img_size) == tuple(task.size)
+
+
+def test_fact_section5_recipe_of_table3() -> None:
+    """800 epochs, LAMB, 4e-3, batch 2048, no smoothing, 3-Augment; rows in DeiT have DeiT's."""
+    expected = {"epochs": 800, "optimizer": "lamb", "lr": 4e-3, "batch": 2048, "weight_decay": 0.05, "smoothing": 0.0,
+              "mixup": 0.8, "cutmix": 1.0, "augment": "timm:3a"}  # fmt: skip
+    assert {name: getattr(VIT5_RECIPE, name) for name in expected} == expected
+    assert VIT5_RECIPE.lr_at(0, 800) == pytest.approx(4e-3 / 5)
+    assert VIT5_RECIPE.lr_at(799, 800) == pytest.approx(1e-5, rel=0.01)
+    runs = {row.label: run for row, run in STUDY.runs("paper", seeds=1)}
+    assert (runs["MiTA"].recipe.epochs, runs["DeiT-III"].recipe.optimizer) == (800, "lamb")
+    assert (runs["DeiT"].recipe.epochs, runs["DeiT"].recipe.optimizer, runs["DeiT"].recipe.batch) == (
+        300,
+        "adamw",
+        1024,
+    )
+
+
+def test_three_augment_is_one_of_timms() -> None:
+    task = replace(FIGURE6.setting("smoke").task, host="vit_desk", size=(12, 12))
+    assert isinstance(task, Classification)
+    text = str(transform("timm:3a", task.size, task.images_of().channels))
+    assert all(word in text for word in ("Solarize", "Desaturate", "GaussianBlur", "ColorJitter"))
+
+
+@pytest.mark.parametrize(("study", "rows", "number"), [(STUDY, "*", 9), (FIGURE6, "m 9*", 2)], ids=["table", "figure"])
+def test_small_rows_take_a_step(study: Study, rows: str, number: int) -> None:
+    lines = dry_run(study, "smoke", rows)
+    assert [row.error for row in lines] == [""] * number
+    assert all(np.isfinite(row.loss) for row in lines if row.loss is not None)
+
+
+@pytest.mark.slow
+def test_a_paper_row_takes_a_step() -> None:
+    (row,) = dry_run(STUDY, "paper", "MiTA")
+    assert (row.error, row.params_verdict) == ("", "equal")
+
+
+# Figure 6
+
+
+def test_figure6_is_trained_for_each_pair() -> None:
+    for scale, pairs in (("smoke", 4), ("desk", 12), ("paper", 36)):
+        mixers = [row.mixer for row in FIGURE6.rows(scale) if isinstance(row.mixer, MiTA)]
+        assert len({(mixer.number, mixer.k) for mixer in mixers}) == len(mixers) == pairs
+        assert FIGURE6.rows(scale)[0].mixer == Softmax()
+    assert (FIGURE6.setting("paper").task.data, FIGURE6.setting("desk").task.data) == ("CIFAR100", "cifar100_small")
+
+
+def test_claims_of_figure6_name_rows_of_desk_and_paper_scale() -> None:
+    for scale in ("desk", "paper"):
+        labels = {row.label for row in FIGURE6.rows(scale)}
+        assert {label for claim in FIGURE6.claims for label in (claim.a, claim.b)} <= labels
+
+
+def test_the_map_has_the_means_of_finished_runs(tmp_path) -> None:
+    """Two of four pairs with two seeds and one, one that failed: the map has the outcomes of the finished ones."""
+    store = Results(tmp_path)
+    write_snapshot(FIGURE6, "smoke", store, seeds=2)
+    top1 = {"Softmax": (40.0, 42.0), "m 4, k 9": (38.0, 39.5), "m 9, k 4": (35.0,), "m 9, k 9": ()}
+    for row, run in FIGURE6.runs("smoke", seeds=2):
+        values = top1.get(row.label, ())
+        if run.seed < len(values):
+            metrics = {"top1": values[run.seed]}
+            macs = sum(map(ord, row.label)) * 10_000
+            store.finish(run.key, {"status": "done", "row": row.label, "metrics": metrics, "macs": macs})
+        elif row.label == "m 9, k 9":
+            store.finish(run.key, {"status": "failed", "row": row.label, "error": "out of memory", "metrics": {}})
+    (sheet,) = load_analysis("mita_fig6_map").compute(Source(store, "smoke"))
+    work = [round(sum(map(ord, label)) / 100, 2) for label in ("m 4, k 9", "m 9, k 4")]
+    assert sheet.rows == ((4, 9, 38.75, -2.25, 2, work[0]), (9, 4, 35.0, -6.0, 1, work[1]))  # type: ignore[union-attr]
+    note = "2 of 4 pairs are trained; means over their finished seeds. Softmax attention has 41.00."
+    assert sheet.note == note  # type: ignore[union-attr]
+    value = run_analysis(load_analysis("mita_fig6_map"), store, "smoke")
+    assert value["sheets"][0]["chart"]["kind"] == "heat"
+    assert load_study("mita_fig6") is FIGURE6
+
+
+@pytest.mark.slow
+def test_the_map_is_drawn_from_trained_runs(tmp_path) -> None:
+    """A row and a seed through the training loop."""
+    setting = FIGURE6.setting("smoke")
+    recipe = replace(setting.recipe, epochs=1)  # type: ignore[type-var]
+    rows = tuple(row for row in setting.rows if row.label in ("Softmax", "m 4, k 9"))
+    quick = Setting(task=replace(setting.task, limit=64), recipe=recipe, rows=rows, seeds=1)
+    store = Results(tmp_path)
+    study = replace(FIGURE6, settings={**FIGURE6.settings, "smoke": quick}, claims=())
+    assert run_study(study, "smoke", store, workers=0)["done"] == 2
+    (sheet,) = load_analysis("mita_fig6_map").compute(Source(store, "smoke"))
+    (line,) = sheet.rows  # type: ignore[union-attr]
+    outcome = next(outcome for outcome in store.outcomes() if outcome["row"] == "m 4, k 9")
+    assert line[:2] == (4, 9)
+    assert line[2] == pytest.approx(outcome["metrics"]["top1"], abs=0.01)
+    assert line[5] == pytest.approx(outcome["macs"] / 1e6, abs=0.01)

@@ -1,0 +1,524 @@
+"""Runs: keys, the loop, resuming, and what happens when something goes wrong."""
+
+import base64
+import csv
+import ctypes
+import dataclasses
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kernels import needs_kernels
+from regard import Softmax
+from regard.core import ConfigError, StoreError
+from regard.files.records import read_record, write_record
+from regard.lab.results.metrics import Metrics
+from regard.lab.results.results import Results
+from regard.lab.tasks import TASKS, Classification
+from regard.lab.train import checkpoint
+from regard.lab.train.environment import PeakMemory, resolved_device
+from regard.lab.train.execute import write_run_file
+from regard.lab.train.initial_weights import copy_weights
+from regard.lab.train.load import load, trained
+from regard.lab.train.loop import Loop
+from regard.lab.train.optimizer import make_optimizer, param_groups
+from regard.lab.train.recipe import Recipe
+from regard.lab.train.run import Run, read_run
+from regard.lab.train.watch import Interrupted, Watch
+from regard.mixers.spelling import parse, spell
+from tiny_task import Tiny
+
+from .test_failures import in_child
+
+SHORT = Recipe(epochs=3, batch=32, augment="none")
+
+
+def weights(store: Results, run: Run) -> dict[str, torch.Tensor]:
+    state = checkpoint.load(store.folder(run.key))
+    assert state is not None
+    return state["model"]
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def stop_at(step: int) -> Watch:
+    def report(progress) -> None:
+        if progress.step == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return Watch(report=report)
+
+
+def test_an_outcome_has_what_reports_need(tmp_path: Path) -> None:
+    run = Run(task=Tiny(), recipe=SHORT)
+    outcome = run.execute(Results(tmp_path), device="cpu")
+    assert outcome["status"] == "done"
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(outcome["bits"]), np.uint8))[:128]
+    assert 100 * bits.mean() == outcome["metrics"]["top1"]
+    assert outcome["data"] == {**run.task.record(), "train": 128, "test": 128, "unit": "images"}
+    assert outcome["parameters"] == sum(p.numel() for p in run.task.model(None, 0).parameters())
+    assert min(outcome["seconds"], outcome["macs"], outcome["peak_memory_bytes"], outcome["images_per_second"]) > 0
+    assert {"machine", "python", "torch", "threads", "device", "precision"} <= set(outcome["environment"])
+    assert len((tmp_path / run.key / "metrics.csv").read_text().splitlines()) == 4
+
+
+def test_a_finished_run_returns_at_once(tmp_path: Path) -> None:
+    run = Run(task=Tiny(), recipe=SHORT)
+    first = run.execute(Results(tmp_path), device="cpu")
+    assert run.execute(Results(tmp_path), device="cpu") == first
+
+
+def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
+    one, two, again = (Results(tmp_path / name) for name in ("one", "two", "again"))
+    runs = [Run(task=Tiny(), recipe=SHORT, seed=seed) for seed in (0, 1, 0)]
+    for store, run in zip((one, two, again), runs, strict=True):
+        run.execute(store, device="cpu")
+    assert same(weights(one, runs[0]), weights(again, runs[2]))
+    assert not same(weights(one, runs[0]), weights(two, runs[1]))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_ctrl_c_keeps_a_checkpoint_from_which_the_bits_are_equal(tmp_path: Path, accumulate: int) -> None:
+    recipe = dataclasses.replace(SHORT, batch=24, accumulate=accumulate)
+    run = Run(task=Tiny(), recipe=recipe)
+    whole, cut = Results(tmp_path / "whole"), Results(tmp_path / "cut")
+    run.execute(whole, device="cpu")
+    with pytest.raises(Interrupted):
+        run.execute(cut, device="cpu", watch=stop_at(5 // accumulate))
+    assert cut.status(run.key) == "begun"
+    run.execute(cut, device="cpu")
+    assert same(weights(whole, run), weights(cut, run))
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
+    with pytest.raises(Interrupted):
+        run.execute(store, device="cpu", watch=stop_at(4))
+    record = run.task.record()
+    with monkeypatch.context() as context:
+        context.setattr(Tiny, "record", lambda task: {**record, "checksum": "0" * 64})
+        with pytest.raises(StoreError, match="5 steps on data with the checksum .*, but the checksum is now"):
+            run.execute(store, device="cpu")
+    assert run.execute(store, device="cpu")["status"] == "done"
+
+
+def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(task=Tiny(), recipe=SHORT)
+    whole, cut = Results(tmp_path / "whole"), Results(tmp_path / "cut")
+    run.execute(whole, device="cpu")
+    watch = dataclasses.replace(stop_at(8), save_steps=3)
+    with pytest.raises(Interrupted):
+        run.execute(cut, device="cpu", watch=watch)
+    assert (cut.folder(run.key) / checkpoint.PREVIOUS).exists()
+    last = cut.folder(run.key) / checkpoint.LAST
+    last.write_bytes(last.read_bytes()[:1000])
+    run.execute(cut, device="cpu")
+    assert "cannot be read" in caplog.text
+    assert same(weights(whole, run), weights(cut, run))
+
+
+def test_a_nan_loss_is_a_failed_outcome_with_its_step(tmp_path: Path) -> None:
+    run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, lr=1e18, clip=0.0, warmup=0.0))
+    outcome = run.execute(Results(tmp_path), device="cpu")
+    assert outcome["status"] == "failed"
+    assert outcome["step"] >= 1
+    assert outcome["diverged"] is True
+    assert f"at step {outcome['step']}" in outcome["error"]
+
+
+def test_a_test_loss_that_is_not_finite_is_a_failed_outcome(tmp_path: Path) -> None:
+    """One step: its training loss is that of the first weights, and only the evaluation sees what became of them."""
+    run = Run(task=Tiny(), recipe=Recipe(epochs=1, batch=128, augment="none", lr=1e18, warmup=0.0))
+    outcome = run.execute(Results(tmp_path), device="cpu")
+    assert (outcome["status"], outcome["diverged"], outcome["metrics"]) == ("failed", True, {})
+    assert outcome["error"].startswith("the test loss is nan at step 0; try a smaller lr")
+
+
+def test_accuracy_at_chance_is_called_diverged(tmp_path: Path) -> None:
+    run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, lr=1e-9))
+    outcome = run.execute(Results(tmp_path), device="cpu")
+    assert outcome["diverged"]
+    assert "chance" in outcome["notes"][0]
+
+
+def test_a_disk_that_refuses_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, {"step": 1})
+    (tmp_path / "next.ckpt").mkdir()
+    with pytest.raises(StoreError):
+        checkpoint.save(tmp_path, {"step": 2})
+    state = checkpoint.load(tmp_path)
+    assert state is not None
+    assert state["step"] == 1
+
+
+def test_metrics_are_cut_to_the_checkpoint(tmp_path: Path) -> None:
+    table = Metrics(tmp_path / "metrics.csv", ("top1",))
+    table.cut(0)
+    for epoch in (1, 2, 3):
+        table.append({"epoch": epoch, "step": epoch * 4})
+    with table.path.open("a") as file:
+        file.write("4,1")
+    table.cut(9)
+    assert [row["step"] for row in table.read()] == ["4", "8"]
+
+
+def test_threads_of_the_first_start_are_used_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(Interrupted):
+            run.execute(store, device="cpu", watch=stop_at(4))
+        torch.set_num_threads(1)
+        assert run.execute(store, device="cpu")["environment"]["threads"] == 2
+        assert torch.get_num_threads() == 1  # the next run of this process has its own
+        assert "equal bit for bit" not in caplog.text
+    finally:
+        torch.set_num_threads(1)
+
+
+@needs_kernels
+def test_who_goes_on_in_another_way_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
+    monkeypatch.setenv("REGARD_NATIVE", "0")
+    with pytest.raises(Interrupted):
+        run.execute(store, device="cpu", watch=stop_at(4))
+    monkeypatch.setenv("REGARD_NATIVE", "1")
+    outcome = run.execute(store, device="cpu")
+    assert "started with compiled kernels False and continues with True" in caplog.text
+    assert outcome["environment"]["compiled kernels"] is True
+
+
+def test_the_device_that_was_used_is_remembered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
+    with pytest.raises(Interrupted):
+        run.execute(store, watch=stop_at(4))
+    path = store.folder(run.key) / "run.json"
+    begun = read_record(path)
+    assert begun["device"] == resolved_device("auto") != "auto"
+    with pytest.raises(Interrupted):
+        run.execute(store, device=begun["device"], watch=stop_at(8))
+    assert "equal bit for bit" not in caplog.text
+    write_record(path, {**begun, "device": "auto"})  # as it was written before
+    write_run_file(run, path.parent, "cpu", 1)
+    assert "equal bit for bit" not in caplog.text
+    write_record(path, {**begun, "device": "another"})
+    write_run_file(run, path.parent, "cpu", 1)
+    assert "started with device another and continues with cpu" in caplog.text
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs clear_refs, which Linux has")
+def test_peak_memory_is_that_of_one_run() -> None:
+    """What an earlier run had and gave back is not counted, even where the allocator keeps its pages."""
+
+    def work() -> str:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, as in workers
+        libc.mallopt(-1, 2**31 - 1)
+        found = []
+        for megabytes in (256, 1, 128):
+            peak = PeakMemory(torch.device("cpu"))
+            torch.ones(megabytes, 2**18).sum()
+            found.append(peak.bytes() or 0)
+        return " ".join(map(str, found))
+
+    large, small, middle = (int(number) / 2**20 for number in in_child(work).split())
+    assert large - small > 200
+    assert 100 < middle - small < 156
+
+
+def test_a_start_gives_its_weights(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    first = Run(task=Tiny(), recipe=SHORT)
+    second = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, lr=1e-12, weight_decay=0.0), seed=1, start=first)
+    second.execute(store, device="cpu")
+    assert store.status(first.key) == "done"
+    before, after = trained(first, store).state_dict(), trained(second, store).state_dict()
+    assert all(torch.allclose(value, after[name], atol=1e-6) for name, value in before.items())
+
+
+def test_a_start_without_weights_is_trained_once_its_folder_is_gone(tmp_path: Path) -> None:
+    """As after an import, which brings outcomes alone."""
+    first = Run(task=Tiny(), recipe=SHORT)
+    second = Run(task=Tiny(), recipe=SHORT, seed=1, start=first)
+    store, other = Results(tmp_path / "one"), Results(tmp_path / "other")
+    other.finish(first.key, first.execute(store, device="cpu"))
+    with pytest.raises(StoreError, match=f"run {first.key} has no checkpoint.*without weights: delete the folder"):
+        second.execute(other, device="cpu")
+    shutil.rmtree(other.folder(first.key))
+    assert second.execute(other, device="cpu")["status"] == "done"
+
+
+def test_the_best_evaluation_of_the_validation_part_is_kept_beside_the_last(tmp_path: Path) -> None:
+    """The learning rate is absurd at the end of the rise, so that an early evaluation is the best."""
+    run = Run(task=Tiny(val=0.5), recipe=dataclasses.replace(SHORT, epochs=8, lr=0.3, warmup=0.9, clip=0.0))
+    outcome = run.execute(Results(tmp_path), device="cpu")
+    lines = Metrics(tmp_path / run.key / "metrics.csv").read()
+    scores = [(float(line["top1"]), int(line["step"])) for line in lines]
+    top = max(score for score, _ in scores)
+    assert top > scores[-1][0], "the last evaluation is the best: this proves nothing"
+    first = next(step for score, step in scores if score == top)
+    assert outcome["best"] == {"step": first, "top1": top}
+    best = trained(run, Results(tmp_path), best=True)
+    validation = run.task.validation()
+    assert validation is not None
+    assert validation.score(best, torch.device("cpu")).metrics["top1"] == top
+    last = trained(run, Results(tmp_path))
+    assert validation.score(last, torch.device("cpu")).metrics["top1"] == scores[-1][0]
+    assert run.task.score(last, torch.device("cpu")).metrics["top1"] == outcome["metrics"]["top1"]
+
+
+def test_without_a_validation_part_there_are_no_best_weights(tmp_path: Path) -> None:
+    """Test images choose nothing; best.ckpt of an older version, which they chose, is not used."""
+    run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
+    assert run.execute(store, device="cpu")["best"] is None
+    assert not (store.folder(run.key) / checkpoint.BEST).exists()
+    checkpoint.save_best(store.folder(run.key), {}, 1, 99.0)
+    for call in (lambda: trained(run, store, best=True), lambda: load(store.folder(run.key), best=True)):
+        with pytest.raises(StoreError, match=r"has no best weights.*--val 0\.1, or leave best out"):
+            call()
+
+
+def test_an_interrupted_run_keeps_the_same_best(tmp_path: Path) -> None:
+    """Stopped after a better evaluation that no checkpoint covers: the same best is there in the end."""
+    run = Run(task=Tiny(val=0.5, limit=256), recipe=dataclasses.replace(SHORT, epochs=8, lr=0.3, warmup=0.9, clip=0.0))
+    whole, cut = Results(tmp_path / "whole"), Results(tmp_path / "cut")
+    expected = run.execute(whole, device="cpu")["best"]
+    with pytest.raises(Interrupted):
+        run.execute(cut, device="cpu", watch=stop_at(expected["step"] + 4))  # the end of the next epoch
+    last = cut.folder(run.key) / checkpoint.LAST
+    assert (cut.folder(run.key) / checkpoint.BEST).exists()
+    last.unlink()  # as if it had been killed before any checkpoint
+    (cut.folder(run.key) / checkpoint.PREVIOUS).unlink(missing_ok=True)
+    assert run.execute(cut, device="cpu")["best"] == expected
+    first, second = (checkpoint.load_best(store.folder(run.key)) for store in (whole, cut))
+    assert first is not None
+    assert second is not None
+    assert same(first["model"], second["model"])
+
+
+def test_weights_that_fit_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no initial weight fits"):
+        copy_weights(torch.nn.Linear(2, 3), torch.nn.Linear(5, 4))
+
+
+def test_keys_depend_on_what_matters_alone(tmp_path: Path) -> None:
+    run = Run(task=Tiny(), recipe=SHORT)
+    assert len(run.key) == 12
+    assert int(run.key, 16) >= 0
+    changed = [
+        dataclasses.replace(run, seed=1),
+        dataclasses.replace(run, mixer=Softmax()),
+        dataclasses.replace(run, removed=True),
+        dataclasses.replace(run, start=Run(task=Tiny())),
+        dataclasses.replace(run, recipe=dataclasses.replace(SHORT, lr=1e-3)),
+    ]
+    assert len({run.key, *(other.key for other in changed)}) == 6
+    assert dataclasses.replace(run, task=Tiny(download=True)).key == run.key
+
+
+@pytest.mark.parametrize(
+    "host", ["vit_desk(dim=32, depth=2)", " vit_desk( dim = 32,depth=2 )", "vit_desk(dim=32, depth=2,)"]
+)
+def test_a_key_does_not_depend_on_how_a_host_is_spelled(host: str) -> None:
+    run = Run(task=Classification(host="vit_desk(dim=32, depth=2)", data="digits", size=(8, 8)))
+    assert dataclasses.replace(run, task=dataclasses.replace(run.task, host=host)).key == run.key
+    plain = [
+        dataclasses.replace(run, task=dataclasses.replace(run.task, host=name)) for name in ("vit_desk", "vit_desk()")
+    ]
+    assert len({one.key for one in (run, *plain)}) == 2
+
+
+def test_a_key_is_pinned() -> None:
+    """Old results must keep their keys: this one changes only if a default or the canonical form does."""
+    task = Classification(host="vit_desk(size=12, patch=2)", data="digits-canvas", size=(12, 12))
+    assert Run(task=task, mixer=Softmax(), recipe=Recipe(epochs=120), seed=2).key == "1e9ae843bedd"
+
+
+def test_a_run_is_read_back_from_its_spelling(tmp_path: Path) -> None:
+    task = Classification(host="vit_desk(size=12, patch=2)", data="digits-canvas", size=(12, 12))
+    run = Run(task=task, mixer=Softmax(dwc=3), recipe=Recipe(betas=(0.9, 0.99)), start=Run(task=task, removed=True))
+    assert parse(spell(run), extra=(*TASKS, Recipe, Run)) == run
+    with pytest.raises(StoreError, match="has no run"):
+        read_run(Results(tmp_path), "0" * 12)
+
+
+def test_vectors_and_positions_have_no_weight_decay() -> None:
+    model = Tiny().model(None, 0)
+    decayed, spared = param_groups(model, 0.05)
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.05, 0.0)
+    assert all(parameter.ndim > 1 for parameter in decayed["params"])
+    assert any(parameter is model.pos_embed for parameter in spared["params"])
+
+
+def test_a_run_that_stops_early_is_the_beginning_of_the_whole_one(tmp_path: Path) -> None:
+    """The same rates, losses and accuracies to the last bit; cut off in the middle, it goes on to the same end."""
+    whole, early = Run(task=Tiny(), recipe=SHORT), Run(task=Tiny(), recipe=dataclasses.replace(SHORT, stop_after=2))
+    one, two, cut = (Results(tmp_path / name) for name in ("one", "two", "cut"))
+    whole.execute(one, device="cpu")
+    assert early.execute(two, device="cpu")["status"] == "done"
+    curves = []
+    for store, run in ((one, whole), (two, early)):
+        with (store.folder(run.key) / "metrics.csv").open() as file:
+            curves.append([{**line, "seconds": "", "checksum": ""} for line in csv.DictReader(file)])
+    assert [line["step"] for line in curves[1]] == ["4", "8"]
+    assert curves[0][:2] == curves[1]
+    with pytest.raises(Interrupted):
+        early.execute(cut, device="cpu", watch=stop_at(4))
+    early.execute(cut, device="cpu")
+    assert same(weights(cut, early), weights(two, early))
+    assert len({whole.key, early.key, Run(task=Tiny(), recipe=dataclasses.replace(SHORT, epochs=2)).key}) == 3
+
+
+def test_lr_stays_low_in_the_end() -> None:
+    recipe = Recipe(lr=1.0, warmup=0.1, floor=0.2, cooldown=0.25)
+    lrs = [recipe.lr_at(step, 100) for step in range(100)]
+    assert lrs[75:] == [pytest.approx(0.2)] * 25
+    assert lrs[74] > 0.2004
+    assert lrs[:75] == pytest.approx([Recipe(lr=1.0, warmup=10 / 75, floor=0.2).lr_at(step, 75) for step in range(75)])
+
+
+def test_lr_rises_and_falls() -> None:
+    recipe = Recipe(lr=1.0, warmup=0.1, floor=0.2)
+    lrs = [recipe.lr_at(step, 100) for step in range(101)]
+    assert lrs[0] == 0.1
+    assert max(lrs) == lrs[9] == lrs[10] == 1.0
+    assert lrs[100] == pytest.approx(0.2)
+    assert lrs[55] == pytest.approx(0.6)
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("field", [{"lr": 0.0}, {"epochs": 0}, {"precision": "bf16"}, {"warmup": 1.0}, {"clip": -1.0},
+                                   {"stop_after": 21}, {"erasing": 1.0}, {"cooldown": 0.9}])  # fmt: skip
+def test_impossible_recipes_are_refused(field: dict) -> None:
+    with pytest.raises(ConfigError):
+        Recipe(**field)
+
+
+@pytest.mark.untyped
+@pytest.mark.slow
+def test_a_compiled_run_learns_the_same_and_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    run = Run(task=Tiny(), recipe=SHORT)
+    stores = eager, whole, cut = [Results(tmp_path / name) for name in ("eager", "whole", "cut")]
+    known = run.execute(eager, device="cpu")
+    outcome = run.execute(whole, device="cpu", watch=Watch(compile=True))
+    with pytest.raises(Interrupted):
+        run.execute(cut, device="cpu", watch=dataclasses.replace(stop_at(4), compile=True))
+    run.execute(cut, device="cpu", watch=Watch(compile=True))
+    assert same(weights(whole, run), weights(cut, run))
+    for name, value in weights(eager, run).items():
+        torch.testing.assert_close(weights(whole, run)[name], value, rtol=1e-3, atol=1e-4)
+    assert [one["environment"]["torch.compile"] for one in (known, outcome)] == [False, True]
+    assert [(store.folder(run.key) / checkpoint.LAST).exists() for store in stores] == [True] * 3
+
+
+@pytest.mark.untyped
+@pytest.mark.slow
+def test_every_run_of_a_process_is_compiled(tmp_path: Path) -> None:
+    frames = torch._dynamo.utils.counters["frames"]
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for dropout in (0.1, 0.2, 0.3):
+            before = frames["ok"]
+            run = Run(task=Tiny(dropout=dropout), recipe=dataclasses.replace(SHORT, epochs=1))
+            run.execute(Results(tmp_path), device="cpu", watch=Watch(compile=True))
+            assert frames["ok"] > before
+
+
+@pytest.mark.untyped
+@pytest.mark.slow
+def test_a_compiler_that_fails_leaves_the_run_for_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
+    torch.compiler.reset()  # nothing that an earlier test compiled is taken
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
+    with pytest.raises(ConfigError, match="without --compile the run is trained in eager mode"):
+        run.execute(store, device="cpu", watch=Watch(compile=True))
+    assert store.outcome(run.key) is None
+    assert run.execute(store, device="cpu")["status"] == "done"
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+@pytest.mark.parametrize(("precision", "kind"), [("bf16-true", torch.bfloat16), ("64-true", torch.float64)])
+def test_networks_of_another_dtype_are_evaluated_and_counted(
+    tmp_path: Path, precision: str, kind: torch.dtype, ema: float
+) -> None:
+    run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, precision=precision, ema=ema))
+    alone, stopped = Results(tmp_path / "alone"), Results(tmp_path / "stopped")
+    outcome = run.execute(alone, device="cpu")
+    assert (outcome["status"], outcome["macs"] > 0) == ("done", True)
+    assert {value.dtype for value in weights(alone, run).values()} == {kind}
+    with pytest.raises(Interrupted):
+        run.execute(stopped, device="cpu", watch=stop_at(4))
+    assert run.execute(stopped, device="cpu")["bits"] == outcome["bits"]
+    assert same(weights(alone, run), weights(stopped, run))
+
+
+def test_half_precision_with_a_scaled_loss_needs_a_gpu(tmp_path: Path) -> None:
+    run, store = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, precision="16-mixed")), Results(tmp_path)
+    with pytest.raises(ConfigError, match="16-mixed needs a GPU"):
+        run.execute(store, device="cpu")
+    assert store.status(run.key) == "new"
+
+
+def test_the_scale_of_the_loss_is_kept(tmp_path: Path) -> None:
+    """The scaler of 16-mixed, here on the CPU: AdamW is clipped, and a run that goes on has the scale that it had."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.plugins.precision.amp import MixedPrecision
+
+    def loop() -> Loop:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
+        fabric = Fabric(accelerator="cpu", devices=1, plugins=MixedPrecision("16-mixed", "cpu", scaler))
+        recipe = dataclasses.replace(SHORT, precision="16-mixed")
+        return Loop(Tiny(), recipe, 0, Tiny().model(None, 0), fabric, tmp_path, Watch(), PeakMemory(fabric.device))
+
+    first, second = loop(), loop()
+    batches = first._batches(0, 4)
+    for first.step in range(4):
+        first._train_step(batches)
+    first.save()
+    second.resume()
+    scalers = [one.fabric.strategy.precision.state_dict() for one in (first, second)]
+    assert scalers[0]["scale"] < 2.0**40
+    assert scalers[0] == scalers[1]
+
+
+def test_optimizers_keep_their_own_number_of_betas_or_are_refused() -> None:
+    model = torch.nn.Linear(3, 2)
+    assert make_optimizer(model, Recipe(optimizer="adamw")).defaults["betas"] == (0.9, 0.98)
+    assert len(make_optimizer(model, Recipe(optimizer="adan")).defaults["betas"]) == 3
+    with pytest.raises(ConfigError, match="second derivatives"):
+        make_optimizer(model, Recipe(optimizer="adahessian"))
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="fusedadam is not available here: CUDA"):
+            make_optimizer(model, Recipe(optimizer="fusedadam"))
+
+
+def test_speed_counts_the_images_that_there_are(tmp_path: Path) -> None:
+    run = Run(task=Tiny(limit=16), recipe=dataclasses.replace(SHORT, batch=64))
+    outcome = run.execute(Results(tmp_path), device="cpu")
+    assert outcome["images_per_second"] == pytest.approx(3 * 16 / outcome["seconds"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "rest", [b"2,8\n", b"\xff\xfe\x00\n", b"2,8,x,0,0,0,0,0\n", b"\0\0"], ids=["cut", "bytes", "long", "zeros"]
+)
+def test_a_damaged_table_of_epochs_is_refused_and_kept(tmp_path: Path, rest: bytes) -> None:
+    """One of a version before, without checksums."""
+    path = tmp_path / "metrics.csv"
+    head, line = b"epoch,step,train_loss,lr,top1,loss,seconds\n", b"1,4,2.3,0.1,50.0,1.5,3\n"
+    path.write_bytes(head + line + line[:9])
+    assert [row["step"] for row in Metrics(path).read()] == ["4"]  # what a killed process left is left out
+    path.write_bytes(head + line + rest)
+    for work in (Metrics(path).read, lambda: Metrics(path).cut(0)):
+        with pytest.raises(StoreError, match=r"metrics.csv is damaged .*: restore it"):
+            work()
+    assert path.read_bytes() == head + line + rest
