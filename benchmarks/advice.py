@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.core.allocator import ALLOCATOR
+from regard.lab.train.execute import execute
 
 DRAW_SEED, DRAWN, BOOTSTRAP = 20261124, 200, 10_000
 STEPS, IMAGES, BATCH = 150, 480, 8
@@ -83,12 +84,13 @@ def predict(run: Any, store: Any, arguments: argparse.Namespace, out: Path) -> d
     from regard.advice.learning import Distillation, LayerDistillation
     from regard.advice.search import added, additive_loss, as_plan, front
     from regard.advice.substitutes import Substitutes
-    from regard.advice.user_model import load_user_model, read_user_images, split_images, tensors
+    from regard.advice.user_model import read_user_images, split_images, tensors
+    from regard.lab.train.load import load_user_run
     from regard.models.saving import save
     from regard.swapping.layer_plan import spell_layer_plan
 
     torch.manual_seed(0)
-    model = load_user_model(str(store.folder(run.key)))
+    model = load_user_run(store.folder(run.key))
     images, _ = read_user_images(arguments.data, model.size, model.channels, IMAGES)
     learned, judged = split_images(images)
     inputs = model.prepared(tensors(judged))
@@ -134,14 +136,14 @@ def predict(run: Any, store: Any, arguments: argparse.Namespace, out: Path) -> d
 
 def finetune(run: Any, record: dict[str, Any], seed: int, arguments: argparse.Namespace, out: Path) -> float:
     """The accuracy of a plan after fine-tuning from its learned layers, percent."""
-    from regard import Recipe, Run
+    from regard.lab import Recipe, Run
     from regard.lab.results.results import Results
     from regard.lab.train.initial_weights import Saved
 
     task = replace(run.task, init="host", limit=arguments.limit)
     recipe = Recipe(epochs=EPOCHS, lr=RATE, augment=run.recipe.augment)
     tuned = Run(task=task, plan=record["plan"], recipe=recipe, seed=seed, start=Saved(str(out / record["start"])))
-    outcome = tuned.execute(Results(out / "runs"), device="cpu")
+    outcome = execute(tuned, Results(out / "runs"), device="cpu")
     return float(outcome["metrics"]["top1"])
 
 
@@ -185,8 +187,8 @@ def write_page(path: Path, files: list[Path]) -> None:
 
     from regard import __version__
     from regard.files.atomic import write_atomically
-    from regard.lab.engine.analysis import Chart, Sheet
-    from regard.lab.report.analysis_page import render_analysis
+    from regard.pages.analysis_page import render_analysis
+    from regard.pages.sheets import Chart, Sheet
 
     rule = str(__doc__)[str(__doc__).index("The rule, ") :]
     contents = [json.loads(file.read_text()) for file in files]

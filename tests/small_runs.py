@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from regard.core import ConfigError, DataError, DeviceError, StoreError
-from regard.lab.results.results import Busy, Results
-from regard.lab.train.watch import Watch
+from regard.lab.results.results import Results
 
 ENVIRONMENT_ERRORS = {
     "disk": StoreError("cannot write"), "memory": MemoryError("2 GiB"), "package": ImportError("no timm"),
@@ -38,19 +37,7 @@ class Small:
         """12 hexadecimal digits."""
         return f"{self.number:012x}"
 
-    def execute(self, store: Results, devices: int = 1, *, watch: Watch | None = None) -> dict[str, Any]:
-        """As `Run.execute`: under the lock, and nothing if it is finished."""
-        assert watch is not None
-        assert watch.compile is self.compile
-        if self.action == "late":
-            _wait_for(store.root / "held")
-        try:
-            return self._execute(store)
-        except Busy:
-            (store.root / "refused").touch()
-            raise
-
-    def _execute(self, store: Results) -> dict[str, Any]:
+    def work(self, store: Results) -> dict[str, Any]:
         with store.lock(self.key) as folder:
             if (outcome := store.outcome(self.key)) is not None:
                 return outcome
@@ -81,6 +68,20 @@ class Small:
                     _wait_for(store.root / f"interrupted {number}")
                 (store.root / f"saved {self.number}").touch()
                 raise
+
+
+@execute.register
+def work(run: Small, store: Results, devices: int = 1, *, watch: Watch | None = None) -> dict[str, Any]:
+    """As `execute` of a run: under the lock, and nothing if it is finished."""
+    assert watch is not None
+    assert watch.compile is run.compile
+    if run.action == "late":
+        _wait_for(store.root / "held")
+    try:
+        return run.work(store)
+    except Busy:
+        (store.root / "refused").touch()
+        raise
 
 
 def _wait_for(path: Path) -> None:

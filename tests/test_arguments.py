@@ -15,18 +15,10 @@ from torch import Tensor, nn
 
 from regard import (
     SKA,
-    Claim,
-    Classification,
     Grid,
     MiTA,
-    Recipe,
     RegardError,
-    Results,
-    Row,
-    Run,
-    Setting,
     Softmax,
-    Study,
     attend,
     calibrate,
     capture,
@@ -35,7 +27,6 @@ from regard import (
     from_pretrained,
     list_models,
     load,
-    param_groups,
     plan_swap,
     restore,
     retune,
@@ -45,6 +36,7 @@ from regard import (
 )
 from regard.advice.advise import advise
 from regard.core.validation import checked
+from regard.lab import Claim, Classification, Recipe, Results, Row, Run, Setting, Study, param_groups
 from regard.measure.bench import bench
 from regard.measure.bench_model import bench_model
 from regard.mixers.topk.topk import TopKPlan

@@ -26,8 +26,9 @@ import pytest
 from PIL import Image
 from torch.distributed.run import get_args_parser as torchrun_parser
 
-from regard import load, save
+from regard import save
 from regard.cli.app import run
+from regard.lab.train.load import load_run
 from regard.mixers.static_keys.ska import SKA
 from regard.swapping.layer_plan import write_layer_plan
 from streams import write_stream
@@ -156,7 +157,7 @@ def key(tmp_path: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> 
     write_stream(tmp_path / "shards", "tar")
     (tmp_path / "data").mkdir()
     write_layer_plan({"blocks.0.attn": SKA()}, tmp_path / "advice" / "plan.json")
-    save(load(tmp_path / "results" / finished_run.name), tmp_path / "distilled")
+    save(load_run(tmp_path / "results" / finished_run.name), tmp_path / "distilled")
     for block in BLOCKS:
         if block.file:
             (tmp_path / block.file).write_text(block.text)

@@ -55,7 +55,7 @@ def test_type_checkers_see_every_name() -> None:
 
 
 def test_the_laboratory_has_names_in_the_root() -> None:
-    from regard import STUDIES, Claim, Recipe, Results, Row, Run, Study
+    from regard.lab import STUDIES, Claim, Recipe, Results, Row, Run, Study
 
     assert "quickstart" in STUDIES
     assert {cls.__module__.partition(".")[0] for cls in (Claim, Recipe, Results, Row, Run, Study)} == {"regard"}

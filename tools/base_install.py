@@ -27,7 +27,7 @@ NEEDS_LAB = (
     "taxonomy --svg table.svg",
     "report",
 )
-LAB_NAMES = ("regard.Results('results').frame()", "regard.testing and __import__('regard.lab.report')")
+LAB_NAMES = ("regard.lab.Results('results').frame()", "regard.testing and __import__('regard.lab.report')")
 
 
 def output(command: str) -> tuple[int, str, str]:

@@ -306,8 +306,8 @@ restored any more; a `SwapError` says so. `regard.save` and `regard.save_pretrai
 A swapped model trains under DDP and FSDP2, alone or in Lightning, accelerate and the trainers of Hugging Face. On a
 CPU give each process at least two images of an XCiT, swapped or not: with one, `BatchNorm2d` of PyTorch 2.15 gives its
 patch embedding wrong gradients.
-`torch.optim.AdamW(regard.param_groups(model, weight_decay=0.05, lr=1e-3))` leaves out weight decay where it should not
-be, and gives the offsets of deformable convolutions a tenth of the learning rate.
+`torch.optim.AdamW(regard.lab.param_groups(model, weight_decay=0.05, lr=1e-3))` leaves out weight decay where it should
+not be, and gives the offsets of deformable convolutions a tenth of the learning rate.
 
 ## Threads, optimizers and hooks
 

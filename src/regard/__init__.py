@@ -9,96 +9,82 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import ops as ops
-    from . import testing as testing
-    from .core import Card as Card
-    from .core import ConfigError as ConfigError
-    from .core import Contract as Contract
-    from .core import Cost as Cost
-    from .core import Grid as Grid
-    from .core import Mask as Mask
-    from .core import Mixer as Mixer
-    from .core import MixerConfig as MixerConfig
-    from .core import Operator as Operator
-    from .core import RegardError as RegardError
-    from .core import Site as Site
-    from .lab.engine.run_study import run_study as run_study
-    from .lab.engine.study import Claim as Claim
-    from .lab.engine.study import Row as Row
-    from .lab.engine.study import Setting as Setting
-    from .lab.engine.study import Study as Study
-    from .lab.results.results import Results as Results
-    from .lab.studies import STUDIES as STUDIES
-    from .lab.tasks import TASKS as TASKS
-    from .lab.tasks import Classification as Classification
-    from .lab.train.load import load as load
-    from .lab.train.optimizer import param_groups as param_groups
-    from .lab.train.recipe import Recipe as Recipe
-    from .lab.train.run import Run as Run
-    from .mixers import MIXERS as MIXERS
-    from .mixers.shared.heads import HeadMixerConfig as HeadMixerConfig
-    from .mixers.spelling import parse as parse
-    from .mixers.spelling import spell as spell
-    from .mixers.static_keys.keys import calibrate as calibrate
-    from .mixers.static_keys.keys import freeze_keys as freeze_keys
-    from .models.catalog import list_models as list_models
-    from .models.create import create_model as create_model
-    from .models.hugging_face import from_pretrained as from_pretrained
-    from .models.hugging_face import save_pretrained as save_pretrained
-    from .models.resnet import attend as attend
-    from .models.saving import save as save
-    from .models.timm_registry import register_timm as register_timm
-    from .projections import FSNE as FSNE
-    from .projections import PROJECTIONS as PROJECTIONS
-    from .projections import PSNE as PSNE
-    from .projections import SNE as SNE
-    from .projections import IdentityQuery as IdentityQuery
-    from .projections import LinearQKV as LinearQKV
-    from .swapping.capture import capture as capture
-    from .swapping.layer import Port as Port
-    from .swapping.swap import plan_swap as plan_swap
-    from .swapping.swap import remove as remove
-    from .swapping.swap import restore as restore
-    from .swapping.swap import retune as retune
-    from .swapping.swap import swap as swap
+    from regard import ops as ops
+    from regard import testing as testing
+    from regard.core import Card as Card
+    from regard.core import ConfigError as ConfigError
+    from regard.core import Contract as Contract
+    from regard.core import Cost as Cost
+    from regard.core import Grid as Grid
+    from regard.core import Mask as Mask
+    from regard.core import Mixer as Mixer
+    from regard.core import MixerConfig as MixerConfig
+    from regard.core import Operator as Operator
+    from regard.core import RegardError as RegardError
+    from regard.core import Site as Site
+    from regard.mixers import MIXERS as MIXERS
+    from regard.mixers.shared.heads import HeadMixerConfig as HeadMixerConfig
+    from regard.mixers.spelling import parse as parse
+    from regard.mixers.spelling import spell as spell
+    from regard.mixers.static_keys.keys import calibrate as calibrate
+    from regard.mixers.static_keys.keys import freeze_keys as freeze_keys
+    from regard.models.catalog import list_models as list_models
+    from regard.models.create import create_model as create_model
+    from regard.models.hugging_face import from_pretrained as from_pretrained
+    from regard.models.hugging_face import save_pretrained as save_pretrained
+    from regard.models.resnet import attend as attend
+    from regard.models.saving import load as load
+    from regard.models.saving import save as save
+    from regard.models.timm_registry import register_timm as register_timm
+    from regard.projections import FSNE as FSNE
+    from regard.projections import PROJECTIONS as PROJECTIONS
+    from regard.projections import PSNE as PSNE
+    from regard.projections import SNE as SNE
+    from regard.projections import IdentityQuery as IdentityQuery
+    from regard.projections import LinearQKV as LinearQKV
+    from regard.swapping.capture import capture as capture
+    from regard.swapping.layer import Port as Port
+    from regard.swapping.swap import plan_swap as plan_swap
+    from regard.swapping.swap import remove as remove
+    from regard.swapping.swap import restore as restore
+    from regard.swapping.swap import retune as retune
+    from regard.swapping.swap import swap as swap
 
 # generated: imports
 if TYPE_CHECKING:
-    from .mixers.agent import Agent as Agent
-    from .mixers.bra import BRA as BRA
-    from .mixers.convolutions.conv import Conv as Conv
-    from .mixers.convolutions.deformable import DeformableConv as DeformableConv
-    from .mixers.convolutions.dynamic import DynamicConv as DynamicConv
-    from .mixers.dat.dat import DAT as DAT
-    from .mixers.factors.factors import Factors as Factors
-    from .mixers.flatten import FLatten as FLatten
-    from .mixers.inline import InLine as InLine
-    from .mixers.linear import Linear as Linear
-    from .mixers.linformer import Linformer as Linformer
-    from .mixers.mhla import MHLA as MHLA
-    from .mixers.mita.mita import MiTA as MiTA
-    from .mixers.moba import MoBA as MoBA
-    from .mixers.nsa import NSA as NSA
-    from .mixers.nystrom import Nystrom as Nystrom
-    from .mixers.performer import Performer as Performer
-    from .mixers.polaformer import PolaFormer as PolaFormer
-    from .mixers.pvt import PVT as PVT
-    from .mixers.reformer import Reformer as Reformer
-    from .mixers.softmax import Softmax as Softmax
-    from .mixers.static_keys.cska import CSKA as CSKA
-    from .mixers.static_keys.ska import SKA as SKA
-    from .mixers.topk.topk import TopK as TopK
-    from .mixers.vit3 import ViT3 as ViT3
-    from .mixers.window import Window as Window
-    from .mixers.xca import XCA as XCA
+    from regard.mixers.agent import Agent as Agent
+    from regard.mixers.bra import BRA as BRA
+    from regard.mixers.convolutions.conv import Conv as Conv
+    from regard.mixers.convolutions.deformable import DeformableConv as DeformableConv
+    from regard.mixers.convolutions.dynamic import DynamicConv as DynamicConv
+    from regard.mixers.dat.dat import DAT as DAT
+    from regard.mixers.factors.factors import Factors as Factors
+    from regard.mixers.flatten import FLatten as FLatten
+    from regard.mixers.inline import InLine as InLine
+    from regard.mixers.linear import Linear as Linear
+    from regard.mixers.linformer import Linformer as Linformer
+    from regard.mixers.mhla import MHLA as MHLA
+    from regard.mixers.mita.mita import MiTA as MiTA
+    from regard.mixers.moba import MoBA as MoBA
+    from regard.mixers.nsa import NSA as NSA
+    from regard.mixers.nystrom import Nystrom as Nystrom
+    from regard.mixers.performer import Performer as Performer
+    from regard.mixers.polaformer import PolaFormer as PolaFormer
+    from regard.mixers.pvt import PVT as PVT
+    from regard.mixers.reformer import Reformer as Reformer
+    from regard.mixers.softmax import Softmax as Softmax
+    from regard.mixers.static_keys.cska import CSKA as CSKA
+    from regard.mixers.static_keys.ska import SKA as SKA
+    from regard.mixers.topk.topk import TopK as TopK
+    from regard.mixers.vit3 import ViT3 as ViT3
+    from regard.mixers.window import Window as Window
+    from regard.mixers.xca import XCA as XCA
 # end of generated: imports
 
 # name -> the module that has it
 _MODULES: dict[str, str] = {
     **dict.fromkeys(("Card", "ConfigError", "Contract", "Cost", "Grid", "Mask", "Mixer"), "regard.core"),
     **dict.fromkeys(("MixerConfig", "Operator", "RegardError", "Site"), "regard.core"),
-    "run_study": "regard.lab.engine.run_study",
-    **dict.fromkeys(("Claim", "Row", "Setting", "Study"), "regard.lab.engine.study"),
     "MIXERS": "regard.mixers",
     # generated: names
     "Softmax": "regard.mixers.softmax",
@@ -136,19 +122,12 @@ _MODULES: dict[str, str] = {
     "create_model": "regard.models.create",
     **dict.fromkeys(("from_pretrained", "save_pretrained"), "regard.models.hugging_face"),
     "attend": "regard.models.resnet",
-    "save": "regard.models.saving",
+    **dict.fromkeys(("load", "save"), "regard.models.saving"),
     "register_timm": "regard.models.timm_registry",
     **dict.fromkeys(("FSNE", "PROJECTIONS", "PSNE", "SNE", "IdentityQuery", "LinearQKV"), "regard.projections"),
-    "Results": "regard.lab.results.results",
-    "STUDIES": "regard.lab.studies",
     "capture": "regard.swapping.capture",
     "Port": "regard.swapping.layer",
     **dict.fromkeys(("plan_swap", "remove", "restore", "retune", "swap"), "regard.swapping.swap"),
-    **dict.fromkeys(("TASKS", "Classification"), "regard.lab.tasks"),
-    "load": "regard.lab.train.load",
-    "param_groups": "regard.lab.train.optimizer",
-    "Recipe": "regard.lab.train.recipe",
-    "Run": "regard.lab.train.run",
 }
 
 __all__ = ["__version__", *_MODULES, "ops", "testing"]  # noqa: PLE0604

@@ -20,7 +20,7 @@ from regard.cli.app import run
 from regard.files.atomic import write_json
 from regard.lab.results.results import Results
 from regard.lab.train import checkpoint
-from regard.lab.train.load import load
+from regard.lab.train.load import load_run
 from regard.lab.train.run import read_run
 
 pytestmark = pytest.mark.untyped
@@ -330,7 +330,7 @@ def test_other_data_are_scored_as_the_run_saw_its_own(capsys, tmp_path: Path, re
     root = class_folders(tmp_path / "data")
     assert run([*on(results, root), "--json"]) == 0
     key = json.loads(capsys.readouterr().out)["key"]
-    model = load(results / key)
+    model = load_run(results / key)
     task = read_run(Results(results), key).task
     record = (Results(results).outcome(key) or {})["data"]
     darker = class_folders(tmp_path / "darker", dark=True)

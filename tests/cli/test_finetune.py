@@ -18,9 +18,9 @@ from regard.images.normalise import expected
 from regard.lab.data.cued import canvas
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification, Segmentation
+from regard.lab.train.execute import execute
 from regard.lab.train.initial_weights import Saved, copy_weights
-from regard.lab.train.load import load as regard_load
-from regard.lab.train.load import trained
+from regard.lab.train.load import load_run, trained
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run, read_run
 from regard.mixers.mita.mita import MiTA
@@ -49,7 +49,7 @@ def still(start: str, results: Path, mixer: str = "", plan: str = "", **fields: 
 def test_a_saved_model_keeps_its_weights_and_gets_a_new_head(saved: Path, tmp_path: Path) -> None:
     run, store = still(str(saved), tmp_path), Results(tmp_path / "results")
     assert (run.mixer, run.task.size) == (SKA(), (12, 12))
-    assert run.execute(store, device="cpu")["status"] == "done"
+    assert execute(run, store, device="cpu")["status"] == "done"
     before, after = load(saved).state_dict(), trained(run, store).state_dict()
     assert set(before) == set(after)
     moved = {name for name, value in before.items() if value.shape != after[name].shape}
@@ -78,7 +78,7 @@ def test_a_run_is_trained_on_with_another_mechanism(tmp_path: Path) -> None:
     assert isinstance(run.start, Run)
     assert (run.start.key, run.mixer) == (key, MiTA(m=4, k=3))
     assert still(str(tmp_path / key), tmp_path).mixer == Softmax()
-    run.execute(Results(tmp_path), device="cpu")
+    execute(run, Results(tmp_path), device="cpu")
     store = Results(tmp_path)
     before, after = trained(run.start, store).state_dict(), trained(run, store).state_dict()
     assert all(torch.allclose(value, after[name], atol=1e-6) for name, value in before.items())
@@ -117,7 +117,7 @@ def test_a_pretrained_host_gets_grey_images_as_its_weights_expect(tmp_path: Path
     assert isinstance(run.task, Classification)
     assert run.task.statistics() == ([pytest.approx(0.5)], [pytest.approx(0.4)])
     store = Results(tmp_path / "results")
-    assert run.execute(store, device="cpu")["status"] == "done"
+    assert execute(run, store, device="cpu")["status"] == "done"
     kept = trained(run, store).state_dict()["patch_embed.proj.weight"]
     assert torch.allclose(kept, made.patch_embed.proj.weight.sum(1, keepdim=True), atol=1e-6)
 
@@ -174,13 +174,13 @@ def test_a_run_of_another_store_is_copied(tmp_path: Path, capsys: pytest.Capture
     task = Classification(host=HOST, data="digits-canvas", size=(12, 12), limit=32)
     first = Run(task=task, mixer=SKA(), recipe=Recipe(epochs=1, batch=32, augment="none"))
     there, here = Results(tmp_path / "there"), Results(tmp_path / "here")
-    first.execute(there, device="cpu")
+    execute(first, there, device="cpu")
     run = still(str(there.folder(first.key)), here.root)
     assert not here.folder(first.key).exists()  # the rest of a command may be wrong
     bring_start(run, str(there.folder(first.key)), here.root)
     assert f"run {first.key} is copied from" in capsys.readouterr().err
     assert run.key == still(first.key, there.root).key
-    assert run.execute(here, device="cpu")["status"] == "done"
+    assert execute(run, here, device="cpu")["status"] == "done"
     assert here.outcome(first.key) == there.outcome(first.key)
 
 
@@ -209,11 +209,11 @@ def test_a_run_keeps_its_image_size(tmp_path: Path) -> None:
     task = Classification(host="vit_desk(patch=4, dim=16, depth=1, heads=2)", data="digits", size=(8, 8), limit=32)
     first = Run(task=task, mixer=SKA(), recipe=Recipe(epochs=1, batch=32, augment="none"))
     store = Results(tmp_path)
-    first.execute(store, device="cpu")
+    execute(first, store, device="cpu")
     changes = ["recipe.epochs=1", "task.limit=32"]
     again = finetuning(first.key, "Softmax()", "digits", None, 0, changes, False, tmp_path)
     assert again.task.size == (8, 8)
-    assert again.execute(store, device="cpu")["status"] == "done"
+    assert execute(again, store, device="cpu")["status"] == "done"
 
 
 def test_a_segmenter_starts_from_a_classifier(saved: Path, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_segmenter_keeps_its_head_on_other_data(tmp_path: Path) -> None:
     host = "vit_desk(patch=14, dim=16, depth=1, heads=2)"
     task = Segmentation(host=host, data="cued-digits", size=(84, 84), head="cbt(heads=1)", limit=4)
     first = Run(task=task, mixer=Softmax(), recipe=Recipe(epochs=1, batch=4, augment="none", smoothing=0.0))
-    first.execute(Results(tmp_path), device="cpu")
+    execute(first, Results(tmp_path), device="cpu")
     changes = ["task.limit=4", "recipe.epochs=1"]
     run = finetuning(first.key, "", "cued-digits", None, 0, changes, False, tmp_path)
     assert (run.task.name, run.task.head, run.start.key) == ("segmentation", "cbt(heads=1)", first.key)
@@ -252,7 +252,7 @@ def test_a_segmenter_is_distilled_saved_and_trained_further(tmp_path: Path) -> N
     host = "vit_desk(patch=14, dim=16, depth=2, heads=2)"
     task = Segmentation(host=host, data="cued-digits", size=(84, 84), head="pixels", limit=16)
     first = Run(task=task, mixer=None, recipe=Recipe(epochs=1, batch=8, augment="none", smoothing=0.0))
-    first.execute(Results(tmp_path / "results"), device="cpu")
+    execute(first, Results(tmp_path / "results"), device="cpu")
     photos, folder = tmp_path / "photos", tmp_path / "distilled"
     photos.mkdir()
     for index in range(16):
@@ -264,7 +264,7 @@ def test_a_segmenter_is_distilled_saved_and_trained_further(tmp_path: Path) -> N
     changes = ["task.limit=16", "recipe.epochs=1", "recipe.lr=1e-12", "recipe.weight_decay=0.0"]
     run = finetuning(str(folder), "", "cued-digits", None, 0, changes, False, tmp_path / "results")
     assert (run.task.name, run.task.head, run.task.size, run.plan) == ("segmentation", "pixels", (84, 84), layer)
-    assert run.execute(Results(tmp_path / "results"), device="cpu")["status"] == "done"
+    assert execute(run, Results(tmp_path / "results"), device="cpu")["status"] == "done"
     before, after = load(folder).state_dict(), trained(run, Results(tmp_path / "results")).state_dict()
     assert before.keys() == after.keys()
     assert all(torch.allclose(value, after[name], atol=1e-6) for name, value in before.items())
@@ -298,7 +298,7 @@ def test_outputs_of_a_saved_model_follow_the_names_too(tmp_path: Path) -> None:
     changes = ["recipe.lr=1e-12", "recipe.weight_decay=0.0", "recipe.epochs=1", "recipe.batch=4"]
     run = finetuning(str(folder), "", str(photos(tmp_path / "photos")), None, 0, changes, False, tmp_path)
     store = Results(tmp_path / "results")
-    assert run.execute(store, device="cpu")["status"] == "done"
+    assert execute(run, store, device="cpu")["status"] == "done"
     head = trained(run, store).state_dict()["head.weight"]
     assert torch.allclose(head, made.head.weight.flip(0), atol=1e-6)
 
@@ -324,7 +324,7 @@ def test_images_are_normalised_as_the_weights_expect(tmp_path: Path, monkeypatch
     assert command(["train", "Softmax()", "--data", "first", "--host", HOST, "--size", "12", *common]) == 0
     (key,) = (folder.parent.name for folder in tmp_path.glob("results/*/run.json"))
     record = Results(tmp_path / "results").outcome(key)["data"]
-    folder = save(regard_load(tmp_path / "results" / key), tmp_path / "saved", data=record)
+    folder = save(load_run(tmp_path / "results" / key), tmp_path / "saved", data=record)
     for start in (key, str(folder)):
         run = finetuning(start, "", str(other), None, 0, [], False, tmp_path / "results")
         assert run.task.record()["normal"] == record["normal"]
@@ -348,7 +348,7 @@ def test_a_run_whose_data_have_changed_keeps_its_weights(
     common = ["--set", "recipe.epochs=1", "--set", "recipe.batch=2", "--device", "cpu"]
     assert command(["train", "SKA()", "--data", "photos", "--host", HOST, "--size", "12", *common]) == 0
     (key,) = (folder.parent.name for folder in tmp_path.glob("results/*/run.json"))
-    before = regard_load(tmp_path / "results" / key).state_dict()
+    before = load_run(tmp_path / "results" / key).state_dict()
     assert command(["eval", key]) == 0
     Image.new("L", (12, 12), 77).save(data / "dog" / "new.png")
     capsys.readouterr()
@@ -364,5 +364,5 @@ def test_a_run_whose_data_have_changed_keeps_its_weights(
     assert "its weights are the start all the same" in capsys.readouterr().err
     new = [folder.parent for folder in tmp_path.glob("results/*/run.json") if folder.parent.name != key]
     assert len(new) == 1  # no other start was trained
-    after = regard_load(new[0]).state_dict()
+    after = load_run(new[0]).state_dict()
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)

@@ -10,6 +10,7 @@ from PIL import Image
 from regard.cli.app import run
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
+from regard.lab.train.execute import execute
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.models.create import create_model
@@ -108,7 +109,7 @@ def test_maps_of_a_run_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ),
         recipe=Recipe(epochs=1, augment="none"),
     )
-    one.execute(Results(tmp_path), device="cpu")
+    execute(one, Results(tmp_path), device="cpu")
     monkeypatch.setattr(Classification, "images_of", lambda self: pytest.fail("the data were read"))
     assert run(["maps", str(tmp_path / one.key), "digit", "--out", str(tmp_path / "drawn.png")]) == 0
 

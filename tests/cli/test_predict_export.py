@@ -13,7 +13,8 @@ from regard.cli.run_options import recorded_data
 from regard.core import ConfigError, DataError
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
-from regard.lab.train.load import load
+from regard.lab.train.execute import execute
+from regard.lab.train.load import load_run
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.models.saving import save
@@ -30,7 +31,7 @@ RUN = Run(
 def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """The results folder and the key of a finished run."""
     root = tmp_path_factory.mktemp("results")
-    RUN.execute(Results(root), device="cpu")
+    execute(RUN, Results(root), device="cpu")
     return str(root), RUN.key
 
 
@@ -107,7 +108,7 @@ def test_a_saved_model_predicts_as_the_run_does(
     store: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With its classes and normalisation where the folder has them, else with numbers and a note."""
-    file, network = str(digit_file(tmp_path, 3)), load(Path(store[0]) / store[1])
+    file, network = str(digit_file(tmp_path, 3)), load_run(Path(store[0]) / store[1])
     record = recorded_data(Results(store[0]), store[1]) | {"class_names": [f"digit {label}" for label in range(10)]}
     known, bare = save(network, tmp_path / "known (copy)", data=record), save(network, tmp_path / "bare")
     found = {}
@@ -128,7 +129,7 @@ def test_a_saved_model_predicts_as_the_run_does(
 @pytest.mark.slow
 def test_a_saved_model_is_exported(store: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx = pytest.importorskip("onnx")
-    folder = save(load(Path(store[0]) / store[1]), tmp_path / "saved", data={"class_names": list("abcdefghij")})
+    folder = save(load_run(Path(store[0]) / store[1]), tmp_path / "saved", data={"class_names": list("abcdefghij")})
     assert command(["export", str(folder), "--onnx", str(tmp_path / "m.onnx")]) == 0
     assert "input batchx1x8x8" in capsys.readouterr().out
     about = {entry.key: json.loads(entry.value) for entry in onnx.load(tmp_path / "m.onnx").metadata_props}
@@ -149,7 +150,7 @@ def test_onnx_gives_the_same_scores_for_any_batch(
     images = torch.randn(5, 1, 8, 8)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (scores,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-    model = load(Path(store[0]) / store[1])
+    model = load_run(Path(store[0]) / store[1])
     with torch.inference_mode():
         expected = model(images)
     assert np.abs(scores - expected.numpy()).max() < 1e-4

@@ -27,7 +27,8 @@ from regard.lab.engine.table import load_snapshot
 from regard.lab.results.metrics import Metrics
 from regard.lab.results.results import Results
 from regard.lab.train import checkpoint
-from regard.lab.train.load import trained
+from regard.lab.train.execute import execute
+from regard.lab.train.load import load_run, trained
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run, read_run
 from regard.lab.train.watch import Watch
@@ -55,7 +56,7 @@ every_kind = pytest.mark.parametrize("name", READERS, ids=NAMES)
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, a saved model and a study."""
     root = tmp_path_factory.mktemp("store")
-    RUN.execute(Results(root), device="cpu", watch=Watch(save_steps=1))
+    execute(RUN, Results(root), device="cpu", watch=Watch(save_steps=1))
     save(create_model("vit_desk(size=12, patch=4, dim=16, depth=1, heads=2)", SKA()), root / "model")
     write_state(root / "distill.state", {"key": "of a model", "layers": {"step": 3, "weights": {"a": torch.ones(2)}}})
     make_store(root)
@@ -171,7 +172,7 @@ def test_a_field_of_another_value_never_ends_in_a_traceback(root: Path, data: st
 def test_a_copy_in_another_folder_is_refused(root: Path, tmp_path: Path) -> None:
     """A run's files belong to its key, which is the folder's name."""
     folder = shutil.copytree(root / FOLDER, tmp_path / ("0" * 12))
-    for read in (lambda: read_run(Results(tmp_path), folder.name, (Tiny,)), lambda: load(folder)):
+    for read in (lambda: read_run(Results(tmp_path), folder.name, (Tiny,)), lambda: load_run(folder)):
         with pytest.raises(StoreError, match=f"{FOLDER}"):
             read()
     with pytest.raises(StoreError, match=f"it is of run {FOLDER}"):

@@ -16,6 +16,7 @@ from regard.images.images import decode
 from regard.lab.engine.jobs import Job, execute_job
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
+from regard.lab.train.execute import execute
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 
@@ -126,8 +127,8 @@ def test_a_run_whose_data_have_changed_is_refused(tmp_path: Path) -> None:
     key = run.key
     Image.new("RGB", (60, 70)).save(tmp_path / "data" / "dog" / "more.png")
     with pytest.raises(DataError, match=f"the data of run {key} have changed since the run was made: make it again"):
-        run.execute(store, device="cpu")
-    assert dataclasses.replace(run).execute(store, device="cpu")["status"] == "done"
+        execute(run, store, device="cpu")
+    assert execute(dataclasses.replace(run), store, device="cpu")["status"] == "done"
 
 
 def test_a_step_of_training_does_not_look_at_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

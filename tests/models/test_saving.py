@@ -15,7 +15,7 @@ from regard.files.atomic import write_json
 from regard.files.records import read_record, write_record
 from regard.lab.results.results import Results
 from regard.lab.train import checkpoint
-from regard.lab.train.load import load as load_run
+from regard.lab.train.load import load_run
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA

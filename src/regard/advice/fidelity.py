@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from regard.core import MixerConfig, UnsupportedError
 from regard.core.eval_mode import eval_mode
 from regard.core.memory import check_bytes
-from regard.lab.tasks.segmentation.score import margins, miou
 from regard.measure.bench_model import output_tensor
 from regard.measure.intervals import Interval, interval, share_interval
+from regard.measure.mean_iou import confusion, margins, miou
 from regard.swapping.layer_plan import LayerPlan
 
 from .substitutes import Substitutes
@@ -178,9 +178,8 @@ def _agreement(before: Int64[Tensor, "B ..."], after: Int64[Tensor, "B ..."], cl
     """For each image whether its best class is the same, or the mean IoU of both maps over the classes in them."""
     if before.ndim == 1:
         return (before == after).float()
-    pairs = (before * classes + after).flatten(1).cpu().numpy()
-    tables = (np.bincount(row, minlength=classes**2).reshape(classes, classes) for row in pairs)
-    return torch.tensor([miou(margins(table)) / 100 for table in tables])
+    maps = (scores.flatten(1).cpu().numpy() for scores in (before, after))
+    return torch.tensor([miou(margins(confusion(*pair, classes))) / 100 for pair in zip(*maps, strict=True)])
 
 
 def _change(before: Tensor, after: Tensor, images: int) -> tuple[Tensor, Tensor]:

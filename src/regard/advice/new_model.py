@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from regard.core import ConfigError, Grid, MixerConfig, RegardError, Site, StoreError, nearest
-from regard.lab.tasks import TASKS
 from regard.mixers import MIXERS
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
 
 TABLE = Path(__file__).with_name("new_model.json")
 MASKS = ("causal", "padding", "bias")
+TASKS = ("classification", "detection", "instances", "segmentation", "translation", "sequences", "cells")
 LOSS = 2.0
 """Points below softmax attention that an interval may reach where a mechanism is named as near."""
 LEARNED = 0.5
@@ -30,8 +30,8 @@ WORTH = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class NewModel:
-    """What is known of the model. site: of one attention layer. task: a name of `TASKS`, "" = any. masks: that every
-    layer must apply. backward: it is to be trained, so times are of forward and backward.
+    """What is known of the model. site: of one attention layer. task: of `TASKS`, whose evidence comes first; "" =
+    any. masks: that every layer must apply. backward: it is to be trained, so times are of forward and backward.
 
     Raises: ConfigError for an unknown task or mask.
     """
@@ -42,9 +42,8 @@ class NewModel:
     backward: bool = False
 
     def __post_init__(self) -> None:
-        tasks = [task.__name__.lower() for task in TASKS]
-        if self.task and self.task not in tasks:
-            raise ConfigError(f"no task {self.task!r}; {nearest(self.task, tasks)}")
+        if self.task and self.task not in TASKS:
+            raise ConfigError(f"no task {self.task!r}; {nearest(self.task, TASKS)}")
         for mask in self.masks:
             if mask not in MASKS:
                 raise ConfigError(f"no mask {mask!r}; masks are {', '.join(MASKS)}")

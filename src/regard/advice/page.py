@@ -1,18 +1,14 @@
 """The page of `regard advise --data`: the recommended plan, the verified plans, each layer, and the doubts."""
 
-import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
-from regard import __version__
 from regard.core import MixerConfig
 from regard.files.atomic import write_atomically
-from regard.lab.engine.analysis import Cell, Chart, Sheet
-from regard.lab.report.analysis_page import render_analysis
 from regard.measure.intervals import Interval
+from regard.pages.analysis_page import render_sheets
+from regard.pages.sheets import Cell, Chart, Sheet
 from regard.swapping.layer_plan import spell_or_none
 from regard.swapping.removed import Removed
 
@@ -33,26 +29,19 @@ def write_advice(path: Path | str, result: Recommendation) -> Path:
 def render_advice(result: Recommendation) -> str:
     """The page as HTML."""
     learned, judged = result.images
-    return render_analysis({
-        "analysis": "regard advise",
-        "title": f"{result.model}: which attention at which layer",
-        "source": "",
-        "question": " ".join(answer(result)),
-        "of": "",
-        "scale": "",
-        "notes": [
+    return render_sheets(
+        "regard advise",
+        f"{result.model}: which attention at which layer",
+        " ".join(answer(result)),
+        list(_sheets(result)),
+        [
             f"{learned} images to learn from ({result.steps} steps), {judged} others to judge by; no label was read. "
             f"Times: {result.clock}, batches of {result.batch}, in turns; {result.seconds / 60:.1f} minutes in all.",
             "Divergence: of the class probabilities with a plan from those of the model as it was, in nats, with 95 % "
             "intervals over images; 0 is no change. Agreement: "
             + ("mean IoU of the two maps of classes." if result.dense else "images with the same best class."),
         ],
-        "sheets": [asdict(sheet) for sheet in _sheets(result)],
-        "pictures": [],
-        "environment": {"machine": f"{platform.system()} {platform.machine()}", "python": platform.python_version()},
-        "code": __version__,
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-    })  # fmt: skip
+    )
 
 
 def answer(result: Recommendation) -> list[str]:

@@ -9,22 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, DataError, Extra, StoreError, UnsupportedError
+from regard.core import ConfigError, DataError, Extra, UnsupportedError
 from regard.core.eval_mode import eval_mode
 from regard.files.paths import files_below, named_folder, printable, user_path
-from regard.images import own
 from regard.images.augment import centre
 from regard.images.feed import to_tensor
 from regard.images.imagenet import NORMAL
 from regard.images.images import Images, read_image, size_before_crop
 from regard.images.normalise import Statistics, normalised
-from regard.lab.data import catalog
-from regard.lab.data.streamed.names import is_stream
-from regard.lab.results.results import Results
-from regard.lab.train.load import load
+from regard.images.own import SUFFIXES
 from regard.models.catalog import user_ports
 from regard.models.create import build_sized, create_model, loads_weights, spell_host
-from regard.models.saving import read_description
+from regard.models.saving import load, read_description
 from regard.models.sizes import size_of
 from regard.swapping.inspect import example_input, explained_inputs, input_shapes
 from regard.swapping.layer import Port
@@ -90,53 +86,54 @@ class UserModel:
 
 
 def load_user_model(
-    text: str, *, size: tuple[int, int] | None = None, pretrained: bool = False, results: Path = Path("results"),
-    extra: Extra = (),
-) -> UserModel:  # fmt: skip
-    """The model of a run (its folder or its key in `results`), of a folder that `save` wrote, or of a name.
+    text: str, *, size: tuple[int, int] | None = None, pretrained: bool = False, extra: Extra = ()
+) -> UserModel:
+    """The model of a folder that `save` wrote, or of a name such as "deit_tiny_patch16_224".
 
-    size: (height, width) of images, None = the model's own. pretrained: load timm's weights, for a name. A run prepares
-    images as in its training, other models as timm does for their weights.
+    size: (height, width) of images, None = the model's own. pretrained: load timm's weights, for a name.
     Raises: ConfigError for an unknown name or a size that the model does not take, StoreError for a damaged folder.
     """
-    folder = _folder(text, results)
-    data: Mapping[str, Any] = {}
-    trained = True
+    folder = named_folder(text)
     if folder is not None:
-        if pretrained:
-            raise ConfigError(f"{text} has trained weights of its own: leave --pretrained out")
-        network = load(folder, extra).float()
-        data = folder_data(folder)
-    else:
-        options: dict[str, Any] = {"pretrained": True} if pretrained else {}
-        network = build_sized(text, None, size, extra, **options) if size else create_model(
-            text, None, extra=extra, **options
-        )  # fmt: skip
-        trained = loads_weights(text, pretrained, extra)
-    network = network.eval()
+        check_no_weights(text, pretrained)
+        data = read_description(folder).get("data", {})
+        return as_user_model(load(folder, extra).float(), text, size=size, data=data, extra=extra)
+    options: dict[str, Any] = {"pretrained": True} if pretrained else {}
+    network = build_sized(text, None, size, extra, **options) if size else create_model(
+        text, None, extra=extra, **options
+    )  # fmt: skip
+    own = size is not None and size == size_of(text, extra)
+    trained = loads_weights(text, pretrained, extra)
+    return as_user_model(network, text, size=size, trained=trained, checked=own, extra=extra)
+
+
+def check_no_weights(text: str, pretrained: bool) -> None:
+    """Raises: ConfigError if published weights are asked for a model that has its own."""
+    if pretrained:
+        raise ConfigError(f"{text} has trained weights of its own: leave --pretrained out")
+
+
+def as_user_model(
+    network: nn.Module, text: str, *, size: tuple[int, int] | None = None, data: Mapping[str, Any] | None = None,
+    trained: bool = True, checked: bool = False, extra: Extra = (),
+) -> UserModel:  # fmt: skip
+    """A network with the size of its images and their normalisation: that of `data` (see `regard.save`), else timm's.
+
+    text: its name or folder. checked: its patches divide images of that size. Raises: ConfigError.
+    """
+    network, data = network.eval(), data or {}
     example = example_input(network, default=_default_size(network, text, extra))
     if size is not None:
         example = _resized(network, example, size)
-        if folder is not None or size != size_of(text, extra):  # some of timm's own sizes lose a border
+        if not checked:  # some of timm's own sizes lose a border
             _check_patches(network, example)
     mean, deviation = data.get("normal") or usual_normal(network, example.shape[1])
     with explained_inputs(network, example), torch.no_grad():
         network(example)
     height, width = example.shape[-2:]
-    label = _label(network, text)
-    return UserModel(network, label, (height, width), (mean, deviation), trained, user_ports(extra), data)
-
-
-def _folder(text: str, results: Path) -> Path | None:
-    """The folder of a saved model or a run; None for the name of a model."""
-    path = named_folder(text)
-    if path is not None and ((path / "model.json").exists() or (path / "run.json").exists()):
-        return path
-    if Path(text).name == text and (results / text / "run.json").exists():
-        return results / text
-    if path is not None:
-        raise StoreError(f"{text} is neither a saved model (model.json) nor a run (run.json)")
-    return None
+    return UserModel(
+        network, _label(network, text), (height, width), (mean, deviation), trained, user_ports(extra), data
+    )
 
 
 def _default_size(network: nn.Module, text: str, extra: Extra) -> tuple[int, int]:
@@ -153,14 +150,6 @@ def _label(network: nn.Module, text: str) -> str:
     record = network.__dict__.get("regard_host")
     host = "" if record is None else spell_host(*record)
     return text if host == text or not host else f"{host.partition('(')[0]} ({Path(text).name})"
-
-
-def folder_data(folder: Path) -> Mapping[str, Any]:
-    """What the outcome of a run, or the description of a saved model, says of the data of the training."""
-    folder = folder.resolve()
-    if (folder / "model.json").exists():
-        return read_description(folder).get("data", {})
-    return (Results(folder.parent).outcome(folder.name) or {}).get("data") or {}
 
 
 def usual_normal(network: nn.Module, channels: int) -> Statistics:
@@ -206,32 +195,27 @@ def _check_patches(network: nn.Module, example: Tensor) -> None:
 
 
 def read_user_images(data: str, size: tuple[int, int], channels: int, limit: int) -> tuple[Images, list[str]]:
-    """At most `limit` evenly spaced images of a folder, flat or nested, or of a named set; labels are never read.
+    """At most `limit` evenly spaced images of a folder, flat or nested; labels are never read.
 
-    Of a named set, training images. Returned are the pixels (n, H, W, C), and a sentence for each image that cannot be
-    read and is left out. Raises: DataError if fewer than `FEWEST_IMAGES` can be read, or all are equal.
+    Returned are the pixels (n, H, W, C), and a sentence for each image that cannot be read and is left out.
+    Raises: DataError if fewer than `FEWEST_IMAGES` can be read, or all are equal.
     """
-    if is_stream(data):
-        raise DataError(f"{data} is a stream, which has no single images: give a folder of images")
-    if data in catalog.NAMED:
-        return _named_images(data, size, channels, limit), []
     folder = user_path(data, DataError)
     if not folder.is_dir():
         raise DataError(f"{data} is no folder of images and no named set; expected a folder, flat or nested")
-    files = files_below(folder, own.SUFFIXES)
-    number = min(limit, len(files))
+    files = files_below(folder, SUFFIXES)
     readable: list[np.ndarray] = []
     damaged: list[str] = []
-    for row in range(number):
+    for row in evenly_spaced(len(files), limit):
         try:
-            image = read_image(files[row * len(files) // number], size_before_crop(size), channels)
+            image = read_image(files[row], size_before_crop(size), channels)
         except DataError as error:
             damaged.append(printable(str(error)))
         else:
             readable.append(centre(image[None], size)[0])
     if len(readable) < FEWEST_IMAGES:
         raise DataError(
-            f"{data} has {len(readable)} readable images ({', '.join(sorted(own.SUFFIXES))}); at least "
+            f"{data} has {len(readable)} readable images ({', '.join(sorted(SUFFIXES))}); at least "
             f"{FEWEST_IMAGES} are needed{'; ' + damaged[0] if damaged else ''}"
         )
     if all(np.array_equal(image, readable[0]) for image in readable):
@@ -239,11 +223,17 @@ def read_user_images(data: str, size: tuple[int, int], channels: int, limit: int
     return Images(np.stack(readable), np.zeros(len(readable), np.int64)), damaged
 
 
-def _named_images(data: str, size: tuple[int, int], channels: int, limit: int) -> Images:
-    images = catalog.load(data, size, cut=data in catalog.SIZES and catalog.SIZES[data] != size).train
-    number = min(limit, len(images))
-    pixels = _as_channels(np.asarray(images.pixels[np.arange(number) * len(images) // number]), channels)
-    return Images(centre(pixels, size), np.zeros(number, np.int64))
+def evenly_spaced(number: int, limit: int) -> list[int]:
+    """At most `limit` of `number` rows."""
+    kept = min(limit, number)
+    return [row * number // kept for row in range(kept)]
+
+
+def unlabelled(images: Images, size: tuple[int, int], channels: int, limit: int) -> Images:
+    """At most `limit` evenly spaced images of a set, with another number of channels where the model asks for it."""
+    rows = evenly_spaced(len(images), limit)
+    pixels = _as_channels(np.asarray(images.pixels[np.asarray(rows)]), channels)
+    return Images(centre(pixels, size), np.zeros(len(rows), np.int64))
 
 
 def _as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:

@@ -226,12 +226,12 @@ def _saved_weights(run: "Run", store: "Results", key: str, changed: str, extra: 
 
     changed: what is different about them. Raises: ConfigError for a model that cannot be saved.
     """
-    from regard.lab.train.load import load
+    from regard.lab.train.load import load_run
     from regard.models.saving import save
 
     if run.task.name != "classification":
         raise ConfigError(f"{changed}: --task {run.task.name} needs them as they were, to start from this run")
-    folder = save(load(store.folder(key), extra), store.folder(key) / "saved", data=recorded_data(store, key))
+    folder = save(load_run(store.folder(key), extra), store.folder(key) / "saved", data=recorded_data(store, key))
     print(f"{changed}; its weights are the start all the same, as the saved model {folder}", file=sys.stderr)
     return str(folder)
 

@@ -50,7 +50,7 @@ def maps(
     if (stored := optional_run(model, results)) is not None:
         store, key = stored
         model = str(store.folder(key))
-    network, trained = _network(model, mixer, pretrained, extra)
+    network, trained = _network(model, stored, mixer, pretrained, extra)
     view = views.select_view(network, show)
     tensor, shown, credit = _input(network, image, stored, named_folder(model), extra)
     names, last = ("*", True) if layer == "last" else (layer, False)
@@ -79,7 +79,7 @@ def _position(text: str) -> tuple[int, int] | None:
     return int(parts[0]), int(parts[1])
 
 
-def _network(model: str, mixer: str, pretrained: bool, extra: Extra):  # type: ignore[no-untyped-def]
+def _network(model: str, stored, mixer: str, pretrained: bool, extra: Extra):  # type: ignore[no-untyped-def]
     """The model in evaluation mode, and whether its weights are trained; a mechanism with new parameters is not."""
     from regard.core import ConfigError
     from regard.mixers.spelling import parse_mixer
@@ -88,13 +88,17 @@ def _network(model: str, mixer: str, pretrained: bool, extra: Extra):  # type: i
     from regard.swapping.swap import plan_swap
 
     if (folder := named_folder(model)) is not None:
-        from regard.lab.train.load import load
+        from regard.models.saving import load
 
         if mixer:
             raise ConfigError("a run or a saved model has its mechanism: leave --mixer out, which is for host models")
         if pretrained:
             raise ConfigError(f"{model} has trained weights of its own: leave --pretrained out")
-        return load(folder, extra).eval(), True
+        if stored is not None:
+            from regard.lab.train.load import load_run
+
+            return load_run(folder, extra), True
+        return load(folder, extra), True
     config = parse_mixer(mixer, extra) if mixer else None
     network = create_model(model, None, extra=extra, **({"pretrained": True} if pretrained else {}))  # type: ignore[arg-type]
     trained = loads_weights(model, pretrained, extra)
@@ -112,19 +116,22 @@ def _input(network, image: str, stored, folder: Path | None, extra: Extra):  # t
     """
     import torch
 
-    from regard.advice.user_model import folder_data, usual_normal
+    from regard.advice.user_model import usual_normal
     from regard.images.normalise import normalised
-    from regard.lab.train.run import read_run
+    from regard.models.saving import read_description
     from regard.swapping.inspect import example_input
 
     _, channels, height, width = example_input(network).shape
     shown, credit = _picture(image, channels, (height, width))
     pixels = torch.from_numpy(shown.copy()).permute(2, 0, 1)
     if stored is not None:
+        from regard.lab.train.run import read_run
+
         store, key = stored
         task = read_run(store, key, extra).task
         return task.prepared(pixels[None], torch.device("cpu"), recorded_data(store, key))[0], shown, credit
-    normal = (folder_data(folder) if folder is not None else {}).get("normal") or usual_normal(network, channels)
+    data = {} if folder is None else read_description(folder).get("data", {})
+    normal = data.get("normal") or usual_normal(network, channels)
     return normalised(pixels[None], normal, torch.device("cpu"))[0], shown, credit
 
 

@@ -53,9 +53,10 @@ def execute_run(run: "Run", results: Path, execution: Execution, as_json: bool) 
     """Train with progress on standard error, and show the outcome; of torchrun's processes the first one shows it.
 
     Ctrl-C keeps a checkpoint and exits with 130; a run that fails ends the command with exit code 1.
-    Raises: ConfigError; what `Run.execute` raises.
+    Raises: ConfigError; what `execute` raises.
     """
     from regard.lab.results.results import Results
+    from regard.lab.train.execute import execute
     from regard.lab.train.torchrun import FirstFailed, check_launch, launch
     from regard.lab.train.watch import Interrupted
 
@@ -66,7 +67,7 @@ def execute_run(run: "Run", results: Path, execution: Execution, as_json: bool) 
     with progress() if launched.first else nullcontext((None, None)) as (report, say):
         watch = execution.watch(run, store.folder(run.key), report, say)
         try:
-            outcome = run.execute(store, execution.devices, device=torch_device.type, watch=watch)
+            outcome = execute(run, store, execution.devices, device=torch_device.type, watch=watch)
         except Interrupted as stop:
             folder = store.folder(run.key)
             if launched.first:

@@ -46,7 +46,7 @@ def read_trained(text: str, results: Path, extra: Extra, best: bool = False) -> 
         if best:
             raise ConfigError(f"{text} is a saved model, which has no other weights: leave --best out")
         return _saved(folder, extra)
-    from regard.lab.train.load import load
+    from regard.lab.train.load import load_run
     from regard.lab.train.run import read_run
 
     store, key = find_run(text, results)
@@ -54,7 +54,7 @@ def read_trained(text: str, results: Path, extra: Extra, best: bool = False) -> 
     record = recorded_data(store, key)
     classes = len(record.get("class_names") or ())
     return Trained(
-        load(store.folder(key), extra, best=best),
+        load_run(store.folder(key), extra, best=best),
         run.task,
         record,
         run.recipe.precision,

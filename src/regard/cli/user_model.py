@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.core import Extra
+from regard.core import DataError, Extra
+from regard.lab.data.streamed.names import is_stream
 
-from .run_options import checked_text
+from .run_options import checked_text, optional_run
 from .sizes import read_size
 
 if TYPE_CHECKING:
@@ -32,18 +33,32 @@ SizeOption = Annotated[str, typer.Option(help="Image size, such as 224x224. Defa
 
 
 def read_model(text: str, size: str, pretrained: bool, results: Path, extra: Extra) -> "UserModel":
-    """The user's model. Raises: as `load_user_model`."""
-    from regard.advice.user_model import load_user_model
+    """The user's model: a run, a saved folder or a name. Raises: as `load_user_model`."""
+    from regard.advice.user_model import check_no_weights, load_user_model
 
-    return load_user_model(
-        text, size=read_size(size) if size else None, pretrained=pretrained, results=results, extra=extra
-    )
+    sides = read_size(size) if size else None
+    if (stored := optional_run(text, results)) is not None:
+        from regard.lab.train.load import load_user_run
+
+        check_no_weights(text, pretrained)
+        store, key = stored
+        return load_user_run(store.folder(key), sides, extra)
+    return load_user_model(text, size=sides, pretrained=pretrained, extra=extra)
 
 
 def read_images(user: "UserModel", data: str, number: int) -> "Images":
-    """At most `number` of the user's images; says which cannot be read. Raises: DataError."""
-    from regard.advice.user_model import read_user_images
+    """At most `number` of the user's images, or of the training images of a named set; says which cannot be read.
 
+    Raises: DataError.
+    """
+    from regard.advice.user_model import read_user_images, unlabelled
+    from regard.lab.data import catalog
+
+    if is_stream(data):
+        raise DataError(f"{data} is a stream, which has no single images: give a folder of images")
+    if data in catalog.NAMED:
+        cut = data in catalog.SIZES and catalog.SIZES[data] != user.size
+        return unlabelled(catalog.load(data, user.size, cut=cut).train, user.size, user.channels, number)
     images, damaged = read_user_images(data, user.size, user.channels, number)
     for line in damaged:
         print(f"left out: {line}", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""Results on disk: atomic files, the folder of runs with locks, checks of imported files. Needs no torch."""
+"""Files whole or absent, sealed records, tensor files, paths."""

@@ -17,7 +17,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Extra, Grid, MixerConfig, RegardError, StoreError
+from regard.core import ConfigError, DataError, Extra, Grid, MixerConfig, RegardError, StoreError
 from regard.core.validation import checked
 from regard.files.atomic import one_writer, prepared, read_if_present
 from regard.files.paths import user_path
@@ -232,14 +232,19 @@ def _functions(model: nn.Module) -> dict[str, Any]:
     return found
 
 
+@checked
 def load(folder: str | os.PathLike[str], extra: Extra = (), *, download: bool = False) -> nn.Module:
     """The model that `save` wrote, in evaluation mode, on the CPU.
 
-    extra: the user's own mechanisms, models and ports that it needs. download: see `regard.load`.
-    Raises: StoreError if `save` did not write the folder, it is incomplete or damaged, or its description names other
-    weights without `download`.
+    Nothing is unpickled, and no network is asked. extra: the user's own mechanisms, models and ports that it needs.
+    download: also load a model whose description names pretrained weights, a hub or a checkpoint file, which are then
+    loaded first.
+    Raises: DataError for the folder of a run; StoreError if `save` did not write the folder, it is incomplete or
+    damaged, or its description names other weights without `download`.
     """
-    target = Path(folder)
+    target = user_path(folder, StoreError)
+    if (target / "run.json").exists() and not (target / "model.json").exists():
+        raise DataError(f"{target} is the folder of a run: regard.lab.load_run reads it")
     about = read_description(target)
     if not download:
         check_local(target / "model.json", about)

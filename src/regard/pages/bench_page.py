@@ -1,17 +1,13 @@
 """The page of `regard bench`: tables of time and memory by grid, curves over the number of tokens, and all numbers."""
 
-import platform
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
-from regard import __version__
 from regard.files.atomic import write_atomically
-from regard.lab.engine.analysis import Cell, Chart, Sheet
-from regard.lab.report.analysis_page import render_analysis
 from regard.measure.bench import Timing
 from regard.mixers.table import FAMILIES
+from regard.pages.analysis_page import render_sheets
+from regard.pages.sheets import Cell, Chart, Sheet
 
 MOST_CURVES = 8
 """In one chart; more mechanisms are drawn by family."""
@@ -30,20 +26,13 @@ def render_bench(timings: Sequence[Timing], model: str, notes: Sequence[str]) ->
     """The page as HTML; training is a forward and a backward pass."""
     first = _label(timings[0])
     sheets = [sheet for kind in PASSES for sheet in _pass(kind, [t for t in timings if t.backward == kind], model)]
-    return render_analysis({
-        "analysis": "regard bench",
-        "title": f"{model}: its own attention and others" if model else "Attention mechanisms: time and memory",
-        "source": "",
-        "question": f"What does each cost on this machine, beside {first}?",
-        "of": "",
-        "scale": "",
-        "notes": [*notes, *_not_run(timings)],
-        "sheets": [asdict(sheet) for sheet in (*sheets, _numbers(timings))],
-        "pictures": [],
-        "environment": {"machine": f"{platform.system()} {platform.machine()}", "python": platform.python_version()},
-        "code": __version__,
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-    })  # fmt: skip
+    return render_sheets(
+        "regard bench",
+        f"{model}: its own attention and others" if model else "Attention mechanisms: time and memory",
+        f"What does each cost on this machine, beside {first}?",
+        [*sheets, _numbers(timings)],
+        [*notes, *_not_run(timings)],
+    )
 
 
 def _label(timing: Timing) -> str:

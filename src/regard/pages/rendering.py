@@ -15,7 +15,7 @@ def render_template(
     name: str, scripts: Sequence[str], view: Mapping[str, Any], filters: Mapping[str, Callable[..., str]]
 ) -> str:
     """The page of a template; `view` has its variables. Text is escaped unless it is `Markup`."""
-    folder = jinja2.PackageLoader("regard.lab.report", "templates")
+    folder = jinja2.PackageLoader("regard.pages", "templates")
     engine = jinja2.Environment(loader=folder, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     engine.filters.update(filters)
     common = {

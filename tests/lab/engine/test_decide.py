@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard import SKA, Claim, Factors, Recipe, Row, Run, Softmax, Study
+from regard import SKA, Factors, Softmax
 from regard.core import ConfigError
+from regard.lab import Claim, Recipe, Row, Run, Study
 from regard.lab.engine.claims import claim_differences, differences, gate_differences
 from regard.lab.engine.decide import Decision, decide
 from regard.lab.engine.run_study import planned_jobs, run_study
@@ -19,6 +20,7 @@ from regard.lab.engine.table import Table, load_snapshot
 from regard.lab.results.results import Results
 from regard.lab.statistics.sequential import Looks
 from regard.lab.studies import load_study
+from regard.lab.train.execute import execute
 from tiny_task import Tiny
 
 MEANS = {"softmax": 80.0, "SKA": 88.0, "near": 80.4, "same": 80.0, "context": 70.0, "w/o": 60.0, "uniform": 65.0,
@@ -43,18 +45,20 @@ class Drawn(Run):
     def key(self) -> str:
         return f"{list(MEANS).index(self.row):06x}{self.seed:06x}"
 
-    def execute(self, store: Results, devices: int = 1, *_: Any, **__: Any) -> dict[str, Any]:
-        for needed in self.needs():
-            if store.outcome(needed.key) is None:
-                needed.execute(store)
-        noise = np.random.default_rng([self.seed, list(MEANS).index(self.row)]).normal()
-        failed = self.seed in self.fails
-        outcome = {"status": "failed" if failed else "done", "error": "nan" if failed else None, "seed": self.seed,
-                   "metrics": {} if failed else {"top1": self.mean + noise}, "seconds": self.seconds,
-                   "probes": {"maps": "none"}}  # fmt: skip
-        with store.lock(self.key):
-            store.finish(self.key, outcome)
-        return store.outcome(self.key) or {}
+
+@execute.register
+def draw(run: Drawn, store: Results, devices: int = 1, *_: Any, **__: Any) -> dict[str, Any]:
+    for needed in run.needs():
+        if store.outcome(needed.key) is None:
+            execute(needed, store)
+    noise = np.random.default_rng([run.seed, list(MEANS).index(run.row)]).normal()
+    failed = run.seed in run.fails
+    outcome = {"status": "failed" if failed else "done", "error": "nan" if failed else None, "seed": run.seed,
+               "metrics": {} if failed else {"top1": run.mean + noise}, "seconds": run.seconds,
+               "probes": {"maps": "none"}}  # fmt: skip
+    with store.lock(run.key):
+        store.finish(run.key, outcome)
+    return store.outcome(run.key) or {}
 
 
 @dataclass(frozen=True, kw_only=True)

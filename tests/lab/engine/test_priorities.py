@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from regard import Claim, Recipe, Row
 from regard.core import ConfigError
+from regard.lab import Claim, Recipe, Row
 from regard.lab.engine.decide import decide
 from regard.lab.engine.priorities import GUESS, TUNED, Priority, decide_all, priorities
 from regard.lab.engine.run_study import run_study

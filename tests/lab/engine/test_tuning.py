@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard import SKA, Factors, Recipe, Row, Softmax, Study
+from regard import SKA, Factors, Softmax
 from regard.core import ConfigError
 from regard.images.images import Images
+from regard.lab import Recipe, Row, Study
 from regard.lab.engine.decide import decide
 from regard.lab.engine.run_study import planned_jobs
 from regard.lab.engine.study import Setting
@@ -19,6 +20,7 @@ from regard.lab.engine.tuning import FACTORS, chosen, tuning_runs, with_rates
 from regard.lab.results.layout import TUNING_SEED
 from regard.lab.results.results import Results
 from regard.lab.studies import STUDIES, load_study
+from regard.lab.train.execute import execute
 from tiny_task import Tiny
 
 ROWS = (Row("softmax", Softmax()), Row("SKA", SKA()), Row("w/o", None, control=True, removed=True),
@@ -51,7 +53,7 @@ def scores(task: Tiny, root: Path) -> dict[str, dict[float, float | None]]:
     """The scores by which the rates of two rows are chosen."""
     runs = [(row, run) for row, run in tuning_runs(study(task), "desk") if row.label in ("softmax", "w/o")]
     for _, run in runs:
-        run.execute(Results(root), device="cpu")
+        execute(run, Results(root), device="cpu")
     return {label: dict(tuned.scores) for label, tuned in chosen(runs, Results(root), "top1").items()}
 
 

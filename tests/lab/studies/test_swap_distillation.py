@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.advice.user_model import load_user_model
 from regard.lab.engine.analysis import Source, trained_runs
 from regard.lab.engine.run_study import run_study
 from regard.lab.results.results import Results
 from regard.lab.studies import swap_distillation
 from regard.lab.studies.mita.table4 import STUDY
 from regard.lab.studies.swap_distillation import ANALYSIS, COLUMNS, _line, mechanisms, unlabelled
+from regard.lab.train.load import load_user_run
 from regard.mixers import Factors
 from regard.mixers.spelling import spell
 from regard.swapping.swap import swap
@@ -53,7 +53,7 @@ def test_each_step_is_measured_on_the_same_networks(source: Source, monkeypatch:
 
 def test_without_a_step_the_model_is_the_swapped_one(source: Source) -> None:
     _, _, key = trained_runs(source, STUDY.name, "linear")[0]
-    run, user = source.run(key), load_user_model(key, results=source.store.root)
+    run, user = source.run(key), load_user_run(source.store.folder(key))
     images = unlabelled(run)
     assert images.pixels.shape == (16, 84, 84, 1)
     assert not images.labels.any()

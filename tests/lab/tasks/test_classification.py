@@ -40,6 +40,7 @@ from regard.lab.tasks import Classification
 from regard.lab.tasks.check_data import check_data
 from regard.lab.tasks.classification.task import _mixed_loss
 from regard.lab.tasks.weights import outputs
+from regard.lab.train.execute import execute
 from regard.lab.train.load import trained
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
@@ -582,7 +583,7 @@ def test_jobs_decode_with_all_cores_and_the_same_result(
     monkeypatch.setattr(own, "IN_MEMORY", 0)
     recipe = Recipe(batch=6, epochs=2, augment="shift")
     run = Run(task=canvas(init="host").on(str(folder(tmp_path / "data"))), recipe=recipe)
-    run.execute(Results(tmp_path / "alone"), device="cpu", watch=Watch(workers=0))
+    execute(run, Results(tmp_path / "alone"), device="cpu", watch=Watch(workers=0))
     used: list[int] = []
     between = feed.Batches.between
 

@@ -14,7 +14,7 @@ from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
 from regard.lab.train import checkpoint
 from regard.lab.train.distributed import _received, check_devices
-from regard.lab.train.execute import NeededRunFailed
+from regard.lab.train.execute import NeededRunFailed, execute
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.lab.train.watch import Interrupted, Watch
@@ -52,7 +52,7 @@ def test_devices_that_cannot_share_a_batch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least one device, not 0"):
         check_devices(0, 32, "cpu")
     with pytest.raises(ConfigError, match="32 cannot be divided into 5 equal parts; use 4 devices"):
-        Run(task=Tiny(), recipe=RECIPE).execute(Results(tmp_path), 5, device="cpu")
+        execute(Run(task=Tiny(), recipe=RECIPE), Results(tmp_path), 5, device="cpu")
     assert not list(tmp_path.glob("*/run.json"))
 
 
@@ -83,8 +83,8 @@ def test_workers_get_gpus_of_their_own() -> None:
 def test_two_devices_learn_what_one_does(tmp_path: Path) -> None:
     run = Run(task=Tiny(dropout=0.0), recipe=RECIPE)
     one, two = (Results(tmp_path / name) for name in ("one", "two"))
-    run.execute(one, device="cpu")
-    outcome = run.execute(two, 2, device="cpu")
+    execute(run, one, device="cpu")
+    outcome = execute(run, two, 2, device="cpu")
     assert outcome["status"] == "done"
     assert outcome["environment"]["devices"] == 2
     assert losses(two, run) == pytest.approx(losses(one, run), rel=1e-5)
@@ -96,16 +96,16 @@ def test_two_devices_learn_what_one_does(tmp_path: Path) -> None:
 def test_a_stopped_run_of_two_devices_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     run = Run(task=Tiny(dropout=0.0), recipe=RECIPE)
     two, cut = (Results(tmp_path / name) for name in ("two", "cut"))
-    run.execute(two, 2, device="cpu")
+    execute(run, two, 2, device="cpu")
 
     def stop(progress) -> None:
         if progress.epoch == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        run.execute(cut, 2, device="cpu", watch=Watch(report=stop))
+        execute(run, cut, 2, device="cpu", watch=Watch(report=stop))
     assert cut.status(run.key) == "begun"
-    run.execute(cut, 2, device="cpu")
+    execute(run, cut, 2, device="cpu")
     assert all(torch.equal(value, weights(cut, run)[name]) for name, value in weights(two, run).items())
     assert losses(cut, run) == losses(two, run)
 
@@ -115,12 +115,12 @@ def test_an_error_of_a_device_reaches_the_caller(tmp_path: Path) -> None:
     store, run = Results(tmp_path), Run(task=Tiny(), recipe=RECIPE)
     checkpoint.save(store.folder(run.key), {"step": 1, "seconds": 0.0, "losses": [], "model": {"other": torch.ones(1)}})
     with pytest.raises(StoreError, match="does not fit this run"):
-        run.execute(store, 2, device="cpu")
+        execute(run, store, 2, device="cpu")
 
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_an_outcome_of_all_devices(tmp_path: Path) -> None:
     run = Run(task=Tiny(), recipe=Recipe(epochs=3, batch=32, lr=1e18, clip=0.0, warmup=0.0))
-    outcome = run.execute(Results(tmp_path), 2, device="cpu")
+    outcome = execute(run, Results(tmp_path), 2, device="cpu")
     assert outcome["status"] == "failed"
     assert "the loss is nan" in outcome["error"] or "the loss is inf" in outcome["error"]

@@ -21,6 +21,7 @@ from regard.lab.engine.jobs import Job, execute_job
 from regard.lab.results import results
 from regard.lab.results.results import Busy, Results
 from regard.lab.train import checkpoint
+from regard.lab.train.execute import execute
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.lab.train.watch import Interrupted, Watch
@@ -56,7 +57,7 @@ def half_done(store: Results, run: Run) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        run.execute(store, device="cpu", watch=Watch(report=report))
+        execute(run, store, device="cpu", watch=Watch(report=report))
 
 
 # the disk
@@ -71,7 +72,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_from_its_checkpoint(tmp_path: P
 
     def work() -> str:
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, len(before) // 2))
-        return str(run.execute(store, device="cpu", watch=Watch(save_steps=1)))
+        return str(execute(run, store, device="cpu", watch=Watch(save_steps=1)))
 
     said = in_child(work)
     assert said.startswith("StoreError: cannot write")
@@ -79,7 +80,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_from_its_checkpoint(tmp_path: P
     assert (folder / checkpoint.LAST).read_bytes() == before
     assert not [path.name for path in folder.iterdir() if path.name.endswith(".part")]
     assert store.status(run.key) == "begun"
-    assert run.execute(store, device="cpu")["bits"] == run.execute(whole, device="cpu")["bits"]
+    assert execute(run, store, device="cpu")["bits"] == execute(run, whole, device="cpu")["bits"]
 
 
 FULL = """
@@ -99,11 +100,11 @@ try:
 except OSError:
     pass
 try:
-    run.execute(store, device="cpu", watch=Watch(save_steps=1))
+    execute(run, store, device="cpu", watch=Watch(save_steps=1))
 except Exception as error:
     print(type(error).__name__, error)
 filler.unlink()
-print(run.execute(store, device="cpu")["status"])
+print(execute(run, store, device="cpu")["status"])
 """
 
 
@@ -131,7 +132,7 @@ def test_a_folder_without_permission_is_said(tmp_path: Path) -> None:
     run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path / "kept")
     half_done(store, run)
     other = dataclasses.replace(run, seed=1)
-    other.execute(Results(tmp_path / "elsewhere"), device="cpu")  # all modules are loaded before rights are given up
+    execute(other, Results(tmp_path / "elsewhere"), device="cpu")  # all modules are loaded before rights are given up
     before = {path.name: path.read_bytes() for path in store.folder(run.key).iterdir()}
     for path in (tmp_path, store.root, store.folder(run.key)):
         path.chmod(0o555)
@@ -146,7 +147,7 @@ def test_a_folder_without_permission_is_said(tmp_path: Path) -> None:
         said = []
         for one in (run, other):
             try:
-                said.append(str(one.execute(store, device="cpu")["status"]))
+                said.append(str(execute(one, store, device="cpu")["status"]))
             except Exception as error:
                 said.append(f"{type(error).__name__}: {error}")
         return "\n".join(said)
@@ -160,7 +161,7 @@ def test_a_folder_without_permission_is_said(tmp_path: Path) -> None:
         assert said.startswith("StoreError: cannot write")
         assert "Permission denied; choose a folder that you may write to with --results" in said
     assert {path.name: path.read_bytes() for path in store.folder(run.key).iterdir()} == before
-    assert run.execute(store, device="cpu")["status"] == "done"
+    assert execute(run, store, device="cpu")["status"] == "done"
 
 
 # workers
@@ -242,7 +243,7 @@ def test_a_checkpoint_of_another_network_stops_the_run_and_stays(tmp_path: Path)
     checkpoint.save(last.parent, {**state, "model": {"head.weight": torch.zeros(3, 4)}})
     before = last.read_bytes()
     with pytest.raises(StoreError, match=r"does not fit this run .*delete the folder to start again"):
-        run.execute(store, device="cpu")
+        execute(run, store, device="cpu")
     assert last.read_bytes() == before
 
 
@@ -320,7 +321,7 @@ def test_a_run_that_was_taken_over_is_not_written_any_more(tmp_path: Path) -> No
             (folder / "lock").write_text('{"host": "another", "pid": 1, "token": "x"}')
 
     with pytest.raises(StoreError, match=r"process 1 on another has taken it over; repeat the command"):
-        run.execute(store, device="cpu", watch=Watch(report=report, save_steps=1))
+        execute(run, store, device="cpu", watch=Watch(report=report, save_steps=1))
     assert (folder / checkpoint.LAST).read_bytes() == seen[0]
     assert store.outcome(run.key) is None
 

@@ -13,6 +13,7 @@ import torch
 from regard.lab.results.metrics import Metrics
 from regard.lab.results.results import Results
 from regard.lab.train import checkpoint
+from regard.lab.train.execute import execute
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.lab.train.watch import Watch
@@ -24,7 +25,7 @@ RECIPE = Recipe(epochs=16, batch=32, augment="shift", mixup=0.4, cutmix=0.5, ema
 
 def work(root: str, run: Run, workers: int) -> None:
     torch.set_num_threads(1)
-    run.execute(Results(root), device="cpu", watch=Watch(workers=workers, save_steps=1))
+    execute(run, Results(root), device="cpu", watch=Watch(workers=workers, save_steps=1))
 
 
 def start(root: Path, run: Run, workers: int) -> multiprocessing.Process:

@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-import regard
 from regard.core import StoreError
 from regard.files.records import read_record, write_record
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
 from regard.lab.train import checkpoint
-from regard.lab.train.load import load, trained
+from regard.lab.train.execute import execute
+from regard.lab.train.load import load_run, trained
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
-from regard.models.saving import save
+from regard.models.saving import load, save
 from regard.projections.sne import FSNE
 
 TASK = Classification(
@@ -32,14 +32,14 @@ SHORT = Recipe(epochs=3, batch=16, augment="none")
 @pytest.mark.parametrize("ema", [0.0, 0.9], ids=["last", "average"])
 def test_a_run_loads_without_its_data(mixer, ema: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     run, store = Run(task=TASK, mixer=mixer, recipe=dataclasses.replace(SHORT, ema=ema)), Results(tmp_path)
-    run.execute(store, device="cpu")
+    execute(run, store, device="cpu")
     expected = trained(run, store)
 
     def no_data(self: Classification) -> None:
         raise AssertionError("load read the data")
 
     monkeypatch.setattr(Classification, "images_of", no_data)
-    model = regard.load(tmp_path / run.key)
+    model = load_run(tmp_path / run.key)
     x = torch.randn(2, 1, 12, 12)
     assert not model.training
     assert torch.equal(model(x), expected(x))
@@ -48,25 +48,25 @@ def test_a_run_loads_without_its_data(mixer, ema: float, tmp_path: Path, monkeyp
 def test_a_removed_attention_and_the_best_weights_come_back(tmp_path: Path) -> None:
     task = dataclasses.replace(TASK, val=0.5)
     run, store = Run(task=task, removed=True, recipe=SHORT), Results(tmp_path)
-    run.execute(store, device="cpu")
+    execute(run, store, device="cpu")
     folder = store.folder(run.key)
     x = torch.randn(2, 1, 12, 12)
-    assert torch.equal(load(folder)(x), trained(run, store)(x))
-    weights = {name: torch.zeros_like(value) for name, value in load(folder).state_dict().items()}
+    assert torch.equal(load_run(folder)(x), trained(run, store)(x))
+    weights = {name: torch.zeros_like(value) for name, value in load_run(folder).state_dict().items()}
     checkpoint.save_best(folder, weights, 1, 99.0)
-    assert not load(folder, best=True)(x).any()
+    assert not load_run(folder, best=True)(x).any()
     (folder / checkpoint.BEST).unlink()
     with pytest.raises(StoreError, match=r"has no best weights"):
-        load(folder, best=True)
+        load_run(folder, best=True)
 
 
 def test_an_outcome_from_before_hosts_were_kept_loads_with_the_data(tmp_path: Path) -> None:
     run, store = Run(task=TASK, mixer=SKA(), recipe=SHORT), Results(tmp_path)
-    run.execute(store, device="cpu")
+    execute(run, store, device="cpu")
     path = store.folder(run.key) / "outcome.json"
     write_record(path, {name: value for name, value in read_record(path).items() if name != "model"})
     x = torch.randn(2, 1, 12, 12)
-    assert torch.equal(load(store.folder(run.key))(x), trained(run, store)(x))
+    assert torch.equal(load_run(store.folder(run.key))(x), trained(run, store)(x))
 
 
 def test_saved_folders_load_as_before(tmp_path: Path) -> None:
@@ -74,17 +74,17 @@ def test_saved_folders_load_as_before(tmp_path: Path) -> None:
     save(model, tmp_path / "model")
     x = torch.randn(1, 3, 12, 12)
     assert torch.equal(load(tmp_path / "model")(x), model(x))
-    with pytest.raises(StoreError, match="only a run has best weights"):
-        load(tmp_path / "model", best=True)
+    with pytest.raises(StoreError, match="is not the folder of a run"):
+        load_run(tmp_path / "model", best=True)
 
 
 def test_what_is_not_finished_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"has no model\.json"):
-        load(tmp_path)
+    with pytest.raises(StoreError, match="is not the folder of a run"):
+        load_run(tmp_path)
     run, store = Run(task=TASK, recipe=SHORT), Results(tmp_path)
     write_record(store.folder(run.key) / "run.json", {})
     with pytest.raises(StoreError, match="is not finished"):
-        load(store.folder(run.key))
+        load_run(store.folder(run.key))
     store.finish(run.key, {"status": "failed", "error": "the loss is nan"})
     with pytest.raises(StoreError, match="failed: the loss is nan"):
-        load(store.folder(run.key))
+        load_run(store.folder(run.key))

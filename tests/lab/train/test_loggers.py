@@ -13,6 +13,7 @@ import pytest
 from regard.core import ConfigError
 from regard.core.errors import MissingExtra
 from regard.lab.results.results import Results
+from regard.lab.train.execute import execute
 from regard.lab.train.loggers import loggers
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
@@ -38,7 +39,7 @@ def logged(name: str, store: Results) -> Path:
     """The folder of a run that was logged to a tool."""
     run = Run(task=Tiny(), recipe=RECIPE)
     folder = store.folder(run.key)
-    outcome = run.execute(store, device="cpu", watch=Watch(loggers=loggers(name, folder, run.label)))
+    outcome = execute(run, store, device="cpu", watch=Watch(loggers=loggers(name, folder, run.label)))
     assert outcome["status"] == "done"
     return folder
 
@@ -152,7 +153,7 @@ def test_a_stopped_run_goes_on_in_the_same_log_of_mlflow(tmp_path: Path) -> None
 def test_several_devices_log_once(tmp_path: Path) -> None:
     run, store = Run(task=Tiny(), recipe=RECIPE), Results(tmp_path)
     watch = Watch(loggers=loggers("csv", store.folder(run.key), run.label))
-    run.execute(store, 2, device="cpu", watch=watch)
+    execute(run, store, 2, device="cpu", watch=watch)
     (file,) = store.folder(run.key).glob("log/*/metrics.csv")
     assert len(file.read_text().splitlines()) == 1 + len(STEPS) + 3
 
@@ -160,7 +161,7 @@ def test_several_devices_log_once(tmp_path: Path) -> None:
 def test_loggers_change_neither_key_nor_bits(tmp_path: Path) -> None:
     plain, csv = Results(tmp_path / "plain"), Results(tmp_path / "csv")
     run = Run(task=Tiny(), recipe=RECIPE)
-    outcome = run.execute(plain, device="cpu")
+    outcome = execute(run, plain, device="cpu")
     assert logged("csv", csv).name == run.key
     assert (csv.outcome(run.key) or {})["bits"] == outcome["bits"]
 
@@ -179,7 +180,7 @@ def test_a_stopped_run_closes_its_log(tmp_path: Path) -> None:
     run, store = Run(task=Tiny(), recipe=RECIPE), Results(tmp_path)
     folder = store.folder(run.key)
     with pytest.raises(Interrupted):
-        run.execute(store, device="cpu", watch=Watch(report=stop, loggers=loggers("csv", folder, run.label)))
+        execute(run, store, device="cpu", watch=Watch(report=stop, loggers=loggers("csv", folder, run.label)))
     (file,) = folder.glob("log/*/metrics.csv")
     assert len(file.read_text().splitlines()) >= 2
 

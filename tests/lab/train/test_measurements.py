@@ -15,6 +15,7 @@ from regard.files.atomic import read_json, write_json
 from regard.lab.report.page_data import read_maps, read_study
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
+from regard.lab.train.execute import execute
 from regard.lab.train.load import trained
 from regard.lab.train.measurements import probe_maps
 from regard.lab.train.recipe import Recipe
@@ -53,7 +54,7 @@ def test_colour_models_look_at_the_photograph_and_say_whose_it_is(colours: Path,
     store, found = Results(tmp_path), []
     for mixer in (Softmax(), SKA()):
         run = run_of(str(colours), mixer)
-        run.execute(store, device="cpu")
+        execute(run, store, device="cpu")
         assert probe_maps(run, store) == "done"
         found.append(read_json(store.folder(run.key) / "probes" / "maps.json"))
     assert found[0]["image"] == found[1]["image"]
@@ -63,7 +64,7 @@ def test_colour_models_look_at_the_photograph_and_say_whose_it_is(colours: Path,
 
 def test_the_photograph_is_normalised_as_the_task_does(colours: Path, tmp_path: Path) -> None:
     store, run = Results(tmp_path), run_of(str(colours), Softmax())
-    run.execute(store, device="cpu")
+    execute(run, store, device="cpu")
     probe_maps(run, store)
     found = read_json(store.folder(run.key) / "probes" / "maps.json")
     pixels = torch.from_numpy(sample_image((12, 16), name="flower").copy()).permute(2, 0, 1)[None]
@@ -76,7 +77,7 @@ def test_the_photograph_is_normalised_as_the_task_does(colours: Path, tmp_path: 
 
 def test_grey_models_look_at_a_digit(tmp_path: Path) -> None:
     store, run = Results(tmp_path), run_of("digits-canvas", Softmax(), (12, 12))
-    run.execute(store, device="cpu")
+    execute(run, store, device="cpu")
     assert probe_maps(run, store) == "done"
     found = read_json(store.folder(run.key) / "probes" / "maps.json")
     assert found["credit"] == CREDITS["digit"]

@@ -12,6 +12,7 @@ from regard import create_model, load, save
 from regard.core import StoreError
 from regard.files.records import read_record, write_record
 from regard.lab.results.results import Results
+from regard.lab.train.load import load_run
 from regard.mixers.static_keys.ska import SKA
 from regard.models.saving import check_local, local_host
 
@@ -64,7 +65,7 @@ def test_a_run_that_names_other_weights_is_refused(tmp_path: Path, host: str) ->
     write_record(store.folder(key) / "run.json", {"key": key, "spelling": "Run()"})
     checkpoint.save(store.folder(key), {"model": {}, "ema": None})
     with pytest.raises(StoreError, match=r"outcome.json names .*download=True"):
-        load(store.folder(key))
+        load_run(store.folder(key))
 
 
 def test_the_file_is_read_where_the_user_asks_for_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch.optim import swa_utils
 from regard.core import ConfigError
 from regard.lab.results.results import Results
 from regard.lab.train import checkpoint
+from regard.lab.train.execute import execute
 from regard.lab.train.loop import _mean_weights
 from regard.lab.train.recipe import SCHEDULES, Recipe
 from regard.lab.train.run import Run, canonical
@@ -91,7 +92,7 @@ def test_the_mean_of_the_last_epochs_is_evaluated_and_kept(tmp_path: Path) -> No
     )
     states = []
     for run in (one, two, RUN):
-        run.execute(Results(tmp_path), device="cpu")
+        execute(run, Results(tmp_path), device="cpu")
         states.append(checkpoint.trained_weights(tmp_path / run.key))
     third, fourth, mean = states
     for name, value in mean.items():
@@ -110,7 +111,7 @@ def test_integer_buffers_are_averaged_where_torch_has_foreach_kernels(monkeypatc
 
 
 def test_it_resumes_with_the_same_bits(tmp_path: Path) -> None:
-    RUN.execute(Results(tmp_path / "whole"), device="cpu")
+    execute(RUN, Results(tmp_path / "whole"), device="cpu")
 
     def stop(progress: object) -> None:
         raise KeyboardInterrupt
@@ -118,8 +119,8 @@ def test_it_resumes_with_the_same_bits(tmp_path: Path) -> None:
     store = Results(tmp_path / "parts")
     for save_steps in (14, 15):  # within the last epoch, after the first averaged one
         with pytest.raises((KeyboardInterrupt, Interrupted)):
-            RUN.execute(store, device="cpu", report=stop, watch=Watch(save_steps=save_steps, save_seconds=1e9))
-    RUN.execute(store, device="cpu")
+            execute(RUN, store, device="cpu", watch=Watch(report=stop, save_steps=save_steps, save_seconds=1e9))
+    execute(RUN, store, device="cpu")
     whole, parts = (checkpoint.trained_weights(tmp_path / part / RUN.key) for part in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 

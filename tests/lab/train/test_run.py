@@ -22,9 +22,9 @@ from regard.lab.results.results import Results
 from regard.lab.tasks import TASKS, Classification
 from regard.lab.train import checkpoint
 from regard.lab.train.environment import PeakMemory, resolved_device
-from regard.lab.train.execute import write_run_file
+from regard.lab.train.execute import execute, write_run_file
 from regard.lab.train.initial_weights import copy_weights
-from regard.lab.train.load import load, trained
+from regard.lab.train.load import load_run, trained
 from regard.lab.train.loop import Loop
 from regard.lab.train.optimizer import make_optimizer, param_groups
 from regard.lab.train.recipe import Recipe
@@ -58,7 +58,7 @@ def stop_at(step: int) -> Watch:
 
 def test_an_outcome_has_what_reports_need(tmp_path: Path) -> None:
     run = Run(task=Tiny(), recipe=SHORT)
-    outcome = run.execute(Results(tmp_path), device="cpu")
+    outcome = execute(run, Results(tmp_path), device="cpu")
     assert outcome["status"] == "done"
     bits = np.unpackbits(np.frombuffer(base64.b64decode(outcome["bits"]), np.uint8))[:128]
     assert 100 * bits.mean() == outcome["metrics"]["top1"]
@@ -71,15 +71,15 @@ def test_an_outcome_has_what_reports_need(tmp_path: Path) -> None:
 
 def test_a_finished_run_returns_at_once(tmp_path: Path) -> None:
     run = Run(task=Tiny(), recipe=SHORT)
-    first = run.execute(Results(tmp_path), device="cpu")
-    assert run.execute(Results(tmp_path), device="cpu") == first
+    first = execute(run, Results(tmp_path), device="cpu")
+    assert execute(run, Results(tmp_path), device="cpu") == first
 
 
 def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
     one, two, again = (Results(tmp_path / name) for name in ("one", "two", "again"))
     runs = [Run(task=Tiny(), recipe=SHORT, seed=seed) for seed in (0, 1, 0)]
     for store, run in zip((one, two, again), runs, strict=True):
-        run.execute(store, device="cpu")
+        execute(run, store, device="cpu")
     assert same(weights(one, runs[0]), weights(again, runs[2]))
     assert not same(weights(one, runs[0]), weights(two, runs[1]))
 
@@ -89,44 +89,44 @@ def test_ctrl_c_keeps_a_checkpoint_from_which_the_bits_are_equal(tmp_path: Path,
     recipe = dataclasses.replace(SHORT, batch=24, accumulate=accumulate)
     run = Run(task=Tiny(), recipe=recipe)
     whole, cut = Results(tmp_path / "whole"), Results(tmp_path / "cut")
-    run.execute(whole, device="cpu")
+    execute(run, whole, device="cpu")
     with pytest.raises(Interrupted):
-        run.execute(cut, device="cpu", watch=stop_at(5 // accumulate))
+        execute(run, cut, device="cpu", watch=stop_at(5 // accumulate))
     assert cut.status(run.key) == "begun"
-    run.execute(cut, device="cpu")
+    execute(run, cut, device="cpu")
     assert same(weights(whole, run), weights(cut, run))
 
 
 def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
     with pytest.raises(Interrupted):
-        run.execute(store, device="cpu", watch=stop_at(4))
+        execute(run, store, device="cpu", watch=stop_at(4))
     record = run.task.record()
     with monkeypatch.context() as context:
         context.setattr(Tiny, "record", lambda task: {**record, "checksum": "0" * 64})
         with pytest.raises(StoreError, match="5 steps on data with the checksum .*, but the checksum is now"):
-            run.execute(store, device="cpu")
-    assert run.execute(store, device="cpu")["status"] == "done"
+            execute(run, store, device="cpu")
+    assert execute(run, store, device="cpu")["status"] == "done"
 
 
 def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(task=Tiny(), recipe=SHORT)
     whole, cut = Results(tmp_path / "whole"), Results(tmp_path / "cut")
-    run.execute(whole, device="cpu")
+    execute(run, whole, device="cpu")
     watch = dataclasses.replace(stop_at(8), save_steps=3)
     with pytest.raises(Interrupted):
-        run.execute(cut, device="cpu", watch=watch)
+        execute(run, cut, device="cpu", watch=watch)
     assert (cut.folder(run.key) / checkpoint.PREVIOUS).exists()
     last = cut.folder(run.key) / checkpoint.LAST
     last.write_bytes(last.read_bytes()[:1000])
-    run.execute(cut, device="cpu")
+    execute(run, cut, device="cpu")
     assert "cannot be read" in caplog.text
     assert same(weights(whole, run), weights(cut, run))
 
 
 def test_a_nan_loss_is_a_failed_outcome_with_its_step(tmp_path: Path) -> None:
     run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, lr=1e18, clip=0.0, warmup=0.0))
-    outcome = run.execute(Results(tmp_path), device="cpu")
+    outcome = execute(run, Results(tmp_path), device="cpu")
     assert outcome["status"] == "failed"
     assert outcome["step"] >= 1
     assert outcome["diverged"] is True
@@ -136,14 +136,14 @@ def test_a_nan_loss_is_a_failed_outcome_with_its_step(tmp_path: Path) -> None:
 def test_a_test_loss_that_is_not_finite_is_a_failed_outcome(tmp_path: Path) -> None:
     """One step: its training loss is that of the first weights, and only the evaluation sees what became of them."""
     run = Run(task=Tiny(), recipe=Recipe(epochs=1, batch=128, augment="none", lr=1e18, warmup=0.0))
-    outcome = run.execute(Results(tmp_path), device="cpu")
+    outcome = execute(run, Results(tmp_path), device="cpu")
     assert (outcome["status"], outcome["diverged"], outcome["metrics"]) == ("failed", True, {})
     assert outcome["error"].startswith("the test loss is nan at step 0; try a smaller lr")
 
 
 def test_accuracy_at_chance_is_called_diverged(tmp_path: Path) -> None:
     run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, lr=1e-9))
-    outcome = run.execute(Results(tmp_path), device="cpu")
+    outcome = execute(run, Results(tmp_path), device="cpu")
     assert outcome["diverged"]
     assert "chance" in outcome["notes"][0]
 
@@ -174,9 +174,9 @@ def test_threads_of_the_first_start_are_used_again(tmp_path: Path, caplog: pytes
     try:
         torch.set_num_threads(2)
         with pytest.raises(Interrupted):
-            run.execute(store, device="cpu", watch=stop_at(4))
+            execute(run, store, device="cpu", watch=stop_at(4))
         torch.set_num_threads(1)
-        assert run.execute(store, device="cpu")["environment"]["threads"] == 2
+        assert execute(run, store, device="cpu")["environment"]["threads"] == 2
         assert torch.get_num_threads() == 1  # the next run of this process has its own
         assert "equal bit for bit" not in caplog.text
     finally:
@@ -190,9 +190,9 @@ def test_who_goes_on_in_another_way_is_told(
     run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
     monkeypatch.setenv("REGARD_NATIVE", "0")
     with pytest.raises(Interrupted):
-        run.execute(store, device="cpu", watch=stop_at(4))
+        execute(run, store, device="cpu", watch=stop_at(4))
     monkeypatch.setenv("REGARD_NATIVE", "1")
-    outcome = run.execute(store, device="cpu")
+    outcome = execute(run, store, device="cpu")
     assert "started with compiled kernels False and continues with True" in caplog.text
     assert outcome["environment"]["compiled kernels"] is True
 
@@ -200,12 +200,12 @@ def test_who_goes_on_in_another_way_is_told(
 def test_the_device_that_was_used_is_remembered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
     with pytest.raises(Interrupted):
-        run.execute(store, watch=stop_at(4))
+        execute(run, store, watch=stop_at(4))
     path = store.folder(run.key) / "run.json"
     begun = read_record(path)
     assert begun["device"] == resolved_device("auto") != "auto"
     with pytest.raises(Interrupted):
-        run.execute(store, device=begun["device"], watch=stop_at(8))
+        execute(run, store, device=begun["device"], watch=stop_at(8))
     assert "equal bit for bit" not in caplog.text
     write_record(path, {**begun, "device": "auto"})  # as it was written before
     write_run_file(run, path.parent, "cpu", 1)
@@ -239,7 +239,7 @@ def test_a_start_gives_its_weights(tmp_path: Path) -> None:
     store = Results(tmp_path)
     first = Run(task=Tiny(), recipe=SHORT)
     second = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, lr=1e-12, weight_decay=0.0), seed=1, start=first)
-    second.execute(store, device="cpu")
+    execute(second, store, device="cpu")
     assert store.status(first.key) == "done"
     before, after = trained(first, store).state_dict(), trained(second, store).state_dict()
     assert all(torch.allclose(value, after[name], atol=1e-6) for name, value in before.items())
@@ -250,17 +250,17 @@ def test_a_start_without_weights_is_trained_once_its_folder_is_gone(tmp_path: Pa
     first = Run(task=Tiny(), recipe=SHORT)
     second = Run(task=Tiny(), recipe=SHORT, seed=1, start=first)
     store, other = Results(tmp_path / "one"), Results(tmp_path / "other")
-    other.finish(first.key, first.execute(store, device="cpu"))
+    other.finish(first.key, execute(first, store, device="cpu"))
     with pytest.raises(StoreError, match=f"run {first.key} has no checkpoint.*without weights: delete the folder"):
-        second.execute(other, device="cpu")
+        execute(second, other, device="cpu")
     shutil.rmtree(other.folder(first.key))
-    assert second.execute(other, device="cpu")["status"] == "done"
+    assert execute(second, other, device="cpu")["status"] == "done"
 
 
 def test_the_best_evaluation_of_the_validation_part_is_kept_beside_the_last(tmp_path: Path) -> None:
     """The learning rate is absurd at the end of the rise, so that an early evaluation is the best."""
     run = Run(task=Tiny(val=0.5), recipe=dataclasses.replace(SHORT, epochs=8, lr=0.3, warmup=0.9, clip=0.0))
-    outcome = run.execute(Results(tmp_path), device="cpu")
+    outcome = execute(run, Results(tmp_path), device="cpu")
     lines = Metrics(tmp_path / run.key / "metrics.csv").read()
     scores = [(float(line["top1"]), int(line["step"])) for line in lines]
     top = max(score for score, _ in scores)
@@ -279,10 +279,10 @@ def test_the_best_evaluation_of_the_validation_part_is_kept_beside_the_last(tmp_
 def test_without_a_validation_part_there_are_no_best_weights(tmp_path: Path) -> None:
     """Test images choose nothing; best.ckpt of an older version, which they chose, is not used."""
     run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
-    assert run.execute(store, device="cpu")["best"] is None
+    assert execute(run, store, device="cpu")["best"] is None
     assert not (store.folder(run.key) / checkpoint.BEST).exists()
     checkpoint.save_best(store.folder(run.key), {}, 1, 99.0)
-    for call in (lambda: trained(run, store, best=True), lambda: load(store.folder(run.key), best=True)):
+    for call in (lambda: trained(run, store, best=True), lambda: load_run(store.folder(run.key), best=True)):
         with pytest.raises(StoreError, match=r"has no best weights.*--val 0\.1, or leave best out"):
             call()
 
@@ -291,14 +291,14 @@ def test_an_interrupted_run_keeps_the_same_best(tmp_path: Path) -> None:
     """Stopped after a better evaluation that no checkpoint covers: the same best is there in the end."""
     run = Run(task=Tiny(val=0.5, limit=256), recipe=dataclasses.replace(SHORT, epochs=8, lr=0.3, warmup=0.9, clip=0.0))
     whole, cut = Results(tmp_path / "whole"), Results(tmp_path / "cut")
-    expected = run.execute(whole, device="cpu")["best"]
+    expected = execute(run, whole, device="cpu")["best"]
     with pytest.raises(Interrupted):
-        run.execute(cut, device="cpu", watch=stop_at(expected["step"] + 4))  # the end of the next epoch
+        execute(run, cut, device="cpu", watch=stop_at(expected["step"] + 4))  # the end of the next epoch
     last = cut.folder(run.key) / checkpoint.LAST
     assert (cut.folder(run.key) / checkpoint.BEST).exists()
     last.unlink()  # as if it had been killed before any checkpoint
     (cut.folder(run.key) / checkpoint.PREVIOUS).unlink(missing_ok=True)
-    assert run.execute(cut, device="cpu")["best"] == expected
+    assert execute(run, cut, device="cpu")["best"] == expected
     first, second = (checkpoint.load_best(store.folder(run.key)) for store in (whole, cut))
     assert first is not None
     assert second is not None
@@ -363,8 +363,8 @@ def test_a_run_that_stops_early_is_the_beginning_of_the_whole_one(tmp_path: Path
     """The same rates, losses and accuracies to the last bit; cut off in the middle, it goes on to the same end."""
     whole, early = Run(task=Tiny(), recipe=SHORT), Run(task=Tiny(), recipe=dataclasses.replace(SHORT, stop_after=2))
     one, two, cut = (Results(tmp_path / name) for name in ("one", "two", "cut"))
-    whole.execute(one, device="cpu")
-    assert early.execute(two, device="cpu")["status"] == "done"
+    execute(whole, one, device="cpu")
+    assert execute(early, two, device="cpu")["status"] == "done"
     curves = []
     for store, run in ((one, whole), (two, early)):
         with (store.folder(run.key) / "metrics.csv").open() as file:
@@ -372,8 +372,8 @@ def test_a_run_that_stops_early_is_the_beginning_of_the_whole_one(tmp_path: Path
     assert [line["step"] for line in curves[1]] == ["4", "8"]
     assert curves[0][:2] == curves[1]
     with pytest.raises(Interrupted):
-        early.execute(cut, device="cpu", watch=stop_at(4))
-    early.execute(cut, device="cpu")
+        execute(early, cut, device="cpu", watch=stop_at(4))
+    execute(early, cut, device="cpu")
     assert same(weights(cut, early), weights(two, early))
     assert len({whole.key, early.key, Run(task=Tiny(), recipe=dataclasses.replace(SHORT, epochs=2)).key}) == 3
 
@@ -408,11 +408,11 @@ def test_impossible_recipes_are_refused(field: dict) -> None:
 def test_a_compiled_run_learns_the_same_and_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     run = Run(task=Tiny(), recipe=SHORT)
     stores = eager, whole, cut = [Results(tmp_path / name) for name in ("eager", "whole", "cut")]
-    known = run.execute(eager, device="cpu")
-    outcome = run.execute(whole, device="cpu", watch=Watch(compile=True))
+    known = execute(run, eager, device="cpu")
+    outcome = execute(run, whole, device="cpu", watch=Watch(compile=True))
     with pytest.raises(Interrupted):
-        run.execute(cut, device="cpu", watch=dataclasses.replace(stop_at(4), compile=True))
-    run.execute(cut, device="cpu", watch=Watch(compile=True))
+        execute(run, cut, device="cpu", watch=dataclasses.replace(stop_at(4), compile=True))
+    execute(run, cut, device="cpu", watch=Watch(compile=True))
     assert same(weights(whole, run), weights(cut, run))
     for name, value in weights(eager, run).items():
         torch.testing.assert_close(weights(whole, run)[name], value, rtol=1e-3, atol=1e-4)
@@ -428,7 +428,7 @@ def test_every_run_of_a_process_is_compiled(tmp_path: Path) -> None:
         for dropout in (0.1, 0.2, 0.3):
             before = frames["ok"]
             run = Run(task=Tiny(dropout=dropout), recipe=dataclasses.replace(SHORT, epochs=1))
-            run.execute(Results(tmp_path), device="cpu", watch=Watch(compile=True))
+            execute(run, Results(tmp_path), device="cpu", watch=Watch(compile=True))
             assert frames["ok"] > before
 
 
@@ -441,9 +441,9 @@ def test_a_compiler_that_fails_leaves_the_run_for_another_try(tmp_path: Path, mo
     monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
     with pytest.raises(ConfigError, match="without --compile the run is trained in eager mode"):
-        run.execute(store, device="cpu", watch=Watch(compile=True))
+        execute(run, store, device="cpu", watch=Watch(compile=True))
     assert store.outcome(run.key) is None
-    assert run.execute(store, device="cpu")["status"] == "done"
+    assert execute(run, store, device="cpu")["status"] == "done"
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
@@ -453,19 +453,19 @@ def test_networks_of_another_dtype_are_evaluated_and_counted(
 ) -> None:
     run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, precision=precision, ema=ema))
     alone, stopped = Results(tmp_path / "alone"), Results(tmp_path / "stopped")
-    outcome = run.execute(alone, device="cpu")
+    outcome = execute(run, alone, device="cpu")
     assert (outcome["status"], outcome["macs"] > 0) == ("done", True)
     assert {value.dtype for value in weights(alone, run).values()} == {kind}
     with pytest.raises(Interrupted):
-        run.execute(stopped, device="cpu", watch=stop_at(4))
-    assert run.execute(stopped, device="cpu")["bits"] == outcome["bits"]
+        execute(run, stopped, device="cpu", watch=stop_at(4))
+    assert execute(run, stopped, device="cpu")["bits"] == outcome["bits"]
     assert same(weights(alone, run), weights(stopped, run))
 
 
 def test_half_precision_with_a_scaled_loss_needs_a_gpu(tmp_path: Path) -> None:
     run, store = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, precision="16-mixed")), Results(tmp_path)
     with pytest.raises(ConfigError, match="16-mixed needs a GPU"):
-        run.execute(store, device="cpu")
+        execute(run, store, device="cpu")
     assert store.status(run.key) == "new"
 
 
@@ -504,7 +504,7 @@ def test_optimizers_keep_their_own_number_of_betas_or_are_refused() -> None:
 
 def test_speed_counts_the_images_that_there_are(tmp_path: Path) -> None:
     run = Run(task=Tiny(limit=16), recipe=dataclasses.replace(SHORT, batch=64))
-    outcome = run.execute(Results(tmp_path), device="cpu")
+    outcome = execute(run, Results(tmp_path), device="cpu")
     assert outcome["images_per_second"] == pytest.approx(3 * 16 / outcome["seconds"], rel=0.05)
 
 

@@ -48,7 +48,7 @@ def test_a_teacher_is_trained_first_and_changes_the_student(tmp_path: Path) -> N
     taught = dataclasses.replace(alone, teacher=teacher)
     assert taught.key != alone.key
     store = Results(tmp_path)
-    first, second = alone.execute(store, device="cpu"), taught.execute(store, device="cpu")
+    first, second = execute(alone, store, device="cpu"), execute(taught, store, device="cpu")
     assert store.status(teacher.key) == "done"
     assert first["metrics"] != second["metrics"]
     assert parse(spell(taught), extra=(Tiny, Recipe, Run)) == taught
@@ -57,8 +57,8 @@ def test_a_teacher_is_trained_first_and_changes_the_student(tmp_path: Path) -> N
 def test_a_student_trains_with_dropout_as_it_would_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modes = []
     monkeypatch.setattr(Tiny, "loss", lambda *given, plain=Tiny.loss: modes.append(_modes(given[1])) or plain(*given))
-    Run(task=Tiny(), recipe=SHORT, teacher=Run(task=Tiny(), recipe=SHORT, seed=5)).execute(
-        Results(tmp_path), device="cpu"
+    execute(
+        Run(task=Tiny(), recipe=SHORT, teacher=Run(task=Tiny(), recipe=SHORT, seed=5)), Results(tmp_path), device="cpu"
     )
     assert len(modes) == 16  # two runs of two epochs
     assert set.union(*modes) == {True}
@@ -72,7 +72,7 @@ def test_a_teacher_of_other_classes_is_refused(tmp_path: Path) -> None:
     host = "vit_tiny_patch16_224(img_size=8, patch_size=4, depth=1, in_chans=1, num_classes=7)"
     taught = Run(task=Tiny(), recipe=SHORT, teacher=host)
     with pytest.raises(ConfigError, match="7 classes, the task has 10"):
-        taught.execute(Results(tmp_path), device="cpu")
+        execute(taught, Results(tmp_path), device="cpu")
 
 
 def test_a_run_waits_for_what_another_process_is_carrying_out(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_run_waits_for_what_another_process_is_carrying_out(tmp_path: Path) ->
     thread.start()
     held.wait(30)
     threading.Timer(1.5, free.set).start()
-    outcome = taught.execute(store, device="cpu")
+    outcome = execute(taught, store, device="cpu")
     thread.join()
     assert outcome["status"] == "done"
 
@@ -99,7 +99,7 @@ def test_a_teacher_gets_images_with_its_own_statistics(tmp_path: Path, monkeypat
     """The teacher was trained on images that are normalised in another way than the student's."""
     teacher = Run(task=Tiny(), recipe=SHORT, seed=5)
     store = Results(tmp_path)
-    teacher.execute(store, device="cpu")
+    execute(teacher, store, device="cpu")
     own: Statistics = ([0.2], [0.5])
     run = Run(task=Tiny(), recipe=SHORT, teacher=teacher)
     monkeypatch.setattr(execute, "_statistics", lambda *given: own)

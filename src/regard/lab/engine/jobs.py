@@ -21,9 +21,8 @@ JobResult = tuple[str, dict[str, Any] | None, str]
 class Job:
     """A run and the row that it belongs to.
 
-    run: a `regard.lab.train.run.Run`, or an object with the same `key` and `execute`. scale: the setting's name.
-    epochs: of its recipe, for the display. probes: whether attention maps of the trained model are kept. compile: as
-    in `Watch`.
+    run: a `Run`, or what else has a `key` and a function of `execute.register`. scale: the setting's name. epochs: of
+    its recipe, for the display. probes: whether attention maps of the trained model are kept. compile: as in `Watch`.
     """
 
     run: Any
@@ -51,10 +50,12 @@ def execute_job(job: Job, root: str, devices: int = 1, patience: float = 0.0) ->
 
 
 def _execute(job: Job, store: Results, devices: int) -> JobResult:
+    from regard.lab.train.execute import execute  # loads torch
+
     first = launch().first
     try:
         try:
-            outcome = job.run.execute(store, devices, watch=Watch(compile=job.compile))
+            outcome = execute(job.run, store, devices, watch=Watch(compile=job.compile))
         except Exception as error:
             if is_environment_error(error) or not first:
                 raise

@@ -1,21 +1,16 @@
 """The page of `regard probe`: the profile of each mechanism, the table of all, and what is decided."""
 
-import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
-from regard import __version__
 from regard.files.atomic import write_atomically
 from regard.lab.data.boards import ABILITIES
-from regard.lab.engine.analysis import Cell, Chart, Sheet
 from regard.lab.engine.table import Table
 from regard.lab.studies.probes.profile import Cell as ProfileCell
 from regard.lab.studies.probes.study import CLAIMS, HYPOTHESES
+from regard.pages.analysis_page import render_sheets
 from regard.pages.phrasing import typeset
-
-from .analysis_page import render_analysis
+from regard.pages.sheets import Cell, Chart, Sheet
 
 LIMITS = (
     "A probe says what a mechanism can learn in a small network on generated boards. It never judges a paper's claim "
@@ -44,20 +39,13 @@ def write_probes(
 
 def render_probes(sheets: Sequence[Sheet], boards: str, notes: Sequence[str]) -> str:
     """The page as HTML."""
-    return render_analysis({
-        "analysis": "regard probe",
-        "title": "What a mechanism can do",
-        "source": "",
-        "question": "Which abilities does each mechanism learn, beside softmax attention and no attention?",
-        "of": "",
-        "scale": "",
-        "notes": [LIMITS, f"Boards: {boards}.", *notes],
-        "sheets": [asdict(sheet) for sheet in sheets],
-        "pictures": [],
-        "environment": {"machine": f"{platform.system()} {platform.machine()}", "python": platform.python_version()},
-        "code": __version__,
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-    })  # fmt: skip
+    return render_sheets(
+        "regard probe",
+        "What a mechanism can do",
+        "Which abilities does each mechanism learn, beside softmax attention and no attention?",
+        sheets,
+        [LIMITS, f"Boards: {boards}.", *notes],
+    )
 
 
 def sweep_sheet(rows: Sequence[tuple[str, int, int, float | None, int]]) -> Sheet:

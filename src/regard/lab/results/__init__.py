@@ -1,0 +1,1 @@
+"""The folder of runs: results, metrics, layout, housekeeping, checks of what is imported."""

@@ -1,0 +1,1 @@
+"""Interim analyses and verdicts."""

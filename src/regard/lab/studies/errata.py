@@ -4,7 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from regard.lab.engine.analysis import Analysis, Picture, Sheet, Source
+from regard.lab.engine.analysis import Analysis, Source
+from regard.pages.sheets import Picture, Sheet
 
 from .papers import ESA_PAPER, MITA_PAPER, SKA_PAPER, SNE_PAPER
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from regard.lab.engine.analysis import Analysis, Cell, Picture, Sheet, Source
+from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.engine.dry_run import compare
+from regard.pages.sheets import Cell, Picture, Sheet
 
 from .derived_sizes import UNBUILT, derived_counts
 from .papers import SKA_PAPER, SNE_PAPER

@@ -14,15 +14,17 @@ from torch import nn
 
 from regard.advice.distill import distill_model
 from regard.advice.learning import Distillation
-from regard.advice.user_model import UserModel, load_user_model
+from regard.advice.user_model import UserModel
 from regard.core import MixerConfig
 from regard.images.images import Images
-from regard.lab.engine.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
+from regard.lab.engine.analysis import Analysis, Source, trained_runs
 from regard.lab.tasks.segmentation import Segmentation
+from regard.lab.train.load import load_user_run
 from regard.lab.train.run import Run
 from regard.measure.intervals import interval
 from regard.mixers import SKA, Agent, Factors, Linear, MiTA
 from regard.mixers.spelling import spell
+from regard.pages.sheets import Cell, Chart, Picture, Sheet
 
 from .mita.table4 import STUDY
 
@@ -70,7 +72,7 @@ def _miou(model: nn.Module, run: Run) -> float:
 def figure(source: Source) -> Sequence[Sheet | Picture]:
     """Mean IoU after each step of each mechanism, paired with that of the same network before its swap."""
     originals = {seed: source.run(key) for _, seed, key in trained_runs(source, STUDY.name, ORIGINAL)}
-    users = {seed: load_user_model(run.key, results=source.store.root) for seed, run in originals.items()}
+    users = {seed: load_user_run(source.store.folder(run.key)) for seed, run in originals.items()}
     before = {seed: _miou(users[seed].network, run) for seed, run in originals.items()}
     own = _rounded(fmean(before.values()))
     lines: list[tuple[Cell, ...]] = [("softmax", "original", own, *(None,) * 4, len(before))]

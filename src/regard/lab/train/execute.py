@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from functools import partial
+from functools import partial, singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,21 @@ class NeededRunFailed(RegardError):
         super().__init__(f"run {key}, which this run needs, failed: {reason}")
 
 
-def execute(run: Run, store: Results, devices: int, device: str, watch: Watch) -> dict[str, Any]:
-    """See `Run.execute`."""
+@singledispatch
+def execute(
+    run: Run, store: Results, devices: int = 1, *, device: str = "auto", watch: Watch | None = None
+) -> dict[str, Any]:
+    """Train, evaluate and write the outcome, which is returned; a finished run returns its outcome at once.
+
+    Training continues from the last checkpoint, bit for bit on the same machine. device: "auto", "cpu", "cuda" or
+    "mps". devices: GPUs (or processes on the CPU) of this machine that divide each batch; they are not part of the key.
+    If the loss or a final score is not finite, the outcome has the status "failed". Other kinds of work than a `Run`
+    may register a function of their own.
+    Raises: Interrupted after Ctrl-C, with a checkpoint; Busy if another process executes the run; NeededRunFailed
+    if its start or teacher failed; StoreError; DataError; DeviceError if the machine has fewer devices or a batch
+    cannot be divided among them; ConfigError.
+    """
+    watch = watch or Watch()
     require("lightning_fabric")
     launched = launch()
     check_launch(launched, devices, 1)

@@ -1,4 +1,4 @@
-"""`load`: the trained model in a folder that `save` or a run wrote."""
+"""`load_run`: the trained model of a finished run."""
 
 import ast
 import dataclasses
@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from regard.advice.user_model import UserModel, as_user_model
 from regard.core import Extra, StoreError
 from regard.core.validation import checked
 from regard.files.atomic import store_errors
@@ -22,27 +23,21 @@ from .run import Run, read_run, run_file
 
 
 @checked
-def load(folder: str | os.PathLike[str], extra: Extra = (), *, best: bool = False, download: bool = False) -> nn.Module:
-    """The trained model in a folder that `save` wrote, or of a finished run, in evaluation mode, on the CPU.
+def load_run(
+    folder: str | os.PathLike[str], extra: Extra = (), *, best: bool = False, download: bool = False
+) -> nn.Module:
+    """The trained model in the folder of a finished run, in evaluation mode, on the CPU.
 
     Nothing is unpickled, and no network is asked. extra: the user's own mechanisms, models and ports that it needs.
-    best: for a run, the weights of its best evaluation instead of the last ones. download: also load a model whose
-    description names pretrained weights, a hub or a checkpoint file, which are then loaded first. The model of an old
-    run, whose outcome does not describe the host, is built by its task, which needs the data.
-    Raises: StoreError if neither `save` nor a run wrote the folder, it is incomplete or damaged, the run is not
-    finished, or its description names other weights without `download`; DataError.
+    best: the weights of its best evaluation instead of the last ones. download: also load a model whose
+    description names pretrained weights, a hub or a checkpoint file, which are then loaded first. The model of a run
+    whose outcome does not describe the host is built by its task, which needs the data.
+    Raises: StoreError if the folder has no run, it is damaged or not finished, or its description names other weights
+    without `download`; DataError.
     """
-    target = user_path(folder, StoreError)
-    with store_errors(target, "read"):
-        is_run = (target / "run.json").exists() and not (target / "model.json").exists()
-    if is_run:
-        return _of_run(target, tuple(extra), best, download)
-    if best:
-        raise StoreError(f"{target} is not the folder of a run; only a run has best weights")
-    return saving.load(target, extra, download=download)
-
-
-def _of_run(target: Path, extra: Extra, best: bool, download: bool) -> nn.Module:
+    extra, target = tuple(extra), user_path(folder, StoreError)
+    if not is_run(target):
+        raise StoreError(f"{target} is not the folder of a run; regard.load reads folders that regard.save wrote")
     target = target.resolve()
     store = Results(target.parent)
     outcome = store.outcome(target.name)
@@ -69,6 +64,28 @@ def _of_run(target: Path, extra: Extra, best: bool, download: bool) -> nn.Module
     with checkpoint.load_errors(target):
         model.load_state_dict(weights)
     return model.eval()
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run. Raises: StoreError if it cannot be read."""
+    with store_errors(folder, "read"):
+        return (folder / "run.json").exists() and not (folder / "model.json").exists()
+
+
+def load_any(folder: Path, extra: Extra = (), *, best: bool = False) -> nn.Module:
+    """The model of a run, or of a folder that `save` wrote. Raises: as `load_run` and `regard.load`."""
+    return load_run(folder, extra, best=best) if best or is_run(folder) else saving.load(folder, extra)
+
+
+def load_user_run(folder: Path, size: tuple[int, int] | None = None, extra: Extra = ()) -> UserModel:
+    """The model of a finished run, for advice: its images are prepared as in its training. Raises: as `load_run`."""
+    return as_user_model(load_run(folder, extra).float(), str(folder), size=size, data=run_data(folder), extra=extra)
+
+
+def run_data(folder: Path) -> dict[str, Any]:
+    """What the outcome of a run says of the data of its training; {} of an unfinished run. Raises: StoreError."""
+    folder = folder.resolve()
+    return (Results(folder.parent).outcome(folder.name) or {}).get("data") or {}
 
 
 def _check_validated(key: str, task: str) -> None:

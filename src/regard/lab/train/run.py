@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,6 @@ from regard.swapping.swap import swap
 
 from .initial_weights import Saved
 from .recipe import Recipe
-from .watch import Progress, Watch
 
 
 def canonical(value: Any) -> str:
@@ -141,31 +140,6 @@ class Run:
     def needs(self) -> "list[Run]":
         """The runs that are executed before this one: its start and its teacher."""
         return [run for run in (self.start, self.teacher) if isinstance(run, Run)]
-
-    def execute(
-        self,
-        store: Results,
-        devices: int = 1,
-        report: Callable[[Progress], None] | None = None,
-        *,
-        device: str = "auto",
-        watch: Watch | None = None,
-    ) -> dict[str, Any]:
-        """Train, evaluate and write the outcome, which is returned; a finished run returns its outcome at once.
-
-        Training continues from the last checkpoint, bit for bit on the same machine. report: called with `Progress`.
-        device: "auto", "cpu", "cuda" or "mps". devices: GPUs (or processes on the CPU) of this machine that divide each
-        batch; they are not part of the key. If the loss or a final score is not finite, the outcome has the status
-        "failed".
-        Raises: Interrupted after Ctrl-C, with a checkpoint; Busy if another process executes the run; NeededRunFailed
-        if its start or teacher failed; StoreError; DataError; DeviceError if the machine has fewer devices or a batch
-        cannot be divided among them; ConfigError.
-        """
-        from .execute import execute
-
-        watch = watch or Watch()
-        watch = dataclasses.replace(watch, report=report) if report is not None else watch
-        return execute(self, store, devices, device, watch)
 
 
 def _revisions(text: str) -> dict[str, int]:

@@ -12,6 +12,7 @@ from regard.lab.results.results import Results
 from regard.lab.studies import ANALYSES, STUDIES, load_analysis, load_study
 from regard.lab.studies.controls import DEIT_RECIPE
 from regard.lab.studies.esa.costs import DETECTION, SEGMENTATION, compute, other_work, overhead, total
+from regard.lab.train.execute import execute
 from regard.lab.train.initial_weights import copy_weights
 from regard.lab.train.load import trained
 from regard.mixers.convolutions.dynamic import DynamicConv
@@ -163,7 +164,7 @@ def test_a_run_trains_from_its_start(tmp_path: Path) -> None:
     small = replace(setting, task=replace(setting.task, limit=64), recipe=replace(setting.recipe, epochs=1))
     study = replace(study, settings={"smoke": small})
     run = study.run("smoke", study.rows("smoke", "0010 + deformable")[0], 0)
-    outcome = run.execute(store, device="cpu")
+    outcome = execute(run, store, device="cpu")
     assert outcome["status"] == "done"
     assert store.outcome(run.start.key)["status"] == "done"  # type: ignore[index, union-attr]
     model = trained(run, store)

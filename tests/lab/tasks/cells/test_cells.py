@@ -10,6 +10,7 @@ from regard.core import ConfigError, DataError
 from regard.lab.data.boards import NOTHING, boards
 from regard.lab.results.results import Results
 from regard.lab.tasks.cells import Cells
+from regard.lab.train.execute import execute
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 
@@ -89,7 +90,7 @@ def test_a_model_gives_scores_of_cells_in_their_places() -> None:
 
 def test_a_run_trains_and_is_kept(tmp_path) -> None:
     run = Run(task=small(), mixer=SKA(), recipe=RECIPE)
-    outcome = run.execute(Results(tmp_path), device="cpu")
+    outcome = execute(run, Results(tmp_path), device="cpu")
     assert outcome["status"] == "done"
     assert 0 <= outcome["metrics"]["cells"] <= 100
     assert Run(task=small(download=True), mixer=SKA(), recipe=RECIPE).key == run.key

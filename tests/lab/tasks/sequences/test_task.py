@@ -19,7 +19,8 @@ from regard.lab.tasks.sequences import Sequences, data
 from regard.lab.tasks.sequences.baseline import bag_of_symbols
 from regard.lab.tasks.sequences.tokens import Split, Tokens
 from regard.lab.train import checkpoint
-from regard.lab.train.load import load
+from regard.lab.train.execute import execute
+from regard.lab.train.load import load_run
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.lab.train.watch import Watch
@@ -104,7 +105,7 @@ def test_batches_are_a_function_of_seed_and_number(tmp_path):
 def test_attention_learns_an_order_that_counts_do_not_tell(tmp_path):
     task = Sequences(host=HOST, data=str(table(tmp_path, train=200)), length=8)
     recipe = Recipe(epochs=15, batch=40, augment="none", lr=2e-2, smoothing=0.0)
-    outcome = Run(task=task, mixer=Softmax(), recipe=recipe).execute(Results(tmp_path / "results"), device="cpu")
+    outcome = execute(Run(task=task, mixer=Softmax(), recipe=recipe), Results(tmp_path / "results"), device="cpu")
     assert outcome["metrics"]["top1"] >= 95
     assert outcome["details"]["bag_of_bytes"] < 75
     assert outcome["macs"] > 0
@@ -114,14 +115,14 @@ def test_a_run_is_loaded_without_its_data(tmp_path):
     (tmp_path / "data").mkdir()
     task = Sequences(host=HOST, data=str(table(tmp_path / "data")), length=8)
     run = Run(task=task, mixer=MiTA(m=2, k=2), recipe=dataclasses.replace(RECIPE, epochs=1))
-    outcome = run.execute(store := Results(tmp_path / "results"), device="cpu")
+    outcome = execute(run, (store := Results(tmp_path / "results")), device="cpu")
     record = outcome["data"]
     assert record["class_names"] == ["ab", "ba"]
     truncated = sum(len(line.split("\t")[0]) > 8 for line in (tmp_path / "data" / "train.tsv").read_text().split("\n"))
     assert record["truncated"]["train"] == truncated
     for file in (tmp_path / "data").iterdir():
         file.unlink()
-    model = load(store.folder(run.key))
+    model = load_run(store.folder(run.key))
     built = task.model(run.mixer, run.seed, record=record)
     assert built.state_dict().keys() == model.state_dict().keys()
     lines = tmp_path / "lines.txt"
@@ -265,7 +266,7 @@ def test_the_key_has_no_path(tmp_path):
 
 def work(root, run):
     torch.set_num_threads(1)
-    run.execute(Results(root), device="cpu", watch=Watch(save_steps=1))
+    execute(run, Results(root), device="cpu", watch=Watch(save_steps=1))
 
 
 def written(file: Path) -> int:

@@ -21,7 +21,7 @@ from regard.lab.tasks.translation.alignment import alignments
 from regard.lab.tasks.translation.networks.seq2seq import DecoderLayer, EncoderLayer
 from regard.lab.tasks.translation.texts import _load, load
 from regard.lab.train import checkpoint
-from regard.lab.train.load import load as load_run
+from regard.lab.train.load import load_run
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.lab.train.watch import Watch
@@ -60,7 +60,7 @@ def task(data: Path | str, **changes: Any) -> Translation:
 
 def execute(run: Run, root: Path) -> tuple[Results, dict[str, Any]]:
     store = Results(root)
-    return store, run.execute(store, device="cpu")
+    return store, execute(run, store, device="cpu")
 
 
 def test_a_run_translates_without_its_training_data(folder: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_average_of_the_last_epochs_is_evaluated(folder: Path, tmp_path: Pat
 
 def work(root: str, run: Run) -> None:
     torch.set_num_threads(1)
-    run.execute(Results(root), device="cpu", watch=Watch(save_steps=1))
+    execute(run, Results(root), device="cpu", watch=Watch(save_steps=1))
 
 
 @pytest.mark.slow

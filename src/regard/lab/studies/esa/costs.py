@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regard.core import Grid, MixerConfig, Site
-from regard.lab.engine.analysis import Analysis, Cell, Chart, Picture, Sheet, Source
+from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.studies.papers import ESA_PAPER
 from regard.mixers.convolutions.conv import Conv
 from regard.mixers.convolutions.deformable import DeformableConv
 from regard.mixers.convolutions.dynamic import DynamicConv
 from regard.mixers.factors.factors import Factors
+from regard.pages.sheets import Cell, Chart, Picture, Sheet
 
 _TERMS = tuple(f"{number:04b}" for number in range(15, -1, -1))
 _WINDOWS = (31, 25, 19, 13)

@@ -23,10 +23,11 @@ from regard.explain.layer_inputs import effective_cells, finest_grid
 from regard.explain.pictures import figure
 from regard.explain.sampling_points import SamplingPoints, dynamic_kernels, sampling_points
 from regard.explain.views import KERNELS_NOTE, POINTS_NOTE, Row, kernel_rows, point_rows
-from regard.lab.engine.analysis import Analysis, Cell, Chart, Picture, Sheet, Source
+from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.studies.overlays import SMOKE_NOTE, Photograph, cell_frame, first_runs, overlay, photograph
 from regard.lab.studies.papers import ESA_PAPER
 from regard.lab.train.load import trained
+from regard.pages.sheets import Cell, Chart, Picture, Sheet
 
 QUERIES = 3
 """Queries along each axis over which the numbers of terms and kernels are averaged."""

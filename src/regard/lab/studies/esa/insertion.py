@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from regard.lab.engine.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
+from regard.lab.engine.analysis import Analysis, Source, trained_runs
 from regard.lab.engine.run_study import run_study
 from regard.lab.engine.study import Claim, Row, Setting, Study
 from regard.lab.results.metrics import Metrics
@@ -21,6 +21,7 @@ from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.mixers.convolutions.deformable import DeformableConv
 from regard.mixers.factors.factors import Factors
+from regard.pages.sheets import Cell, Chart, Picture, Sheet
 
 from .attended_resnets import NOTES, SMOKE, controls, deformable, settings
 

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from regard.core import RegardError
-from regard.lab.engine.analysis import Analysis, Cell, Picture, Sheet, Source
+from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.studies.papers import MITA_SOURCE
 from regard.lab.studies.published_sizes import verdict
 from regard.mixers import MIXERS
 from regard.mixers.spelling import spell
+from regard.pages.sheets import Cell, Picture, Sheet
 
 from .printed import PUBLISHED, SMALL, TINY
 

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from regard.core import Grid
-from regard.lab.engine.analysis import Analysis, Cell, Chart, Picture, Sheet, Source
+from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.studies.papers import MITA_SOURCE
 from regard.measure.bench import bench, conditions
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
+from regard.pages.sheets import Cell, Chart, Picture, Sheet
 
 SIDES = (16, 24, 32, 48)
 """Sides of the maps, in tokens; 128 landmarks need 8 x 16 windows."""

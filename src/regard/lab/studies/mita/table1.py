@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.core import require
-from regard.lab.engine.analysis import Analysis, Picture, Sheet, Source
+from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.studies.papers import MITA_SOURCE
 from regard.measure.taxonomy import picture, taxonomy_rows
+from regard.pages.sheets import Picture, Sheet
 
 _COLUMNS = ("mechanism", "strategy", "experts", "number", "construction", "topology", "conditions", "cost")
 

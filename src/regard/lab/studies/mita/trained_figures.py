@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Grid, GridError, MixerConfig
-from regard.lab.engine.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
+from regard.lab.engine.analysis import Analysis, Source, trained_runs
 from regard.lab.studies.overlays import SMOKE_NOTE, first_inputs, overlay, photograph
 from regard.lab.studies.papers import MITA_SOURCE
 from regard.lab.tasks.classification import Classification
@@ -23,6 +23,7 @@ from regard.lab.train.run import Run
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.shared.landmarks import landmark_windows, pool_matrix
 from regard.mixers.spelling import spell
+from regard.pages.sheets import Cell, Chart, Picture, Sheet
 from regard.swapping.swap import retune, swap
 
 from .expert_choices import Choice, choices

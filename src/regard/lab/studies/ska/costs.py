@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from regard.core import Cost, Grid, Site
-from regard.lab.engine.analysis import Analysis, Chart, Picture, Sheet, Source
+from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.studies.papers import SKA_PAPER
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.cska import CSKA
 from regard.mixers.static_keys.ska import SKA
+from regard.pages.sheets import Chart, Picture, Sheet
 
 if TYPE_CHECKING:
     from regard.core import MixerConfig

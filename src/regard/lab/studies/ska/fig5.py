@@ -15,7 +15,7 @@ from regard.core import Grid, RegardError, StoreError, UnsupportedError
 from regard.core.eval_mode import eval_mode
 from regard.explain.layer_inputs import effective_cells
 from regard.explain.pictures import SAMPLES
-from regard.lab.engine.analysis import Analysis, Cell, Chart, Picture, Sheet, Source
+from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.studies.overlays import (
     SMOKE_NOTE,
     Photograph,
@@ -29,6 +29,7 @@ from regard.lab.studies.papers import SKA_PAPER
 from regard.lab.tasks.base import Task
 from regard.lab.train.load import trained
 from regard.lab.train.run import Run
+from regard.pages.sheets import Cell, Chart, Picture, Sheet
 from regard.swapping.capture import capture, with_regard_softmax
 from regard.swapping.inspect import attention_layers, layer_grids, matching_layers
 

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from regard.explain.codes import Book, code_books, compare, transfer
-from regard.lab.engine.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
+from regard.lab.engine.analysis import Analysis, Source, trained_runs
 from regard.lab.studies.controls import CONTROLS
 from regard.lab.studies.papers import SNE_PAPER
 from regard.lab.tasks.base import Task
 from regard.lab.train.run import Run
+from regard.pages.sheets import Cell, Chart, Picture, Sheet
 from regard.projections.sne import FSNE
 
 from .models import HOSTS

@@ -20,6 +20,7 @@ from regard.images.normalise import Statistics, digest
 from regard.images.order import check_parts
 from regard.lab.data import cued
 from regard.lab.data.generated import revised
+from regard.measure.mean_iou import margins, miou
 from regard.models.segmentation import Segmenter, make_segmenter
 from regard.swapping.inspect import input_channels
 
@@ -30,7 +31,7 @@ from ..weights import check_removed, host_seed
 from .data import CAMVID, NAMED, Files, MaskSet, Part, Split, load, own_digest, path_of
 from .feed import AUGMENTS, Batches, fitted, padded
 from .pictures import mask_of, runs, sheet
-from .score import confusion, margins, miou, score_of
+from .score import confusion, score_of
 from .windows import classes_of
 
 _CAMVID: dict[str, dict[str, Any]] = {

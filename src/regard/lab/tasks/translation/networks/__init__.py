@@ -1,0 +1,1 @@
+"""The translator: encoder, decoder, search."""
