@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from regard.core import ConfigError, DataError, DeviceError, StoreError
-from regard.lab.results.results import Results
+from regard.lab.results.results import Busy, Results
+from regard.lab.train.execute import execute
+from regard.lab.train.watch import Watch
 
 ENVIRONMENT_ERRORS = {
     "disk": StoreError("cannot write"), "memory": MemoryError("2 GiB"), "package": ImportError("no timm"),

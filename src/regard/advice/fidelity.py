@@ -179,7 +179,7 @@ def _agreement(before: Int64[Tensor, "B ..."], after: Int64[Tensor, "B ..."], cl
     if before.ndim == 1:
         return (before == after).float()
     maps = (scores.flatten(1).cpu().numpy() for scores in (before, after))
-    return torch.tensor([miou(margins(confusion(*pair, classes))) / 100 for pair in zip(*maps, strict=True)])
+    return torch.tensor([miou(margins(confusion(x, y, classes))) / 100 for x, y in zip(*maps, strict=True)])
 
 
 def _change(before: Tensor, after: Tensor, images: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.core import DataError, Extra
-from regard.lab.data.streamed.names import is_stream
 
 from .run_options import checked_text, optional_run
 from .sizes import read_size
@@ -53,6 +52,7 @@ def read_images(user: "UserModel", data: str, number: int) -> "Images":
     """
     from regard.advice.user_model import read_user_images, unlabelled
     from regard.lab.data import catalog
+    from regard.lab.data.streamed.names import is_stream
 
     if is_stream(data):
         raise DataError(f"{data} is a stream, which has no single images: give a folder of images")

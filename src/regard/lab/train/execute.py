@@ -25,7 +25,7 @@ from regard.lab.tasks.classification import Classification
 from regard.lab.tasks.image_task import ImageTask
 from regard.mixers.spelling import spell
 from regard.models.create import create_model
-from regard.models.saving import model_recipe, read_description
+from regard.models.saving import load, model_recipe, read_description
 from regard.swapping.count import count_macs
 
 from . import checkpoint
@@ -40,7 +40,7 @@ from .environment import (
     step_execution,
 )
 from .initial_weights import Saved, copy_weights
-from .load import load, trained
+from .load import trained
 from .loop import Diverged, Loop
 from .opening import opening
 from .run import Run, canonical, run_file

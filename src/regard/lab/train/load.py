@@ -72,11 +72,6 @@ def is_run(folder: Path) -> bool:
         return (folder / "run.json").exists() and not (folder / "model.json").exists()
 
 
-def load_any(folder: Path, extra: Extra = (), *, best: bool = False) -> nn.Module:
-    """The model of a run, or of a folder that `save` wrote. Raises: as `load_run` and `regard.load`."""
-    return load_run(folder, extra, best=best) if best or is_run(folder) else saving.load(folder, extra)
-
-
 def load_user_run(folder: Path, size: tuple[int, int] | None = None, extra: Extra = ()) -> UserModel:
     """The model of a finished run, for advice: its images are prepared as in its training. Raises: as `load_run`."""
     return as_user_model(load_run(folder, extra).float(), str(folder), size=size, data=run_data(folder), extra=extra)
