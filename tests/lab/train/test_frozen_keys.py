@@ -86,9 +86,6 @@ RUNS: dict[str, tuple[str, str]] = {
         "94b084581475",
         f"Run(task={CANVAS}, mixer=Softmax(gate=True), start=Saved('FOLDER/saved'), seed=1)",
     ),
-        "94b084581475",
-        f"Run(task={CANVAS}, mixer=Softmax(gate=True), start=Saved('FOLDER/saved'), seed=1)",
-    ),
     "pretrained teacher, all of a recipe": (
         "f2b001ad7692",
         "Run(task=Classification(host='deit_tiny_patch16_224(drop_path_rate=0.1, img_size=(192, 256))', "
