@@ -181,12 +181,11 @@ def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def write_page(path: Path, files: list[Path]) -> None:
-    """The page of results: correlations, accuracy and time of each plan beside what was predicted."""
+def render_page(files: list[Path]) -> str:
+    """The page of results as HTML: correlations, accuracy and time of each plan beside what was predicted."""
     from dataclasses import asdict
 
     from regard import __version__
-    from regard.files.atomic import write_atomically
     from regard.pages.analysis_page import render_analysis
     from regard.pages.sheets import Chart, Sheet
 
@@ -234,7 +233,7 @@ def write_page(path: Path, files: list[Path]) -> None:
         "environment": {},
         "code": __version__, "finished": "",
     }  # fmt: skip
-    write_atomically(path, render_analysis(value))
+    return render_analysis(value)
 
 
 def main() -> None:
@@ -249,7 +248,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=10_000)
     arguments = parser.parse_args()
     if arguments.page:
-        write_page(arguments.page, [Path(file) for file in arguments.run])
+        arguments.page.write_text(render_page([Path(file) for file in arguments.run]), encoding="utf-8")
         return
     if len(arguments.run) != 1 or not arguments.data:
         parser.error("give one run and --data")

@@ -107,7 +107,7 @@ def test_the_committed_figures_follow_from_the_outcomes(file: Path) -> None:
     assert not (passed and unknown) or table["headline"] == f"The {len(words)} claims are not judged yet."
     for name in set(words) if passed and not unknown else ():
         assert f"{words.count(name)} {'is' if words.count(name) == 1 else 'are'}" in table["headline"]
-    for page in (file.with_name("report.html"), file.with_name("table.md"), RESULTS / "README.md"):
+    for page in (file.with_name("table.md"), RESULTS / "README.md"):
         assert table["headline"] in page.read_text(), "run tools/redraw_results.py, and correct docs/results/README.md"
 
 

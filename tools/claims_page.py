@@ -110,8 +110,8 @@ def fate(entry: PaperClaim, evidence: Mapping[str, Sequence[Evidence]]) -> Fate:
     if entry.counts:
         _of_counts(found, entry)
     if entry.analysis in evidence:
-        report = evidence[entry.analysis][0].report.removeprefix("docs/")
-        found.add("computed", f"computed from trained networks: [page]({report})")
+        table = evidence[entry.analysis][0].written_table
+        found.add("computed", f"computed from trained networks: [table]({table})")
     elif entry.analysis and entry.analysis not in SLOW:
         _of_analysis(found, entry)
     if entry.reason:
@@ -138,7 +138,7 @@ def _of_table(found: Fate, evidence: Evidence, claims: Sequence[Claim]) -> None:
     verdicts = {line["text"].partition(" (direction")[0]: line["verdict"] for line in evidence.claims}
     missing = [claim for claim in claims if text_of(claim) not in verdicts]
     judged = [(text_of(claim), verdicts[text_of(claim)]) for claim in claims if claim not in missing]
-    name = f"[{evidence.folder.name}]({evidence.report.removeprefix('docs/')})"
+    name = f"[{evidence.folder.name}]({evidence.written_table})"
     found.states |= {_word(value) for _, value in judged}
     open_ = [value for _, value in judged if value["word"] == "not judged"]
     if len(open_) > FEW:

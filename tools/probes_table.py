@@ -1,6 +1,6 @@
 """All mechanisms on all abilities, from the committed evidence: `python -m tools.probes_table`.
 
-Writes the table of docs/probes.md and the page docs/results/probes.html.
+Writes the table of docs/probes.md; the site has a page of all cells.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ from tools.generate import between
 from tools.site.evidence import RESULTS, ROOT
 
 MARK = "<!-- generated: probes -->"
-TEXT, PAGE = ROOT / "docs" / "probes.md", RESULTS / "probes.html"
+TEXT = ROOT / "docs" / "probes.md"
 SEED_MARKS = {1: "¹", 2: "²", 3: "³"}
 """Of numbers with fewer seeds than the studies have."""
 Cells = Mapping[str, Mapping[str, Cell]]
@@ -57,15 +57,22 @@ def text(found: Cells) -> str:
     return between(TEXT.read_text(encoding="utf-8"), MARK, table(found))
 
 
+def page() -> str:
+    """The page of all cells."""
+    own = [row.label for row in (*ROWS, *FURTHER)]
+    with store() as results, tempfile.TemporaryDirectory() as folder:
+        sheets = [hypotheses_sheet(results.root)]
+        file = write_probes(f"{folder}/p.html", cells(results), own, (BASELINE, AVERAGE, NONE), NAMES[0], [], sheets)
+        return file.read_text(encoding="utf-8")
+
+
 def main() -> None:
-    """Write the table, and the page where the table differs or there is none."""
+    """Write the table where it differs."""
     with store() as results:
-        found = cells(results)
-        if (new := text(found)) != TEXT.read_text(encoding="utf-8") or not PAGE.exists():
-            TEXT.write_text(new, encoding="utf-8")
-            own = [row.label for row in (*ROWS, *FURTHER)]
-            write_probes(PAGE, found, own, (BASELINE, AVERAGE, NONE), NAMES[0], [], [hypotheses_sheet(results.root)])
-            print(f"wrote {TEXT.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}")
+        new = text(cells(results))
+    if new != TEXT.read_text(encoding="utf-8"):
+        TEXT.write_text(new, encoding="utf-8")
+        print(f"wrote {TEXT.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

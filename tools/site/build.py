@@ -11,16 +11,19 @@ from mkdocs.config import load_config
 from mkdocs.exceptions import Abort, MkDocsException
 
 from regard.pages.theme import palette
+from benchmarks.advice import render_page
+from tools import probes_table, redraw_results
 from tools.docs_pages import code, table
 
 from . import checks, mechanisms, papers, reference
-from .evidence import ROOT, Evidence, all_evidence
+from .evidence import RESULTS, ROOT, Evidence, all_evidence
 from .markdown import link
 from .navigation import navigation
 from .stage import adapted, repository_pages
 
 PAGES, SITE = ROOT / "build" / "site-pages", ROOT / "build" / "site"
 EXTERNAL = "external-links.txt"
+PROBES, ADVICE = "docs/results/probes.html", "docs/results/advice/report.html"
 SCRIPT = "assets/javascripts/iframe-worker.js"
 
 
@@ -36,8 +39,10 @@ def all_pages() -> dict[str, str | bytes]:
         pages[path] = adapted(content) if isinstance(content, str) else content
     pages.update(reference.pages())
     pages["results.md"] = result_pages(evidence)
-    for file in sorted((ROOT / "docs").rglob("*.html")):
-        pages[str(file.relative_to(ROOT))] = file.read_bytes()
+    pages |= {found.report: redraw_results.page(found.folder) for found in evidence}
+    pages[PROBES] = probes_table.page()
+    pages[ADVICE] = render_page(sorted((RESULTS / "advice").glob("*.json")))
+    pages["docs/bench.html"] = (ROOT / "docs" / "bench.html").read_bytes()
     return pages
 
 
@@ -54,9 +59,10 @@ def result_pages(evidence: list[Evidence]) -> str:
     ]
     others = {
         "Mechanisms over tokens: time and memory": "docs/bench.html",
-        "Is the advice right?": "docs/results/advice/report.html",
+        "What each mechanism can do: probes": PROBES,
+        "Is the advice right?": ADVICE,
     }
-    more = "\n".join(f"- {link(title, path, 'results.md')}" for title, path in others.items() if (ROOT / path).exists())
+    more = "\n".join(f"- {link(title, path, 'results.md')}" for title, path in others.items())
     about = link("Results", "docs/results/README.md", "results.md")
     return f"""# All result pages
 

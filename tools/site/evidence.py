@@ -34,8 +34,13 @@ class Evidence:
 
     @property
     def report(self) -> str:
-        """The path of its page, below the root of the repository."""
+        """The path of its page on the site."""
         return f"docs/results/{self.folder.name}/report.html"
+
+    @property
+    def written_table(self) -> str:
+        """The path of its table in Markdown, below docs."""
+        return f"results/{self.folder.name}/table.md"
 
     @property
     def setting(self) -> str:

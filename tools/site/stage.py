@@ -55,7 +55,7 @@ def page(root: Path, name: str) -> tuple[str, list[str]]:
 
     def replaced(match: re.Match[str]) -> str:
         target = os.path.normpath(os.path.join(os.path.dirname(name), match[2]))
-        goal = api_page(target)
+        goal = api_page(target) or result_page(target)
         if goal is None:
             target = existing(root, name, target)
             linked.append(target)
@@ -74,7 +74,7 @@ def with_links(name: str, text: str) -> str:
     The pages of mechanisms exist on the site only, so that the pages of the repository cannot have these links.
     """
     mechanisms = {mechanism: mechanism_page(mechanism) for mechanism in MECHANISMS}
-    results = {path.parent.name: str(path.relative_to(ROOT)) for path in RESULTS.glob("*/report.html")}
+    results = {path.parent.name: f"{path.parent.relative_to(ROOT)}/report.html" for path in RESULTS.glob("*/table.json")}
     if name != "CHANGELOG.md":
         text = re.sub(r"^\|.*$", lambda row: _linked(row[0], mechanisms, name), text, flags=re.MULTILINE)
     return _linked(text, results, name)
@@ -114,6 +114,12 @@ def api_page(target: str) -> str | None:
             return mechanism_page(mechanisms[module])
     fitting = [package for package in PACKAGES if match[1].startswith(f"{package}/")]
     return package_page(max(fitting, key=len)) if fitting else None
+
+
+def result_page(target: str) -> str | None:
+    """The page that the site has for a table of docs/results, None for other files."""
+    match = re.fullmatch(r"(docs/results/[^/]+)/table\.md", target)
+    return f"{match[1]}/report.html" if match else None
 
 
 def adapted(text: str) -> str:
