@@ -1,4 +1,4 @@
-"""README's first finding and its two pictures, from the committed evidence: `python -m tools.findings`.
+"""docs/findings.md and its two pictures, from the committed evidence: `python -m tools.findings`.
 
 Only what survives the correction over a study's claims is a sentence. tests/tools/test_findings.py fails when the text
 is stale.
@@ -26,6 +26,7 @@ from regard.pages.theme import SHADES, follow_scheme
 from tools.generate import between
 from tools.site.evidence import ROOT, WORDS, Evidence, all_evidence, judged
 
+PAGE = "docs/findings.md"
 MARK = "<!-- generated: findings -->"
 QUALITY = "docs/quality-and-cost.svg"
 SECOND = "docs/findings.svg"
@@ -64,7 +65,7 @@ class Profile(NamedTuple):
 
 
 def finding(evidence: Sequence[Evidence]) -> str:
-    """The text between README's marks."""
+    """The text between the marks of the page."""
     claims = [(study, claim) for study, claim in judged(evidence) if not study.is_probe]
     counts = Counter(claim["verdict"]["word"] for _, claim in claims)
     decided = [(study, claim) for study, claim in claims if claim["verdict"]["word"] in WORDS[:2]]
@@ -82,15 +83,15 @@ def finding(evidence: Sequence[Evidence]) -> str:
         "The four digits of `Factors` are the terms of the logits: query and key content, query content and relative "
         "position, key content alone, relative position alone. 1111 has all, 0000 is the average of all tokens. "
         f"{_controls(evidence)} At other sizes all of this may differ: [each study with its limits]"
-        "(docs/results/README.md), [which attention?](docs/choosing.md)",
-        f"![{_caption(QUALITY, evidence)}]({QUALITY})",
-        f"[Probes](docs/probes.md) ask what a mechanism can do at all: small networks on generated boards, one ability "
+        "(results/README.md), [which attention?](choosing.md)",
+        f"![{_caption(QUALITY, evidence)}]({Path(QUALITY).name})",
+        f"[Probes](probes.md) ask what a mechanism can do at all: small networks on generated boards, one ability "
         f"each. Of {abilities.total()} claims about them {abilities['supported']} are supported, "
         f"{abilities['contradicted']} contradicted, {abilities['suggested']} suggested and {abilities['undecided']} "
         "undecided."
         if abilities
         else "",
-        f"![{_caption(SECOND, evidence)}]({SECOND})" if abilities else "",
+        f"![{_caption(SECOND, evidence)}]({Path(SECOND).name})" if abilities else "",
     )
     return "\n\n".join(text if text[0] in "|!" else fill(text, 120) for text in paragraphs if text)
 
@@ -250,15 +251,15 @@ def profile_figure(scores: Profile) -> Figure:
         return figure
 
 
-def readme(evidence: Sequence[Evidence]) -> str:
-    """README.md with the finding between its marks."""
-    return between((ROOT / "README.md").read_text(encoding="utf-8"), MARK, finding(evidence))
+def page(evidence: Sequence[Evidence]) -> str:
+    """The page with the finding between its marks."""
+    return between((ROOT / PAGE).read_text(encoding="utf-8"), MARK, finding(evidence))
 
 
 def main() -> None:
-    """Write README and the pictures where they differ."""
+    """Write the page and the pictures where they differ."""
     evidence = all_evidence()
-    for name, text in {"README.md": readme(evidence), **pictures(evidence)}.items():
+    for name, text in {PAGE: page(evidence), **pictures(evidence)}.items():
         path: Path = ROOT / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""README's finding and its pictures follow from the committed evidence."""
+"""The findings and their pictures follow from the committed evidence."""
 
 import dataclasses
 import re
@@ -23,7 +23,7 @@ def probe(ability: str, scores: dict[str, float], seeds: int = 3) -> Evidence:
 
 
 def test_the_text_of_readme_is_not_stale() -> None:
-    assert (ROOT / "README.md").read_text() == findings.readme(EVIDENCE), "run `make generated`"
+    assert (ROOT / findings.PAGE).read_text() == findings.page(EVIDENCE), "run `make generated`"
 
 
 @pytest.mark.parametrize("name", findings.pictures(EVIDENCE))

@@ -17,6 +17,7 @@ GUIDES = {
     "Swap in five minutes": "docs/swap.md",
     "Would a cheaper attention do?": "docs/advice.md",
     "Your own model": "docs/your-own-model.md",
+    "The command line": "docs/commands.md",
     "Tasks and your own data": "docs/tasks.md",
     "Training": "docs/training.md",
     "Studies that decide": "docs/deciding.md",
@@ -24,6 +25,7 @@ GUIDES = {
     "On a cluster": "docs/cluster.md",
 }
 EVIDENCE = {
+    "Findings": "docs/findings.md",
     "Claims of the papers": "docs/claims.md",
     "Results": "docs/results/README.md",
     "All result pages": "results.md",
