@@ -9,17 +9,14 @@ HIDDEN = {
     "lightning",
     "lightning_fabric",
     "lightning_utilities",
-    "matplotlib",
     "pandas",
     "psutil",
     "pyarrow",
     "sacrebleu",
-    "scipy",
     "sklearn",
     "tokenizers",
     "transformers",
 }
-"""jinja2, markupsafe and pillow come with torch and torchvision."""
 
 
 class Hiding:

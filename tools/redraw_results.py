@@ -1,7 +1,7 @@
 """Draws the tables of docs/results anew from their evidence, and their pages for the site.
 
-`python tools/redraw_results.py [FOLDER ...]` writes the tables. Learning curves and attention maps, which need the runs'
-own folders, are on the pages that `regard report` writes.
+`python tools/redraw_results.py [FOLDER ...]` writes the tables. Learning curves and attention maps, which need the
+folders of the runs, are on the pages that `regard report` writes.
 """
 
 import json

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.advice import render_page
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort, MkDocsException
 
 from regard.pages.theme import palette
-from benchmarks.advice import render_page
 from tools import probes_table, redraw_results
 from tools.docs_pages import code, table
 

@@ -74,7 +74,9 @@ def with_links(name: str, text: str) -> str:
     The pages of mechanisms exist on the site only, so that the pages of the repository cannot have these links.
     """
     mechanisms = {mechanism: mechanism_page(mechanism) for mechanism in MECHANISMS}
-    results = {path.parent.name: f"{path.parent.relative_to(ROOT)}/report.html" for path in RESULTS.glob("*/table.json")}
+    results = {
+        path.parent.name: f"{path.parent.relative_to(ROOT)}/report.html" for path in RESULTS.glob("*/table.json")
+    }
     if name != "CHANGELOG.md":
         text = re.sub(r"^\|.*$", lambda row: _linked(row[0], mechanisms, name), text, flags=re.MULTILINE)
     return _linked(text, results, name)

@@ -64,7 +64,6 @@ def distill_model(
     Raises: as `recommend`; UnsupportedError for a model that cannot be saved, before anything is learned; ConfigError
     for a folder that has a model already; StoreError for a state that is damaged or of another distillation.
     """
-    require("scipy")
     if rank:
         require("peft", extra="lora")
     model.check()

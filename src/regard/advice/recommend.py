@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard.core import MixerConfig, UnsupportedError, require
+from regard.core import MixerConfig, UnsupportedError
 from regard.images.images import Images
 from regard.measure.intervals import rank_correlation
 from regard.measure.turns import ROUNDS
@@ -75,7 +75,6 @@ def recommend(
     Raises: SwapError if nothing can be replaced, UnsupportedError without class scores, StoreError for a damaged state,
     ConfigError, MissingExtra.
     """
-    require("scipy")
     model.check()
     work = _Work(model, images, question, folder, report or (lambda text: None))
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.core import ConfigError, Extra, require
+from regard.core import ConfigError, Extra
 from regard.files.paths import user_path
 
 from .given import Context, refuse_given
@@ -105,7 +105,6 @@ def advise(
         return
     refuse_given(context, ("dtype", "seconds"), "is for costs and times without --data; leave it out")
     use_data(data_root)
-    require("matplotlib")  # of the page, before minutes of work
     from regard.advice.answer import Question
     from regard.advice.page import answer, write_advice
     from regard.advice.recommend import recommend

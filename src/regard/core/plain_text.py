@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .errors import require
-
 
 @contextmanager
 def plain_text() -> Iterator[None]:
@@ -12,8 +10,6 @@ def plain_text() -> Iterator[None]:
 
     Also a decorator: of every function that draws.
     """
-    require("matplotlib")
-
     from matplotlib import rc_context
 
     with rc_context({"text.parse_math": False}):

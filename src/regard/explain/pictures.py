@@ -211,8 +211,6 @@ def figure(
     trained: if False, a warning is printed below, with note and credit. aspect: (height, width) of a panel, by
     default that of the picture. side: width of a panel in inches.
     """
-    require("matplotlib")
-
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.core import require
-
 Numbers = NDArray[Any] | float | int
 
 LEVEL = 0.95
@@ -53,8 +51,6 @@ def quantile(probability: float, degrees: int | float) -> float:
 
 def quantiles(probability: Numbers, degrees: Numbers) -> NDArray[np.float64]:
     """As `quantile`, of arrays."""
-    require("scipy")
-
     from scipy.special import stdtrit
 
     return np.asarray(stdtrit(degrees, probability))
@@ -183,8 +179,6 @@ def powers(
     other: Numbers = math.inf,
 ) -> NDArray[np.float64]:
     """As `power`, of arrays, for the right side of the test only: 1 without any deviation."""
-    require("scipy")
-
     from scipy.special import nctdtr
 
     seeds, difference, sd = (np.asarray(value, np.float64) for value in (seeds, difference, sd))
@@ -230,8 +224,6 @@ def decided_difference(seeds: int, sd: float, level: float = 1 - LEVEL, chance: 
 
     sd: of the paired difference. By the noncentral t distribution, as `power`.
     """
-    require("scipy")
-
     from scipy.special import nctdtrinc
 
     shift = float(nctdtrinc(seeds - 1, 1 - chance, quantile(1 - level / 2, seeds - 1)))
@@ -243,8 +235,6 @@ def deviation_bounds(sd: float, seeds: int) -> tuple[float, float]:
 
     Three seeds leave it between 0.52 and 6.3 times the estimate.
     """
-    require("scipy")
-
     from scipy.special import chdtri
 
     degrees = seeds - 1

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.core import MixerConfig, StoreError, require
+from regard.core import MixerConfig, StoreError
 from regard.core.plain_text import plain_text
 from regard.files.paths import regular_file
 from regard.mixers import MIXERS
@@ -56,7 +56,6 @@ def write_picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
     Raises: StoreError if it cannot be written, DataError if it is no file.
     """
-    require("matplotlib")
     regular_file(path)
 
     from matplotlib import rc_context
@@ -76,8 +75,6 @@ def picture(rows: Sequence[dict[str, Any]]) -> "Figure":
 
     The kind of experts is printed below a name; beside it, as letters, what they are conditioned on.
     """
-    require("matplotlib")
-
     from matplotlib.figure import Figure
 
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}

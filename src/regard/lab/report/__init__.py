@@ -1,17 +1,11 @@
-"""Reports: one offline HTML page for each study and analysis. Needs no torch.
-
-Raises: MissingExtra at the import, where packages of the extra `lab` are not installed.
-"""
+"""Reports: one offline HTML page for each study and analysis. Needs no torch."""
 
 from pathlib import Path
 
-from regard.core import require
 from regard.lab.engine.table import snapshots
 
-require("matplotlib")  # all pages need the extra
-
-from .analysis_page import render_analysis, write_analyses  # noqa: E402
-from .study_page import render, write_report  # noqa: E402
+from .analysis_page import render_analysis, write_analyses
+from .study_page import render, write_report
 
 
 def write_pages(results: Path | str, out: Path | str, name: str | None = None) -> list[Path]:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.core import require
 from regard.measure.intervals import FEWEST, LEVEL, Interval, Numbers, Pooled, holm, quantile, seed_pairs, seeds_needed
 
 WORDS = ("supported", "contradicted", "suggested", "undecided", "not judged")
@@ -51,8 +50,6 @@ def claim_p(
     standard error: equal differences, as of few test images, say nothing of their deviation. All arguments may be
     arrays, which are broadcast.
     """
-    require("scipy")
-
     from scipy.special import stdtr
 
     mean, error, degrees = (np.asarray(value, np.float64) for value in (mean, error, degrees))

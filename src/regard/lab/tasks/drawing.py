@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from regard.core import require
-
 LONG_SIDE = 640
 """Smaller images are enlarged to about this side, in whole multiples, before text is drawn on them."""
 
@@ -31,8 +29,6 @@ def font_of(size: int) -> ImageFont.FreeTypeFont:
 
     Raises: MissingExtra.
     """
-    require("matplotlib")
-
     import matplotlib
 
     return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)

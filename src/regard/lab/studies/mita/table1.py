@@ -5,7 +5,6 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from regard.core import require
 from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.studies.papers import MITA_SOURCE
 from regard.measure.taxonomy import picture, taxonomy_rows
@@ -29,8 +28,6 @@ def compute(source: Source) -> Sequence[Sheet | Picture]:
 
 
 def _png(rows: Sequence[dict[str, Any]]) -> str:
-    require("matplotlib")
-
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure, out = picture(rows), io.BytesIO()

@@ -7,7 +7,6 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageDraw
 
-from regard.core import require
 from regard.core.plain_text import plain_text
 
 from ..drawing import canvas, colour, font_of
@@ -102,8 +101,6 @@ def precision_recall(evaluation: Evaluation, thresholds: Sequence[int] = (0, 5))
 
     Precision is COCO's: the highest at this recall or a higher one.
     """
-    require("matplotlib")
-
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * len(thresholds), 3.6), layout="constrained")

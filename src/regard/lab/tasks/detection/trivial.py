@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import UInt8
 
-from regard.core import require
-
 from .feed import read_pixels
 from .masks import encode
 from .scenes import Scene
@@ -28,8 +26,6 @@ def otsu(grey: UInt8[np.ndarray, "h w"]) -> int:
 
 def components(pixels: UInt8[np.ndarray, "h w C"], label: int, most: int, with_masks: bool) -> Found:
     """The connected components of the rarer side of the threshold, at most `most`, the largest ones; all of score 1."""
-    require("scipy")
-
     from scipy import ndimage
 
     grey = pixels.mean(-1).round().astype(np.uint8)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.core import ConfigError, require
+from regard.core import ConfigError
 from regard.core.eval_mode import eval_mode
 from regard.core.plain_text import plain_text
 
@@ -46,8 +46,6 @@ def alignments(
 @plain_text()
 def picture(source: "Sequence[str]", target: "Sequence[str]", weights: "Sequence[Sequence[float]]") -> "Image":
     """A matrix of weights: a row for each piece of the translation, a column for each piece of the source."""
-    require("matplotlib")
-
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
