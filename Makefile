@@ -23,10 +23,12 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 BIN := $(VENV)/bin
 INSTALL := -e '.[lab]' --group dev $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 PART := $(if $(SLOW_PART),--part $(SLOW_PART)/$(SLOW_PARTS))
+LIBRARY := $(filter-out tests/lab/ tests/cli/ tests/tools/ tests/fuzz/ tests/__pycache__/,$(wildcard tests/*/)) $(addprefix tests/test_,\
+	arguments.py contract.py generated.py import.py layers.py)
 # One thread a process: small tensors are slower on several, and results then do not depend on the machine.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: quickstart test typed untyped slow fuzz docs generated lint format clean release audit
+.PHONY: quickstart test test-library typed untyped slow fuzz docs generated lint format clean release audit
 .DEFAULT_GOAL := quickstart
 
 $(VENV)/.ready: pyproject.toml CMakeLists.txt $(wildcard src/regard/mixers/*/*.cpp src/regard/mixers/*/*.h)
@@ -52,6 +54,10 @@ quickstart: $(VENV)/.ready  ## a few minutes: train on real data, compare, draw 
 	@echo "open $(RESULTS)/report/quickstart-desk.html"
 
 test: typed untyped
+
+test-library: $(VENV)/.ready  ## after a change of a mechanism, a port or a host: all but the laboratory and the command line
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(LIBRARY)
+	$(ONE_THREAD) JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'untyped and not slow' $(LIBRARY)
 
 typed: $(VENV)/.ready  ## with annotation checks
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS)

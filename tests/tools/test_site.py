@@ -140,7 +140,7 @@ def test_abilities_are_those_of_committed_probes_beside_controls() -> None:
 
 
 def test_every_package_of_the_source_is_on_a_page() -> None:
-    without = {"cli", "hosts"}  # verbs have their help; hosts has old names only
+    without = {"cli"}  # verbs have their help
     folders = {path.name for path in reference.SOURCE.iterdir() if (path / "__init__.py").exists()}
     assert folders - without == {package for package in reference.PACKAGES if "/" not in package}
 
