@@ -11,17 +11,24 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from regard import ops as ops
     from regard import testing as testing
+    from regard.advice.own_model import distill as distill
+    from regard.advice.own_model import recommend as recommend
     from regard.core import Card as Card
     from regard.core import ConfigError as ConfigError
     from regard.core import Contract as Contract
     from regard.core import Cost as Cost
+    from regard.core import DataError as DataError
     from regard.core import Grid as Grid
+    from regard.core import GridError as GridError
     from regard.core import Mask as Mask
     from regard.core import Mixer as Mixer
     from regard.core import MixerConfig as MixerConfig
     from regard.core import Operator as Operator
     from regard.core import RegardError as RegardError
     from regard.core import Site as Site
+    from regard.core import SwapError as SwapError
+    from regard.core import UnsupportedError as UnsupportedError
+    from regard.measure.bench import bench as bench
     from regard.mixers import MIXERS as MIXERS
     from regard.mixers.shared.heads import HeadMixerConfig as HeadMixerConfig
     from regard.mixers.spelling import parse as parse
@@ -43,6 +50,7 @@ if TYPE_CHECKING:
     from regard.projections import IdentityQuery as IdentityQuery
     from regard.projections import LinearQKV as LinearQKV
     from regard.swapping.capture import capture as capture
+    from regard.swapping.count import count_macs as count_macs
     from regard.swapping.layer import Port as Port
     from regard.swapping.swap import plan_swap as plan_swap
     from regard.swapping.swap import remove as remove
@@ -83,8 +91,13 @@ if TYPE_CHECKING:
 
 # name -> the module that has it
 _MODULES: dict[str, str] = {
+    **dict.fromkeys(("distill", "recommend"), "regard.advice.own_model"),
     **dict.fromkeys(("Card", "ConfigError", "Contract", "Cost", "Grid", "Mask", "Mixer"), "regard.core"),
-    **dict.fromkeys(("MixerConfig", "Operator", "RegardError", "Site"), "regard.core"),
+    **dict.fromkeys(
+        ("MixerConfig", "Operator", "RegardError", "Site", "DataError", "GridError", "SwapError"), "regard.core"
+    ),
+    "UnsupportedError": "regard.core",
+    "bench": "regard.measure.bench",
     "MIXERS": "regard.mixers",
     # generated: names
     "Softmax": "regard.mixers.softmax",
@@ -126,6 +139,7 @@ _MODULES: dict[str, str] = {
     "register_timm": "regard.models.timm_registry",
     **dict.fromkeys(("FSNE", "PROJECTIONS", "PSNE", "SNE", "IdentityQuery", "LinearQKV"), "regard.projections"),
     "capture": "regard.swapping.capture",
+    "count_macs": "regard.swapping.count",
     "Port": "regard.swapping.layer",
     **dict.fromkeys(("plan_swap", "remove", "restore", "retune", "swap"), "regard.swapping.swap"),
 }
