@@ -3,31 +3,31 @@
 Generated from mixers/table.py: run `make generated`, do not edit.
 """
 
-from .mixers.agent import agent, agent_reference
-from .mixers.bra import bra, bra_plan, bra_reference
-from .mixers.convolutions.deformable import deformable_conv, deformable_conv_reference
-from .mixers.convolutions.dynamic import dynamic_conv, dynamic_conv_reference
-from .mixers.dat.dat import sample_points, sample_points_reference
-from .mixers.factors.factors import factor_logits, factors, factors_reference
-from .mixers.flatten import flatten, flatten_reference
-from .mixers.inline import inline, inline_reference
-from .mixers.linear import linear, linear_reference
-from .mixers.linformer import linformer, linformer_reference
-from .mixers.mhla import mhla, mhla_reference
-from .mixers.mita.mita import PooledQueries, mita, mita_plan, mita_reference, pool_landmarks
-from .mixers.moba import moba, moba_plan, moba_reference
-from .mixers.nsa import nsa, nsa_reference
-from .mixers.nystrom import nystrom, nystrom_reference
-from .mixers.performer import performer, performer_reference
-from .mixers.polaformer import polaformer, polaformer_reference
-from .mixers.reformer import lsh_plan, reformer, reformer_reference
-from .mixers.softmax import softmax, softmax_reference
-from .mixers.static_keys.cska import cska, cska_reference
-from .mixers.static_keys.ska import ska, ska_reference
-from .mixers.topk.topk import topk, topk_plan, topk_reference
-from .mixers.vit3 import ttt, ttt_conv, ttt_conv_reference, ttt_reference
-from .mixers.window import window, window_reference
-from .mixers.xca import xca, xca_reference
+from regard.mixers.agent import agent, agent_reference
+from regard.mixers.bra import bra, bra_plan, bra_reference
+from regard.mixers.convolutions.deformable import deformable_conv, deformable_conv_reference
+from regard.mixers.convolutions.dynamic import dynamic_conv, dynamic_conv_reference
+from regard.mixers.dat.dat import sample_points, sample_points_reference
+from regard.mixers.factors.factors import factor_logits, factors, factors_reference
+from regard.mixers.flatten import flatten, flatten_reference
+from regard.mixers.inline import inline, inline_reference
+from regard.mixers.linear import linear, linear_reference
+from regard.mixers.linformer import linformer, linformer_reference
+from regard.mixers.mhla import mhla, mhla_reference
+from regard.mixers.mita.mita import PooledQueries, mita, mita_plan, mita_reference, pool_landmarks
+from regard.mixers.moba import moba, moba_plan, moba_reference
+from regard.mixers.nsa import nsa, nsa_reference
+from regard.mixers.nystrom import nystrom, nystrom_reference
+from regard.mixers.performer import performer, performer_reference
+from regard.mixers.polaformer import polaformer, polaformer_reference
+from regard.mixers.reformer import lsh_plan, reformer, reformer_reference
+from regard.mixers.softmax import softmax, softmax_reference
+from regard.mixers.static_keys.cska import cska, cska_reference
+from regard.mixers.static_keys.ska import ska, ska_reference
+from regard.mixers.topk.topk import topk, topk_plan, topk_reference
+from regard.mixers.vit3 import ttt, ttt_conv, ttt_conv_reference, ttt_reference
+from regard.mixers.window import window, window_reference
+from regard.mixers.xca import xca, xca_reference
 
 __all__ = [
     "softmax",

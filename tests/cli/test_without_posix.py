@@ -15,7 +15,7 @@ names = [module.name for module in pkgutil.walk_packages(regard.__path__, "regar
 for name in names:
     importlib.import_module(name)
 from pathlib import Path
-from regard.store.files import one_writer, write_atomically
+from regard.files.atomic import one_writer, write_atomically
 with one_writer(Path(sys.argv[1])):
     write_atomically(sys.argv[1] + "/a", "text")
 print(len(names))

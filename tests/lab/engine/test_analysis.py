@@ -5,20 +5,10 @@ import pytest
 from pilot_store import key_of, make_store
 from regard import ConfigError
 from regard.core import StoreError
-from regard.lab.engine.analysis import (
-    Analysis,
-    Chart,
-    Picture,
-    Sheet,
-    Source,
-    analysis_path,
-    csv_text,
-    load_analysis,
-    markdown,
-    run_analysis,
-)
+from regard.lab.engine.analysis import Analysis, Source, analysis_path, csv_text, load_analysis, markdown, run_analysis
 from regard.lab.report import write_pages
 from regard.lab.results.results import Results
+from regard.pages.sheets import Chart, Picture, Sheet
 
 SHEET = Sheet(
     title="Squares",

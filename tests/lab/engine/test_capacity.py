@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from lab.clusters import EPOCHS, STUDY
 
+from lab.engine.clusters import EPOCHS, STUDY
 from regard.core import ConfigError
 from regard.lab.engine.capacity import CHECKPOINTS, GPU, capacities, find_gpu, summary
 from regard.lab.engine.dry_run import DryRow, dry_run

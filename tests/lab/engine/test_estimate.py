@@ -16,7 +16,7 @@ from regard.lab.engine.study import Row
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
 
-from lab.test_study import ROWS, STUDY  # isort: skip
+from lab.engine.test_study import ROWS, STUDY  # isort: skip
 
 
 def test_every_row_is_timed_once_and_kept(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from regard.lab.engine.table import Table
 from regard.lab.results.results import Results
 from tiny_task import Tiny
 
-from lab.test_decide import MEANS, STUDY, Drawn, DrawnStudy  # isort: skip
-from lab.test_study import STUDY as TRAINED  # isort: skip
+from lab.engine.test_decide import MEANS, STUDY, Drawn, DrawnStudy  # isort: skip
+from lab.engine.test_study import STUDY as TRAINED  # isort: skip
 
 
 @dataclass(frozen=True, kw_only=True)

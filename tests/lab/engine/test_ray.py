@@ -14,8 +14,7 @@ import pytest
 pytest.importorskip("ray")
 pytest.importorskip("grpc")
 
-from lab.clusters import EPOCHS, STUDY, ray_cluster, results
-
+from lab.engine.clusters import EPOCHS, STUDY, ray_cluster, results
 from regard.core import ConfigError, DeviceError
 from regard.lab.engine.executors import find_place
 from regard.lab.engine.executors.ray_cluster import RayCluster, _execute
@@ -30,7 +29,7 @@ QUICKSTART = [sys.executable, "-m", "regard", "study", "run", "quickstart", "--r
 def quiet_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clusters of these tests report nothing."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
 @pytest.mark.slow

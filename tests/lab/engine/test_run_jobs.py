@@ -15,7 +15,7 @@ from regard.lab.engine.progress import Event, Progress
 from regard.lab.engine.run_jobs import run_all
 from regard.lab.results.results import Results
 
-from lab.test_workers import jobs_of  # isort: skip
+from lab.engine.test_workers import jobs_of  # isort: skip
 
 NUMBER = 300
 

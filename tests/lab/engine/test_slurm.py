@@ -14,9 +14,8 @@ import pytest
 
 pytest.importorskip("submitit")
 
-from lab.clusters import EPOCHS, STUDY, results
-from lab.test_workers import jobs_of
-
+from lab.engine.clusters import EPOCHS, STUDY, results
+from lab.engine.test_workers import jobs_of
 from regard.core import ConfigError, StoreError
 from regard.files.atomic import read_json
 from regard.lab.engine.decide import decide
@@ -68,7 +67,7 @@ def test_a_preempted_run_saves_is_queued_again_and_goes_on(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_job_that_dies_is_tried_again_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     store, events = Results(tmp_path), list[Event]()
     counts = run_all(jobs_of(["die", "work", "die once", "disk"]), store, PLACE, Progress(events.append))
     assert counts == {"done": 2, "failed": 0, "stopped": 1, "died": 1, "busy": 0}
@@ -112,10 +111,10 @@ def call_on_a_node(root: str) -> None:
 def test_a_run_on_two_nodes_learns_what_one_process_does(tmp_path: Path) -> None:
     """With the variables that Slurm sets in the processes of two nodes."""
     root = tmp_path / "slurm"
-    code = f"from lab.test_slurm import call_on_a_node; call_on_a_node({str(root)!r})"
+    code = f"from lab.engine.test_slurm import call_on_a_node; call_on_a_node({str(root)!r})"
     common = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "2",
               "SLURM_JOB_NODELIST": "localhost", "SLURM_LOCALID": "0", "MASTER_PORT": str(free_port()),
-              "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}  # fmt: skip
+              "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}  # fmt: skip
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", code], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

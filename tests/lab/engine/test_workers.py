@@ -19,16 +19,16 @@ from regard.lab.results.results import Results
 from regard.lab.train.signals import without_interrupts
 from small_runs import ENVIRONMENT_ERRORS, RUN_ERRORS, Small
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parents[2]
 
 DRIVE = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from small_runs import Small
-from lab.test_workers import jobs_of
-from regard.lab.progress import Progress
-from regard.store.results import Results
-from regard.lab.executors.local import Local
+from lab.engine.test_workers import jobs_of
+from regard.lab.engine.progress import Progress
+from regard.lab.results.results import Results
+from regard.lab.engine.executors.local import Local
 from regard.lab.run_jobs import run_all
 if __name__ == "__main__":
     action, number = sys.argv[3], int(sys.argv[4])

@@ -88,7 +88,7 @@ def test_one_bad_file_of_a_folder_keeps_all_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mita_table2-desk", "quickstart-desk", "ska_table1-desk"])
 def test_the_committed_evidence_is_taken(tmp_path: Path, name: str) -> None:
-    file = Path(__file__).parents[2] / "docs" / "results" / name / "evidence.json"
+    file = Path(__file__).parents[3] / "docs" / "results" / name / "evidence.json"
     counts = import_runs(file, Results(tmp_path))
     assert counts["new"] == len(json.loads(file.read_text())["outcomes"])
     assert (counts["known"], counts["snapshots"], counts["left out"]) == (0, 1, 0)

@@ -17,7 +17,7 @@ from regard.lab.report import write_report
 from regard.lab.results.layout import find_setting_name, setting_names, slug
 from regard.lab.results.results import Results
 
-from lab.test_study import STUDY  # isort: skip
+from lab.engine.test_study import STUDY  # isort: skip
 
 HOST = "vit_desk(size=16, patch=4, dim=16, depth=1, heads=2)"
 

@@ -20,7 +20,7 @@ KEY = "0123456789ab"
 
 HOLD = """
 import signal, sys, time
-from regard.store.results import Results
+from regard.lab.results.results import Results
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
 with Results(sys.argv[1]).lock(sys.argv[2]):
     print("held", flush=True)
@@ -29,7 +29,7 @@ with Results(sys.argv[1]).lock(sys.argv[2]):
 
 WORK = """
 import sys, time
-from regard.store.results import Busy, Results
+from regard.lab.results.results import Busy, Results
 store = Results(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()

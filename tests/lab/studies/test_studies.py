@@ -13,7 +13,7 @@ from regard.lab.engine.study import Study
 from regard.lab.results.results import Results
 from regard.lab.studies import ANALYSES, STUDIES, load_analysis, load_study
 
-EVIDENCE = sorted((Path(__file__).parents[2] / "docs" / "results").glob("*/evidence.json"))
+EVIDENCE = sorted((Path(__file__).parents[3] / "docs" / "results").glob("*/evidence.json"))
 # without attention to the encoder a translation does not know its source
 ONE_CONTROL = ("esa_fig3_encoder_decoder",)
 SMOKE = [name for name in STUDIES if "smoke" in load_study(name).settings]

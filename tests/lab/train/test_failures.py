@@ -90,8 +90,8 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from train.test_failures import SHORT
-from regard.store.results import Results
-from regard.train.run import Run, Watch
+from regard.lab.results.results import Results
+from regard.lab.train.run import Run, Watch
 from tiny_task import Tiny
 run, store = Run(task=Tiny(), recipe=SHORT), Results(sys.argv[1])
 filler = Path(sys.argv[1]) / "filler"
@@ -118,7 +118,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
         allowed = False
     if not allowed:
         pytest.skip("needs `unshare -m` and the right to mount a tmpfs")
-    script = f'{mount} && exec "$0" -c "$1" {tmp_path} {Path(__file__).parents[1]}'
+    script = f'{mount} && exec "$0" -c "$1" {tmp_path} {Path(__file__).parents[2]}'
     command = ["unshare", "-m", "sh", "-c", script, sys.executable, FULL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,8 @@ from torch import nn
 from regard.core import ConfigError
 from regard.images.normalise import Renormalised, Statistics, normalised
 from regard.lab.results.results import Results
-from regard.lab.train import execute
+from regard.lab.train import execute as executing
+from regard.lab.train.execute import execute
 from regard.lab.train.load import trained
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
@@ -102,13 +103,13 @@ def test_a_teacher_gets_images_with_its_own_statistics(tmp_path: Path, monkeypat
     execute(teacher, store, device="cpu")
     own: Statistics = ([0.2], [0.5])
     run = Run(task=Tiny(), recipe=SHORT, teacher=teacher)
-    monkeypatch.setattr(execute, "_statistics", lambda *given: own)
+    monkeypatch.setattr(executing, "_statistics", lambda *given: own)
     student = run.task.model(None, 0)
-    found = execute._teacher(run, store, student)
+    found = executing._teacher(run, store, student)
     pixels = torch.randint(0, 255, (4, 1, 8, 8), dtype=torch.uint8)
     images = run.task.prepared(pixels, torch.device("cpu"))
     plain = trained(teacher, store)
     assert found is not None
     assert torch.allclose(found(images), plain(normalised(pixels, own, torch.device("cpu"))), atol=1e-5)
     monkeypatch.undo()
-    assert not isinstance(execute._teacher(run, store, student), Renormalised)
+    assert not isinstance(executing._teacher(run, store, student), Renormalised)

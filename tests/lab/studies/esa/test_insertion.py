@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from regard.core import ConfigError
-from regard.lab.engine.analysis import Chart, Sheet, Source, run_analysis
+from regard.lab.engine.analysis import Source, run_analysis
 from regard.lab.engine.study import Study
 from regard.lab.report import write_pages
 from regard.lab.results.results import Results
@@ -16,6 +16,7 @@ from regard.lab.studies import load_analysis, load_study
 from regard.lab.studies.esa.insertion import curve, inserted
 from regard.lab.train.run import Run
 from regard.mixers.shared.native import native_enabled
+from regard.pages.sheets import Chart, Sheet
 
 INSERTED = ("0010", "0110", "1111", "1111 parallel", "deformable unit", "0010 + deformable")
 EXACT = ("0010", "0110", "1111", "1111 parallel", "deformable unit", "w/o", "0000")
