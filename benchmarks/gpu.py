@@ -168,7 +168,6 @@ PARTS: dict[str, Callable[[Setting], Result]] = {
     "static": kernels.time_static,
     "step": kernels.time_step,
     "dense": models.dense_memory,
-    "calibration": kernels.calibration,
 }
 """The parts by name, in the order in which they are carried out."""
 

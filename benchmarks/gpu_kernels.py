@@ -273,19 +273,6 @@ def time_step(setting: Setting) -> Result:
     return Result([f"{name}, {size} pixels, {batch} images"], [dataclasses.asdict(t) for t in timings])
 
 
-def calibration(setting: Setting) -> Result:
-    """`regard bench --calibrate`, without keeping what it finds."""
-    import torch
-
-    from regard.measure.executions import time_executions
-
-    rows = time_executions(
-        torch.device(setting.device), dtypes=["fp32"] if setting.small else ["bf16"],
-        seconds=0.001 if setting.small else 0.2, small=setting.small,
-    )  # fmt: skip
-    return Result([f"{row.mechanism} {row.sizes}: {row.seconds}" for row in rows], [])
-
-
 # what parts share
 
 

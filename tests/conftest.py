@@ -7,7 +7,6 @@ arguments before the package's own checks do. `make test` runs the tests marked 
 import gc
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
 
@@ -87,16 +86,3 @@ def data_root() -> Path:
     if not path.is_dir():
         pytest.skip(f"needs data sets: REGARD_DATA={folder} is not a folder")
     return path
-
-
-@pytest.fixture
-def own_calibrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cache folder of this test; times of this device that were read from another are forgotten, before and after."""
-    from regard.mixers.shared.calibration import calibration, fastest
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for known in (calibration, fastest):
-        known.cache_clear()
-    yield
-    for known in (calibration, fastest):
-        known.cache_clear()

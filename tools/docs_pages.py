@@ -96,15 +96,9 @@ depend on. `regard taxonomy` prints and filters this table, as in
 ## Which execution runs when
 
 Some mechanisms have several executions, with the same result and different speed and memory; `execution=` of their
-operator functions (`backend=` of `factors`) names one. "auto", the default, takes the first of its rows that holds:
+operator functions names one. "auto", the default, takes the first of its rows that holds:
 
 {table(("mechanism", "execution", "runs"), execution_rows)}
-
-`regard bench` with `--calibrate` times those of MiTA, MoBA, NSA, BRA and TopK on this device, from 196 to 16,384
-tokens, and keeps the times in `~/.cache/regard/executions` (or below `XDG_CACHE_HOME`). From then on "auto" takes the
-fastest that was measured within a factor of 2.5 of the tokens, landmarks and keys at hand. "varlen", for GPUs, is never
-taken without such a measurement. Another device or other versions need a new one; remove the file to undo it. Compiled,
-exported and transformed code follows the table.
 
 ## Static keys
 

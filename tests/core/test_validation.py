@@ -82,14 +82,6 @@ def test_a_factor_that_overflows_is_refused(scale: object) -> None:
         Softmax(scale=scale)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "text", ["SKA(dwc=1000001)", "Conv(kernel=1000001)", "Softmax(projection=SNE(width=10000000000))"]
-)
-def test_a_layer_larger_than_the_memory_is_refused_before_memory_is_asked_for(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"needs [\d,]+ bytes, more than this machine's memory"):
-        parse(text).build(Site(16, 2, Grid(4, 4)))
-
-
 @pytest.mark.parametrize("wrong", [2.5, float("nan"), True, "3", None, 1j, 10**30])
 def test_grids_and_sites_have_whole_numbers(wrong: object) -> None:
     for make in (lambda: Grid(wrong, 4), lambda: Grid(3, 4, wrong), lambda: Site(16, wrong, Grid(3, 4))):
@@ -132,10 +124,3 @@ def test_an_annotation_that_cannot_be_read_is_no_error() -> None:
         value: "Missing" = 3  # type: ignore[name-defined]  # noqa: F821
 
     check_fields(Later())
-
-
-@pytest.mark.parametrize("text", ["Factors(positions=10**12)", "Performer(features=10**12)", "Reformer(rounds=10**12)"])
-def test_tables_outside_the_parameters_are_refused_with_their_bytes(text: str) -> None:
-    config = parse(text.replace("10**12", str(10**12)))
-    with pytest.raises(ConfigError, match=r"needs [\d,]+ bytes, more than this machine's memory"):
-        config.build(Site(16, 2, Grid(4, 5, 1)))

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from regard.core import MixerConfig, UnsupportedError
 from regard.core.eval_mode import eval_mode
-from regard.core.memory import check_bytes
 from regard.measure.bench_model import output_tensor
 from regard.measure.intervals import Interval, interval, share_interval
 from regard.measure.mean_iou import confusion, margins, miou
@@ -79,8 +78,6 @@ class Fidelity:
         with eval_mode(substitutes.model):
             for part in self.batches:
                 self.original.append(_log_probabilities(substitutes.model, part))
-                number = len(images) * self.original[0][0].nbytes
-                check_bytes(f"keeping the class scores of {len(images)} images (--images takes fewer)", number)
 
     @property
     def dense(self) -> bool:

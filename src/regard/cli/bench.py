@@ -19,11 +19,6 @@ from .tables import AsJson, show
 
 if TYPE_CHECKING:
     from regard.measure.bench import Timing
-    from regard.mixers.shared.calibration import Measured
-
-
-MEASUREMENT = ("mixers", "grid", "backward", "dtype", "dim", "heads", "batch", "part", "model", "size", "page")
-"""What a calibration chooses itself."""
 
 
 def bench(
@@ -54,19 +49,12 @@ def bench(
     page: Annotated[
         str, typer.Option(help="Write an offline page with curves, of forward passes and of training, to this file.")
     ] = "",
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure how each mechanism runs fastest here, and keep that.")
-    ] = False,
     as_json: AsJson = False,
     modules: Imports = None,
 ) -> None:  # fmt: skip
     """Time mechanisms in turn; print medians and their ratio to the first (of CPU time, or of CUDA), the share of the
     bound that is reached, and peak memory.
     """
-    if calibrate:
-        refuse_given(context, MEASUREMENT, "has no place beside --calibrate: give --device and --seconds only")
-        _calibrate(device, seconds, as_json)
-        return
     if page:  # before minutes of timing: a missing extra, and a page that cannot be written
         from regard.pages.bench_page import write_bench
 
@@ -112,31 +100,6 @@ def bench(
         show([_row(timing) for timing in timings], notes=[*notes, _COLUMNS])
     if page:  # after the table, which a page that cannot be written does not lose
         print(f"page: {write_bench(page, timings, model, notes)}", file=sys.stderr)
-
-
-def _calibrate(device: str, seconds: float, as_json: bool) -> None:
-    """Measure the executions of this device, print them and keep them for "auto"."""
-    from regard.measure.executions import time_executions
-    from regard.mixers.shared.calibration import write_calibration
-
-    clock_device = find_device(device)
-    rows = time_executions(clock_device, seconds=seconds / 10, report=_report)
-    if as_json:
-        show([dataclasses.asdict(row) for row in rows], as_json)
-    else:
-        show([_fastest(row) for row in rows])
-    path = write_calibration(clock_device, rows)  # after the table, which a full disk does not lose
-    _report(f'execution="auto" follows these times from now on: {path}; remove the file to undo that')
-
-
-def _fastest(row: "Measured") -> dict[str, Any]:
-    best = min(row.seconds, key=lambda name: row.seconds[name])
-    others = {name: f"{value / row.seconds[best]:.2f}" for name, value in row.seconds.items() if name != best}
-    return {
-        "mechanism": row.mechanism, "tokens": row.sizes[0], "m": row.sizes[1], "k": row.sizes[2],
-        "dtype": row.dtype, "pass": "training" if row.trains else "forward", "fastest": best,
-        "ms": row.seconds[best] * 1000, "others, to it": ", ".join(f"{n} {x}" for n, x in others.items()),
-    }  # fmt: skip
 
 
 _COLUMNS = (

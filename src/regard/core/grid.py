@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .errors import INSTEAD_OF_TORCHSCRIPT, GridError
-from .validation import LARGEST_WHOLE, is_whole, plain_number, shown
+from .validation import is_whole, plain_number, shown
 
 _MOST = 10**12
 """The most windows whose factors are looked for."""
@@ -35,8 +35,6 @@ class Grid:
                 object.__setattr__(self, name, _whole(name, value))
         if min(self.height, self.width) < 1 or min(self.prefix, self.suffix) < 0:
             raise GridError(f"a grid has at least 1x1 patch tokens and no negative number of others, not {self}")
-        if type(self.tokens) is int and self.tokens > LARGEST_WHOLE:
-            raise GridError(f"a grid has less than 2^63 tokens, not {shown(self.height)} x {shown(self.width)}")
 
     @classmethod
     def sequence(cls, length: int, prefix: int = 0) -> "Grid":

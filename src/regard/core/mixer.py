@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from .card import Card
 from .contract import Contract
 from .cost import Cost
-from .errors import ConfigError, RegardError, UnsupportedError
+from .errors import UnsupportedError
 from .grid import Grid
 from .mask import Mask
-from .memory import check_bytes
 from .site import Site
 from .tensors import check_kinds, check_layer_input, check_roles
-from .validation import check_fields, shown
+from .validation import check_fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,9 +145,6 @@ class Mixer(nn.Module):
     def __init__(self, config: "MixerConfig", site: Site) -> None:
         super().__init__()
         self.config, self.site = config, site
-        if torch.get_default_device().type != "meta":
-            bytes_of_weights = _cost(config, site).params * torch.get_default_dtype().itemsize
-            check_bytes(f"a layer of {type(config).__name__} with {site.dim} channels", bytes_of_weights)
 
     def forward(
         self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
@@ -227,22 +223,6 @@ class MixerConfig(ABC):
     def shared(self) -> nn.Module | None:
         """A module with the parameters that all layers of a model have in common; None if there are none."""
         return None
-
-
-def _cost(config: MixerConfig, site: Site) -> Cost:
-    """Raises: ConfigError if the `cost` of a user's mechanism fails, or returns something else."""
-    try:
-        cost = config.cost(site)
-    except RegardError:
-        raise
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"{type(config).__name__}.cost fails for {site.dim} channels on {site.grid}: {problem}"
-        ) from error
-    if not isinstance(cost, Cost):
-        raise ConfigError(f"{type(config).__name__}.cost returns {shown(cost)}; a Cost(params, macs) is expected")
-    return cost
 
 
 def refuse_masks(config: MixerConfig, mask: Mask | None) -> None:

@@ -27,15 +27,13 @@ class Rule(NamedTuple):
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-LARGEST_WHOLE = 2**63 - 1
-"""Whole numbers beyond it have no place in a tensor."""
 LARGEST_NUMBER = 1e18
 """The square of a larger number is infinite in float32, and so are logits and gradients with such a factor."""
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is an integer of Python, other than True and False, that fits into 64 bits."""
-    return isinstance(value, int) and not isinstance(value, bool) and -LARGEST_WHOLE <= value <= LARGEST_WHOLE
+    """Whether a value is an integer of Python, other than True and False."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 _PLAIN: dict[Any, Rule] = {
@@ -129,8 +127,6 @@ def _plain(given: Any, rule: Rule) -> Any:
 
 def shown(value: object, length: int = 80) -> str:
     """`repr` of a value of a user for a message: one line, not longer than `length`, without lone surrogates."""
-    if isinstance(value, int) and abs(value) >= 10**40:
-        return f"a number of {int(abs(value).bit_length() * 0.30103) + 1} digits"
     cut = value[:length] if isinstance(value, str | bytes) else value
     text = " ".join(repr(cut).split())
     if cut is not value and len(cut) < len(value):  # type: ignore[arg-type]
@@ -142,8 +138,6 @@ def _size_hint(value: object) -> str:
     """What is wrong with a number that is too large: its kind is right."""
     if isinstance(value, float) and LARGEST_NUMBER < abs(value) < math.inf:
         return f" between -{LARGEST_NUMBER:g} and {LARGEST_NUMBER:g}"
-    if isinstance(value, int) and not isinstance(value, bool) and not is_whole(value):
-        return " below 2^63"
     return ""
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from regard.core import ConfigError, Cost, Grid, Mask, Mixer, MixerConfig, RegardError, Site, nearest
 from regard.core.allocator import ALLOCATOR
-from regard.core.memory import check_bytes
 from regard.core.validation import checked, shown
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.mixers.shared.memory import MemoryMixer
@@ -181,7 +180,6 @@ def layer_pass(
     """
     device, dtype = placement
     layer = layer.to(device, dtype)
-    check_bytes(f"a batch of {batch} grids", batch * grid.tokens * layer.site.dim * dtype.itemsize)
     torch.manual_seed(0)
     x = torch.randn(batch, grid.tokens, layer.site.dim, device=device, dtype=dtype, requires_grad=backward)
     rope = torch.rand(grid.cells, 2 * layer.site.width, device=device, dtype=dtype) if layer.site.rotary else None

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, MixerConfig, RegardError
-from regard.core.memory import check_bytes
 from regard.core.validation import checked
 from regard.mixers.spelling import spell
 from regard.models.catalog import user_ports
@@ -73,7 +72,6 @@ def _candidate(
     if config is not None:
         swap(model, config, example=example, ports=user_ports(extra))
     cost = model_cost(host, config, size, extra=extra)
-    check_bytes(f"a batch of {batch} images", batch * example.numel() * dtype.itemsize)
     if not example.is_floating_point():
         raise ConfigError(f"{host} takes token ids; models of images are timed, `regard bench` times mechanisms alone")
     images = torch.randn(batch, *example.shape[1:], device=device, dtype=dtype)

@@ -2,13 +2,14 @@
 
 import ctypes
 import gc
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from regard.core.memory import memory_bytes
+_GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def peak_growth(run: Callable[[], object], device: torch.device | None = None) -> int | None:
@@ -41,7 +42,13 @@ def total_memory(device: torch.device) -> int:
     """Bytes of memory of a device; of a CPU, those that the process may use."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return memory_bytes()
+    limits = [2**40]  # where the system does not say (Windows)
+    if hasattr(os, "sysconf"):
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for file in map(Path, _GROUP_LIMITS):
+        text = file.read_text().strip() if os.access(file, os.R_OK) else ""
+        limits += [int(text)] if text.isdigit() else []
+    return min(limits)
 
 
 def _process_bytes(name: str) -> int | None:

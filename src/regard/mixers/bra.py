@@ -33,7 +33,6 @@ from .shared.checks import check_chosen, check_qkv_on_grid, check_top, padding_o
 from .shared.executions import Situation, check_execution, choose, trains
 from .shared.heads import HeadMixerConfig
 from .shared.precision import upcast, without_autocast
-from .shared.routed_attention import runs_triton
 from .shared.sdpa import sdpa
 from .shared.tiles import Side, Tiles, balanced_tiles, cell_ids, join_global_tokens, pair, split_keep, split_tokens
 
@@ -144,7 +143,7 @@ def bra(
         device=q.device, dtype=q.dtype, tokens=grid.cells, keys=grid.cells, m=tiles.number, top=top * tiles.area,
         trains=trains(q, k, v),
     )  # fmt: skip
-    if choose("BRA", execution, situation, lambda: ["regions"] + ["triton"] * runs_triton(q)) == "triton":
+    if choose("BRA", execution, situation) == "triton":
         cells = _routed(q, k, v, grid, tiles, plan, scale, mask)
     else:
         cells = _by_regions(q, k, v, grid, tiles, plan, scale, mask)

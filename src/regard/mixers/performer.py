@@ -28,7 +28,6 @@ from regard.core import (
     only_kept,
     operator_function,
 )
-from regard.core.memory import check_bytes
 
 from .linear import Linear
 from .shared.checks import check_qkv_and_padding
@@ -207,7 +206,6 @@ class PerformerOperator(Operator):
         super().__init__()
         self.config = config
         number = config.number(site.width)
-        check_bytes(f"{number} random features", 32 * number * site.width)  # four matrices in float64
         self.register_buffer("features", torch.empty(number, site.width))
         self.reset_parameters()
 

@@ -7,7 +7,6 @@ counts it in every round that contains it. The chunk before the first is the las
 code of another round). Prefix and suffix tokens are hashed like all others.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
@@ -29,7 +28,6 @@ from regard.core import (
     operator_function,
     softmax_rows,
 )
-from regard.core.memory import check_bytes
 
 from .shared.checks import check_heads, padding_only
 from .shared.heads import HeadMixerConfig
@@ -274,7 +272,6 @@ class ReformerOperator(Operator):
         self.config = config
         source = torch.Generator().manual_seed(config.seed * 1000 + site.layer)
         shape = (config.rounds, site.width, config.buckets(site) // 2)
-        check_bytes(f"rotations of {config.rounds} rounds", 4 * math.prod(shape))
         rotations = torch.randn(shape, generator=source, device="cpu").to(torch.get_default_dtype())
         self.register_buffer("rotations", rotations, persistent=False)
 

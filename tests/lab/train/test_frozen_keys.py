@@ -104,10 +104,10 @@ RUNS: dict[str, tuple[str, str]] = {
         "activation='gelu'), recipe=Recipe(epochs=1, batch=8, smoothing=0, augment='none'))",
     ),
     "own masks": (
-        "1a20a887116e",
+        "885bee84d295",
         "Run(task=Segmentation(host='attended_resnet18(channels=(8, 8, 16, 16), output_stride=8)', "
         "data='FOLDER/streets', size=(16, 24), head='conv(attention=True)', shorter=20, stride=0.5, scales=(1.0, 2.0), "
-        "void=0, val=0.5), mixer=Factors(terms='0110', scale=None, window=3, query_stride=2, backend='separable'), "
+        "void=0, val=0.5), mixer=Factors(terms='0110', scale=None, window=3, query_stride=2), "
         "recipe=Recipe(augment='scale', smoothing=0.0, schedule='poly', power=1))",
     ),
     "boards": (
@@ -255,7 +255,7 @@ DEFAULTS: tuple[str, ...] = (
     "download=False, val=0.0, val_seed=0)",
     "Softmax(HEADS, scale=None)",
     "Factors(HEADS, terms='1111', scale=1.0, window=0, stride=0, query_stride=1, positions=0, base=0.0, "
-    "magnitude=1.0, axes=2, sign=0, position_scale=0.0, preset='esa', backend='auto')",
+    "magnitude=1.0, axes=2, sign=0, position_scale=0.0, preset='esa', execution='auto')",
     "SKA(HEADS, scale=None, init='trunc_normal', resize='interpolate', activation='softmax', heads=0, "
     "normalise='none')",
     "CSKA(HEADS, scale=None, init='trunc_normal', resize='interpolate', activation='softmax', heads=0, "

@@ -1,4 +1,4 @@
-"""The four factors: every subset and backend against the materialised form, known special cases, and geometry."""
+"""The four factors: every subset and execution against the materialised form, known special cases, and geometry."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ from regard.mixers.spelling import parse, spell
 
 TERMS = ["".join(flags) for flags in itertools.product("01", repeat=4)]
 GRIDS = [Grid(4, 4), Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(1, 12)]
-BACKENDS = ["auto", "compressed", "factorised", "separable", "materialised"]
+EXECUTIONS = ["auto", "compressed", "factorised", "separable", "materialised"]
 
 
 def inputs(terms, grid, stride=1, batch=3, heads=2, d=4, e=6, dtype=torch.float64, seed=0, spread=1.0):
@@ -76,14 +76,14 @@ def test_the_reference_is_the_equation(terms, window, stride):
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("terms", TERMS)
-def test_every_backend_is_the_reference(terms, grid):
+def test_every_execution_is_the_reference(terms, grid):
     made, rest = inputs(terms, grid)
     expected = factors_reference(**made, **rest, scale=0.7)
-    for backend in BACKENDS:
-        if backend == "factorised" and terms[0] == "1":
+    for execution in EXECUTIONS:
+        if execution == "factorised" and terms[0] == "1":
             continue
-        got = factors(**made, **rest, scale=0.7, backend=backend)
-        assert (got - expected).abs().max() <= 1e-12, backend
+        got = factors(**made, **rest, scale=0.7, execution=execution)
+        assert (got - expected).abs().max() <= 1e-12, execution
 
 
 @pytest.mark.parametrize("grid", [Grid(1, 5), Grid(5, 1, 1), Grid(1, 1), Grid(1, 1, 1)], ids=str)
@@ -91,21 +91,21 @@ def test_every_backend_is_the_reference(terms, grid):
 def test_single_images_on_lines_and_points(terms, grid):
     made, rest = inputs(terms, grid, batch=1)
     expected = factors_reference(**made, **rest)
-    for backend in BACKENDS[:2] if terms[0] == "1" else BACKENDS:
-        assert (factors(**made, **rest, backend=backend) - expected).abs().max() <= 1e-12, backend
+    for execution in EXECUTIONS[:2] if terms[0] == "1" else EXECUTIONS:
+        assert (factors(**made, **rest, execution=execution) - expected).abs().max() <= 1e-12, execution
 
 
 @pytest.mark.parametrize("grid", [Grid(4, 7, 2), Grid(7, 4, 1, 1), Grid(1, 12)], ids=str)
 @pytest.mark.parametrize(("window", "stride"), [(3, 1), (1, 1), (0, 2), (3, 2), (7, 3)])
 @pytest.mark.parametrize("terms", TERMS)
-def test_windows_and_strides_in_every_backend(terms, window, stride, grid):
+def test_windows_and_strides_in_every_execution(terms, window, stride, grid):
     made, rest = inputs(terms, grid, stride)
     expected = factors_reference(**made, **rest, window=window)
-    for backend in BACKENDS:
-        if backend == "factorised" and terms[0] == "1":
+    for execution in EXECUTIONS:
+        if execution == "factorised" and terms[0] == "1":
             continue
-        got = factors(**made, **rest, window=window, backend=backend)
-        assert (got - expected).abs().max() <= 1e-12, backend
+        got = factors(**made, **rest, window=window, execution=execution)
+        assert (got - expected).abs().max() <= 1e-12, execution
 
 
 @pytest.mark.parametrize("terms", TERMS)
@@ -119,8 +119,8 @@ def test_masks(terms):
         for window in (0, 3):
             expected = factors_reference(**made, **rest, mask=mask, window=window)
             assert expected.isfinite().all()
-            for backend in ("auto", "separable", "materialised"):
-                got = factors(**made, **rest, mask=mask, backend=backend, window=window)
+            for execution in ("auto", "separable", "materialised"):
+                got = factors(**made, **rest, mask=mask, execution=execution, window=window)
                 assert (got - expected).abs().max() <= 1e-12
     expected = factors(**made, **rest, mask=Mask(keep=keep))
     assert (expected[1] == 0).all()
@@ -136,8 +136,8 @@ def test_gradients(terms):
     if "1" in (terms[1], terms[3]):
         extra = [table.requires_grad_() for table in rest["tables"]]
     extra += [rest[name].requires_grad_() for name, flag in (("u", terms[2]), ("t", terms[3])) if flag == "1"]
-    for backend in ("compressed", "separable", *(["factorised"] if terms[0] == "0" else [])):
-        options = rest | {"backend": backend}
+    for execution in ("compressed", "separable", *(["factorised"] if terms[0] == "0" else [])):
+        options = rest | {"execution": execution}
         call = lambda *_, o=options: factors(**made, **o)  # noqa: E731
         assert torch.autograd.gradcheck(call, (*leaves, *extra), fast_mode=True)
 
@@ -159,8 +159,8 @@ def test_a_query_bias_is_a_key_saliency():
 def test_no_term_is_the_mean():
     made, rest = inputs("0000", Grid(3, 5, 1, 2))
     mean = made["v"].mean(-2, keepdim=True).expand(-1, -1, 18, -1)
-    for backend in BACKENDS:
-        assert torch.allclose(factors(**made, **rest, backend=backend), mean, rtol=0, atol=1e-12)
+    for execution in EXECUTIONS:
+        assert torch.allclose(factors(**made, **rest, execution=execution), mean, rtol=0, atol=1e-12)
     got = factors(None, None, made["v"], terms="0000", grid=Grid(3, 5, 1, 2))
     assert torch.allclose(got, mean, rtol=0, atol=1e-12)
 
@@ -248,8 +248,8 @@ def test_transposing_the_map_and_the_tables(terms):
     order = torch.arange(24).view(4, 6).T.flatten()
     flipped = {name: value[:, :, order] for name, value in made.items()}
     swapped = rest | {"grid": turned, "tables": rest["tables"][::-1]}
-    for backend in ("auto", "compressed", "separable"):
-        got = factors(**flipped, **swapped, backend=backend)
+    for execution in ("auto", "compressed", "separable"):
+        got = factors(**flipped, **swapped, execution=execution)
         assert torch.allclose(got, factors(**made, **rest)[:, :, order], rtol=0, atol=1e-12)
 
 
@@ -268,7 +268,7 @@ def test_adversarial_logits_do_not_underflow(terms, grid):
             made["k"][:, :, grid.prefix + 23, 1] = 320.0 * sharp
             rest["tables"] = (x, y)
             expected = factors_reference(**made, **rest)
-            got = factors(**made, **rest, backend="factorised")
+            got = factors(**made, **rest, execution="factorised")
             assert got.isfinite().all()
             assert torch.allclose(got, expected, rtol=0, atol=atol)
 
@@ -278,7 +278,7 @@ def test_adversarial_logits_do_not_underflow(terms, grid):
 def test_compressed_positions_are_as_exact_as_float32(terms, grid):
     site = Site(32, 2, grid, qkv_bias=False)
     torch.manual_seed(0)
-    layer = Factors(terms, backend="compressed").build(site)
+    layer = Factors(terms, execution="compressed").build(site)
     x = torch.randn(2, grid.tokens, 32)
     exact = layer.double().reference(x.double(), grid)
     assert torch.allclose(layer(x.double(), grid), exact, rtol=0, atol=1e-12)
@@ -330,7 +330,7 @@ def test_parameters_and_executed_macs(terms):
 
     for grid, options in itertools.product(
         (Grid(5, 7, 2), Grid(24, 18, 1)),
-        ({}, {"window": 3}, {"stride": 2}, *({"backend": b} for b in ("separable", "compressed", "materialised"))),
+        ({}, {"window": 3}, {"stride": 2}, *({"execution": b} for b in ("separable", "compressed", "materialised"))),
     ):
         site = Site(32, 4, grid, qkv_bias=False)
         config = Factors(terms, **options)
@@ -350,7 +350,7 @@ def test_costs_know_where_the_product_is_too_large(terms, monkeypatch):
 
     grid = Grid(24, 18, 1)
     site = Site(32, 4, grid, qkv_bias=False)
-    config, named = Factors(terms), Factors(terms, backend="compressed")
+    config, named = Factors(terms), Factors(terms, execution="compressed")
     assert config.cost(site) != named.cost(site)
     monkeypatch.setattr(forms, "FACTORISED_LIMIT", 4 * 24 * 18 * 24 * 9 - 1)
     assert config.cost(site) == named.cost(site)
@@ -502,10 +502,10 @@ def test_bases_lie_on_the_default_device():
     assert torch.equal(operator.basis_x, Factors("1111").build(Site(32, 2, Grid(40, 40))).operator.basis_x)
 
 
-@pytest.mark.parametrize("backend", ["auto", "separable", "materialised"])
-def test_a_bias_in_float32_meets_halves(backend):
+@pytest.mark.parametrize("execution", ["auto", "separable", "materialised"])
+def test_a_bias_in_float32_meets_halves(execution):
     grid = Grid(4, 5, 1)
-    layer = Factors("1111", backend=backend).build(Site(16, 2, grid)).half()
+    layer = Factors("1111", execution=execution).build(Site(16, 2, grid)).half()
     out = layer(torch.randn(2, 21, 16).half(), grid, Mask(bias=torch.randn(1, 1, 21, 21)))
     assert out.dtype == torch.float16
     assert out.isfinite().all()
@@ -571,8 +571,8 @@ def test_spatial_3_5_rotating_the_map_by_90_degrees(terms):
     flipped = {name: value[:, :, order] for name, value in made.items()}
     x, y = rest["tables"]
     swapped = rest | {"grid": turned, "tables": (y.flip(1), x)}
-    for backend in ("auto", "compressed", "separable", "materialised"):
-        got = factors(**flipped, **swapped, backend=backend)
+    for execution in ("auto", "compressed", "separable", "materialised"):
+        got = factors(**flipped, **swapped, execution=execution)
         assert torch.allclose(got, factors(**made, **rest)[:, :, order], rtol=0, atol=1e-12)
 
 
@@ -604,8 +604,8 @@ def test_a_stride_larger_than_the_map_leaves_the_first_cell(terms):
     grid = Grid(3, 4)
     made, rest = inputs(terms, grid, stride=5)
     assert made["v"].shape[2] == 1
-    for backend in BACKENDS[:2] if terms[0] == "1" else BACKENDS:
-        got = factors(**made, **rest, backend=backend)
+    for execution in EXECUTIONS[:2] if terms[0] == "1" else EXECUTIONS:
+        got = factors(**made, **rest, execution=execution)
         assert torch.allclose(got, made["v"].expand(-1, -1, 12, -1), rtol=0, atol=1e-12)
     layer = Factors(terms, stride=5).build(Site(16, 2, grid, qkv_bias=False)).double()
     x = torch.randn(2, 12, 16, dtype=torch.float64)
@@ -728,7 +728,7 @@ def test_padding_may_hold_anything(terms):
     made, rest = inputs(terms, grid)
     keep = torch.rand(3, grid.tokens) > 0.3
     runs = [partial(factors_reference, **rest)]
-    runs += [partial(factors, **rest, backend=backend) for backend in ("compressed", "separable", "materialised")]
+    runs += [partial(factors, **rest, execution=execution) for execution in ("compressed", "separable", "materialised")]
     for run in runs + [softmax, softmax_reference] * (terms == "1000"):
         check_hidden(partial(run, mask=Mask(keep=keep)), (made["k"], made["v"]), keep, made["q"])
 
@@ -745,7 +745,7 @@ def test_wrong_use_is_said():
     with pytest.raises(ConfigError, match="window"):
         Factors(window=1, stride=2)
     with pytest.raises(ConfigError, match="factorised"):
-        Factors("1111", backend="factorised")
+        Factors("1111", execution="factorised")
     with pytest.raises(ConfigError, match="did you mean mmcv"):
         Factors(preset="mmvc")
     with pytest.raises(ConfigError, match="multiple of 4"):
@@ -777,12 +777,12 @@ def test_wrong_use_is_said():
     with pytest.raises(ShapeError, match=r"a basis has shape \(4,\); expected \(4, r\)"):
         factors(**made, **rest, basis=(torch.ones(4), torch.eye(3)))
     with pytest.raises(ConfigError, match="did you mean separable"):
-        factors(**made, **rest, backend="seperable")
+        factors(**made, **rest, execution="seperable")
     with pytest.raises(UnsupportedError, match="E1"):
-        factors(**made, **rest, backend="factorised")
+        factors(**made, **rest, execution="factorised")
     with pytest.raises(UnsupportedError, match="causal mask"):
-        factors(**made, **(rest | {"terms": "0110"}), backend="factorised", mask=Mask(causal=True))
-    product = Factors("0110", backend="factorised")
+        factors(**made, **(rest | {"terms": "0110"}), execution="factorised", mask=Mask(causal=True))
+    product = Factors("0110", execution="factorised")
     with pytest.raises(UnsupportedError, match="cannot apply a padding mask .it can: none"):
         product.build(Site(16, 2, grid))(torch.randn(2, 13, 16), grid, Mask(keep=torch.ones(2, 13, dtype=torch.bool)))
     with pytest.raises(GridError, match="axes=1"):

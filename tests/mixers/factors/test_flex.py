@@ -55,7 +55,7 @@ def test_forward_is_the_reference(terms: str, grid: Grid) -> None:
     with torch.no_grad():
         for window in (0, 3):
             for mask in masks(grid) if not window else [None]:
-                found = factors(**made, **rest, terms=terms, window=window, mask=mask, backend="flex")
+                found = factors(**made, **rest, terms=terms, window=window, mask=mask, execution="flex")
                 expected = factors_reference(**made, **rest, terms=terms, window=window, mask=mask)
                 assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 
@@ -68,7 +68,7 @@ def test_strides_and_keys_on_another_grid() -> None:
     with torch.no_grad():
         for window in (0, 3):
             options = {"terms": "1111", "key_grid": coarse, "stride": 2, "window": window}
-            found = factors(**few, **rest, **options, backend="flex")
+            found = factors(**few, **rest, **options, execution="flex")
             assert torch.allclose(found, factors_reference(**few, **rest, **options), rtol=0, atol=1e-12)
 
 
@@ -96,7 +96,7 @@ def test_on_a_gpu(terms: str, window: int) -> None:
     leaves = [*made.values(), *rest["tables"]]
     found, expected = (
         form(**made, **rest, terms=terms, window=window, **more)
-        for form, more in ((factors, {"backend": "flex"}), (factors_reference, {}))
+        for form, more in ((factors, {"execution": "flex"}), (factors_reference, {}))
     )
     assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3)
     grads = (torch.autograd.grad(out.square().sum(), leaves, allow_unused=True) for out in (found, expected))
@@ -107,4 +107,4 @@ def test_on_a_gpu(terms: str, window: int) -> None:
 def test_gradients_on_a_cpu_are_refused() -> None:
     made, rest = inputs(Grid(2, 3))
     with pytest.raises(UnsupportedError, match=r'gradients on CUDA only.*use "auto"'):
-        factors(**made, **rest, terms="1111", backend="flex")
+        factors(**made, **rest, terms="1111", execution="flex")

@@ -15,7 +15,7 @@ from regard.mixers.spelling import parse, spell
 from regard.testing import check
 
 TERMS = ["".join(flags) for flags in itertools.product("01", repeat=4)]
-BACKENDS = ["auto", "compressed", "factorised", "separable", "materialised"]
+EXECUTIONS = ["auto", "compressed", "factorised", "separable", "materialised"]
 FULL = Grid(5, 8, 1, 2)  # the map; queries and keys lie on some of its cells
 
 
@@ -82,12 +82,12 @@ def test_spatial_1_6_strided_queries_are_the_equation(terms, query_stride, strid
 
 @pytest.mark.parametrize(("query_stride", "stride", "window"), [(2, 1, 0), (2, 1, 3), (2, 2, 3), (3, 2, 0), (2, 3, 7)])
 @pytest.mark.parametrize("terms", TERMS)
-def test_strided_queries_in_every_backend(terms, query_stride, stride, window):
+def test_strided_queries_in_every_execution(terms, query_stride, stride, window):
     made, rest = case(terms, query_stride, stride)
     expected = factors_reference(**made, **rest, window=window)
-    for backend in BACKENDS[:2] + BACKENDS[3:] if terms[0] == "1" else BACKENDS:
-        got = factors(**made, **rest, window=window, backend=backend)
-        assert (got - expected).abs().max() <= 1e-12, backend
+    for execution in EXECUTIONS[:2] + EXECUTIONS[3:] if terms[0] == "1" else EXECUTIONS:
+        got = factors(**made, **rest, window=window, execution=execution)
+        assert (got - expected).abs().max() <= 1e-12, execution
 
 
 @pytest.mark.parametrize("terms", ["1111", "0110", "0001", "0010"])
@@ -162,7 +162,7 @@ def test_a_row_of_a_bias_belongs_to_its_query():
 def test_cost_of_strided_queries(terms):
     """Parameters and multiply-accumulates as executed; on paper the pairs fall by the square of the stride."""
     for grid, options in itertools.product(
-        (Grid(5, 7, 2), Grid(42, 39)), ({}, {"window": 3}, {"stride": 2}, {"backend": "separable"})
+        (Grid(5, 7, 2), Grid(42, 39)), ({}, {"window": 3}, {"stride": 2}, {"execution": "separable"})
     ):
         site = Site(32, 4, grid, qkv_bias=False)
         config = Factors(terms, query_stride=2, **options)

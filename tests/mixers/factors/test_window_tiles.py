@@ -29,8 +29,8 @@ def inputs(grid, batch=2, heads=2, d=2, e=3):
 def test_tiles_are_the_reference(grid, window, terms):
     assert cut(grid, window) is not None
     made, rest = inputs(grid)
-    for backend in ("auto", "compressed"):
-        got = factors(**made, **rest, terms=terms, window=window, backend=backend)
+    for execution in ("auto", "compressed"):
+        got = factors(**made, **rest, terms=terms, window=window, execution=execution)
         expected = factors_reference(**made, **rest, terms=terms, window=window)
         assert torch.allclose(got, expected, rtol=0, atol=1e-12)
 

@@ -10,7 +10,6 @@ _FIELDS = {
     "devices": "device", "numbers of devices": "devices", "numbers of threads": "threads",
     "runs with and without compiled kernels": "compiled kernels",
     "runs with and without torch.compile": "torch.compile",
-    "runs with and without a calibration": "calibration",
     "precisions": "precision", "torch versions": "torch",
 }  # fmt: skip
 """Text of a warning -> the field of an outcome's environment that it is about."""

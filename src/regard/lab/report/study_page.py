@@ -188,7 +188,7 @@ def _curve_table(lines: Sequence[figures.Curve]) -> dict[str, Any]:
 
 def _execution_note(facts: Sequence[tuple[str, list[str]]]) -> str:
     """A warning if the runs were not executed in the same way, so that measured costs cannot be compared."""
-    names = ("processor", "device", "devices", "threads", "compiled kernels", "torch.compile", "calibration", "torch")
+    names = ("processor", "device", "devices", "threads", "compiled kernels", "torch.compile", "torch")
     several = [name for name, values in facts if name in names and len(values) > 1]
     if not several:
         return ""

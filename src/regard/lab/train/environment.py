@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from regard.core import DeviceError, require
-from regard.mixers.shared.calibration import calibration
 from regard.mixers.shared.native import native_enabled, processor_name
 
 ENVIRONMENT_ERRORS = (OSError, MemoryError, torch.OutOfMemoryError, ImportError, DeviceError)
@@ -49,14 +48,13 @@ def environment(device: torch.device, precision: str, devices: int = 1, compiled
         "devices": devices,
         "processor": name,
         "precision": precision,
-        **step_execution(compiled, device),
+        **step_execution(compiled),
     }
 
 
-def step_execution(compiled: bool, device: torch.device) -> dict[str, bool]:
-    """Whether training steps use Regard's compiled kernels, torch.compile, and a calibration of the device."""
-    calibrated = bool(calibration(device))
-    return {"compiled kernels": native_enabled(), "torch.compile": compiled, "calibration": calibrated}
+def step_execution(compiled: bool) -> dict[str, bool]:
+    """Whether training steps use Regard's compiled kernels and torch.compile."""
+    return {"compiled kernels": native_enabled(), "torch.compile": compiled}
 
 
 def quiet_lightning() -> None:

@@ -307,7 +307,7 @@ def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: 
     bitwise equality."""
     path = folder / "run.json"
     name = resolved_device(device)
-    execution = {"device": name, "devices": devices, **step_execution(compiled, torch.device(name))}
+    execution = {"device": name, "devices": devices, **step_execution(compiled)}
     if path.exists():
         written = run_file(path)
         for field, value in execution.items():

@@ -4,7 +4,6 @@ import math
 from typing import Protocol, runtime_checkable
 
 from regard.core import Grid, Site
-from regard.core.memory import check_bytes
 
 from .forms import PRESETS, feature_width, product_pays, reach, sinusoid_basis, table_size
 from .inputs import strided_grid
@@ -18,7 +17,7 @@ class FactorFields(Protocol):
     @property
     def terms(self) -> str: ...
     @property
-    def backend(self) -> str: ...
+    def execution(self) -> str: ...
     @property
     def preset(self) -> str: ...
     @property
@@ -108,9 +107,9 @@ def exponentials(config: FactorFields, site: Site) -> int:
 
 
 def _form(config: FactorFields, site: Site) -> str:
-    """The form that "auto" takes for one sample, as `forms.choose_backend`, or the one that the configuration names."""
-    if config.backend != "auto":
-        return config.backend
+    """The form that the configuration names, or that `forms.choose_execution` takes for one sample."""
+    if config.execution != "auto":
+        return config.execution
     e1, e2, _, _ = (flag == "1" for flag in config.terms)
     if not e1 and not e2:
         return "factorised"
@@ -151,7 +150,6 @@ def _compressed(config: FactorFields, site: Site, keys: Grid, sides: tuple[tuple
         base = config.base or PRESETS[config.preset][0]
         width = config.width_of_positions(site) // config.axes
         for (q, k), side in zip(sides, (source.width, source.height), strict=False):
-            check_bytes(f"a basis of {width} sinusoids for {k} keys", 24 * k * width)  # three matrices in float64
             rank = sinusoid_basis(side, width, base, config.magnitude, config.key_stride).shape[1]
             features += rank
             macs += (grid.cells if e2 else q) * rank * inner + (q * k * rank * inner if rank < k else 0)

@@ -115,13 +115,13 @@ def factors_reference(
     query_stride: int = 1,
     mask: Mask | None = None,
     basis: Bases | None = None,
-    backend: str = "auto",
+    execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:
-    """An r for every pair, O(N M d) memory per head. basis and backend matter for the fast form only.
+    """An r for every pair, O(N M d) memory per head. basis and execution matter for the fast form only.
 
     Arguments and errors as in `factors`; also UnsupportedError above 2^30 entries in r.
     """
-    keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, query_stride, basis, backend)
+    keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, query_stride, basis, execution)
     k, v = k if k is None else hide(k, mask), hide(v, mask)
     parts = factor_logits(
         q, k, terms=terms, grid=grid, key_grid=keys, tables=tables, u=u, t=t, stride=stride, query_stride=query_stride
@@ -153,7 +153,7 @@ def factors(
     query_stride: int = 1,
     mask: Mask | None = None,
     basis: Bases | None = None,
-    backend: str = "auto",
+    execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:
     """The same without a tensor over pairs of tokens; q and k may be None where no term uses them.
 
@@ -164,7 +164,7 @@ def factors(
     window: odd, the side of the square around a query whose keys it attends to; 0 = all keys.
     basis: (x (W_keys, r), y (h_keys, r)), orthonormal columns that span all possible tables along the keys (few suffice
         for sinusoids, `sinusoid_basis`); the compressed form is faster with it and as exact as the basis.
-    backend: "compressed" (position features in one fused attention call), "factorised" (a product over axes, only
+    execution: "compressed" (position features in one fused attention call), "factorised" (a product over axes, only
         without E1 and mask), "separable" (dense logits from per-axis logits), "flex" (FlexAttention, for GPUs; on a CPU
         without gradients), "materialised" (the reference) or "auto", which follows the table in docs/mechanisms.md.
         The factorised product of E2 and E3 can underflow; in eager mode on the CPU this is detected and the compressed
@@ -172,8 +172,8 @@ def factors(
     Values of keys hidden by padding, even NaN, have no effect.
     Raises: ConfigError, ShapeError, GridError, UnsupportedError.
     """
-    keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, query_stride, basis, backend)
-    if backend == "materialised":
+    keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, query_stride, basis, execution)
+    if execution == "materialised":
         return factors_reference(
             q, k, v, terms=terms, grid=grid, key_grid=keys, tables=tables, u=u, t=t,
             scale=scale, window=window, stride=stride, query_stride=query_stride, mask=mask,
@@ -182,17 +182,17 @@ def factors(
     with without_autocast(v.device):
         factor = scale_of(scale, q, k, v, tables)
         case = sort_terms(q, k, v, terms, grid, keys, tables, u, t, factor, window, stride, query_stride, mask, basis)
-        if backend == "auto":
-            backend = forms.choose_backend(case)
-        if backend == "factorised" and (case.content is not None or case.mask.kinds):
+        if execution == "auto":
+            execution = forms.choose_execution(case)
+        if execution == "factorised" and (case.content is not None or case.mask.kinds):
             obstacle = f"a {' and '.join(sorted(case.mask.kinds))} mask" if case.mask.kinds else f"E1 (terms {terms!r})"
-            raise UnsupportedError(f"the factorised form cannot do {obstacle}; use backend='auto' or 'compressed'")
+            raise UnsupportedError(f"the factorised form cannot do {obstacle}; use execution='auto' or 'compressed'")
         return {
             "compressed": forms.compressed,
             "factorised": forms.factorised,
             "separable": forms.separable,
             "flex": flex,
-        }[backend](case)
+        }[execution](case)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,7 @@ class Factors(HeadMixerConfig):
     interpolated bilinearly, as in mmcv (prefix and suffix tokens are all queries). positions: width P of the sinusoids,
     0 = dim (a multiple of 4; of 2 for one axis). base: of the wavelengths, 0 = the preset's. magnitude: factor of the
     coordinates. sign: 1 for delta = key - query, -1 for query - key, 0 = the preset's. position_scale: factor of the
-    projected encodings, 0 = the preset's. axes: 2, or 1 for sequences (grids of one row). backend: of
+    projected encodings, 0 = the preset's. axes: 2, or 1 for sequences (grids of one row). execution: of
     `regard.ops.factors`.
     preset: "esa" (delta = key - query as in the paper, which gives no base of the wavelengths; 1000 as in its code),
     "mmcv" (its code: query - key, base 1000, projected encodings / sqrt 2, stride 2), "transformer_xl" (query - key,
@@ -231,7 +231,7 @@ class Factors(HeadMixerConfig):
     sign: Literal[-1, 0, 1] = 0
     position_scale: float = 0.0
     preset: Literal["esa", "mmcv", "transformer_xl"] = "esa"
-    backend: Literal["auto", "compressed", "factorised", "separable", "flex", "materialised"] = "auto"
+    execution: Literal["auto", "compressed", "factorised", "separable", "flex", "materialised"] = "auto"
     samples: ClassVar[tuple[str, ...]] = (
         "Factors()",
         'Factors(terms="0110")',
@@ -249,8 +249,8 @@ class Factors(HeadMixerConfig):
         check_terms(self.terms)
         check_window(self.window, self.key_stride)
         check_query_stride(self.query_stride)
-        if self.backend == "factorised" and self.terms[0] == "1":
-            raise ConfigError(f"the factorised form cannot do E1 (terms {self.terms!r}); use backend='auto'")
+        if self.execution == "factorised" and self.terms[0] == "1":
+            raise ConfigError(f"the factorised form cannot do E1 (terms {self.terms!r}); use execution='auto'")
         if self.positions < 0 or self.positions % (2 * self.axes):
             raise ConfigError(f"positions is a multiple of 2 axes = {2 * self.axes}, not positions={self.positions}")
         numbers = (self.base, self.magnitude, self.position_scale, self.stride)
@@ -275,9 +275,9 @@ class Factors(HeadMixerConfig):
     def masks(self) -> frozenset[str]:  # type: ignore[override]
         """A causal mask needs all queries, all keys and dwc=0; padding needs all queries, as others are interpolated.
 
-        backend="factorised" applies no mask.
+        execution="factorised" applies no mask.
         """
-        if self.backend == "factorised":
+        if self.execution == "factorised":
             return frozenset()
         padding, causal = self.query_stride == 1, self.query_stride == self.key_stride == 1 and not self.dwc
         return frozenset(["bias"] + ["padding"] * padding + ["causal"] * causal)
@@ -328,7 +328,7 @@ class Factors(HeadMixerConfig):
         return FactorsOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """ "executed" is what `backend` runs in float32, eager on the CPU; "paper" is the paper's Table 1."""
+        """ "executed" is what `execution` runs in float32, eager on the CPU; "paper" is the paper's Table 1."""
         e3, e4, width = self.terms[2] == "1", self.terms[3] == "1", self.width_of_positions(site)
         params = site.inner * (width * self.relative + e3 + e4)
         if accounting == "paper":
@@ -409,7 +409,7 @@ class FactorsOperator(Operator):
         out = (factors_reference if plain else factors)(
             q, k, v, terms=self.config.terms, grid=query_grid, key_grid=keys, tables=self.tables(query_grid, keys),
             u=self.u, t=self.t, scale=self.config.scale, window=self.config.window, stride=self.stride,
-            query_stride=self.config.query_stride, mask=mask, basis=basis, backend=self.config.backend,
+            query_stride=self.config.query_stride, mask=mask, basis=basis, execution=self.config.execution,
         )  # fmt: skip
         return out if self.config.query_stride == 1 else interpolated(out, query_grid, inputs.grid)
 

@@ -44,7 +44,7 @@ def flex(case: Case) -> Tensor:
     q, k, v, score, keep = flex_inputs(case)
     needed = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *_captured(case)))
     if not v.is_cuda and needed:
-        raise UnsupportedError(f'backend="flex" has gradients on CUDA only, not on {v.device}; use "auto"')
+        raise UnsupportedError(f'execution="flex" has gradients on CUDA only, not on {v.device}; use "auto"')
     batch, _, rows, _ = q.shape
     blocks = None
     if keep is not None:

@@ -51,8 +51,8 @@ class Case(NamedTuple):
     query_stride: int = 1
 
 
-def choose_backend(case: Case) -> str:
-    """The backend of "auto": it depends on shapes, device and compiler, never on values."""
+def choose_execution(case: Case) -> str:
+    """The execution of "auto": it depends on shapes, device and compiler, never on values."""
     batch, heads, _, e = case.v.shape
     fits = product_pays(batch, heads, e, case.grid, case.keys) and eager_on_cpu(case.v)
     facts = {

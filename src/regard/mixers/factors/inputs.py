@@ -11,7 +11,7 @@ from regard.mixers.shared.checks import check_heads
 
 from .forms import Case, Tables, reach, table_size
 
-BACKENDS = ("auto", "compressed", "factorised", "separable", "flex", "materialised")
+EXECUTIONS = ("auto", "compressed", "factorised", "separable", "flex", "materialised")
 Bases = tuple[Tensor, Tensor | None]
 
 
@@ -52,7 +52,8 @@ def check_window(window: int, stride: int) -> None:
 
 def check_case(
     q: Tensor | None, k: Tensor | None, v: Tensor, terms: str, grid: Grid, key_grid: Grid | None, tables: Tables | None,
-    u: Tensor | None, t: Tensor | None, window: int, stride: int, query_stride: int, basis: Bases | None, backend: str,
+    u: Tensor | None, t: Tensor | None, window: int, stride: int, query_stride: int, basis: Bases | None,
+    execution: str,
 ) -> Grid:  # fmt: skip
     """Check the inputs of `factors` and its reference; returns the grid of the keys.
 
@@ -65,8 +66,8 @@ def check_case(
         raise ConfigError(
             f"with query_stride={query_stride} the grid of the keys does not follow from {grid}; give key_grid="
         )
-    if backend not in BACKENDS:
-        raise ConfigError(f"backend {backend!r} is unknown; {nearest(backend, BACKENDS)}")
+    if execution not in EXECUTIONS:
+        raise ConfigError(f"execution {execution!r} is unknown; {nearest(execution, EXECUTIONS)}")
     keys = key_grid or strided_grid(grid, stride)
     sides = ((grid.height, keys.height), (grid.width, keys.width))
     if window and not all(_one_side(*side, stride, query_stride) for side in sides):

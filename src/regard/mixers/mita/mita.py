@@ -37,7 +37,7 @@ from regard.mixers.shared.landmarks import PooledQueries, landmark_count, landma
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
 from regard.mixers.shared.routed import Parts
-from regard.mixers.shared.routed_attention import FORMS, attend, few_logits, needs_triton, runnable, runs_triton
+from regard.mixers.shared.routed_attention import FORMS, attend, few_logits, needs_triton, runs_triton
 
 from .extractors import EXTRACTORS, Extractor, Landmarks
 from .native import mita_native
@@ -176,15 +176,12 @@ def _execution(
         raise UnsupportedError(f'mita: execution="native" {reason}; use "auto"')
     native = experts == 1 and not trained and runs_native("mita", execution, q)
 
-    def possible() -> list[str]:
-        return ["dense"] if once else runnable(q, k.shape[-2], top * experts, bias) + ["native"] * native
-
     triton, few = experts == 1 and runs_triton(q, bias), few_logits(q, k.shape[-2])
     situation = Situation(
         device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=m, top=top * experts,
         trains=trains(q, k, v), facts=holding({"native": native, "union": once, "triton": triton, "few": few}),
     )  # fmt: skip
-    return choose("MiTA", execution, situation, possible)
+    return choose("MiTA", execution, situation)
 
 
 def _by_triton(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, top: int, options: dict[str, Any]) -> Tensor:

@@ -3,7 +3,6 @@
 It is routed attention: a group is an expert, and prefix and suffix tokens are the shared branch.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,10 +12,10 @@ from torch import Tensor
 from regard.core import ConfigError, Grid, Mask
 
 from .checks import check_chosen, check_qkv_on_grid, check_top
-from .executions import MEASURED, Situation, check_execution, choose, holding, trains
+from .executions import Situation, check_execution, choose, holding, trains
 from .precision import upcast, without_autocast
 from .routed import Parts
-from .routed_attention import FORMS, attend, few_logits, runnable, runs_triton
+from .routed_attention import FORMS, attend, few_logits, runs_triton
 from .tiles import Tiles, cell_ids, fixed_size_tiles, split_keep, split_tokens
 
 Block = int | tuple[int, int]
@@ -103,8 +102,7 @@ def attend_groups(
             device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=groups.shape[-2], top=chosen,
             trains=trains(q, k, v), facts=holding(facts),
         )  # fmt: skip
-        possible = partial(runnable, q, k.shape[-2], chosen, bias) if rules in MEASURED else None
-        return attend(choose(rules, execution, situation, possible), parts)
+        return attend(choose(rules, execution, situation), parts)
 
 
 def check_block(name: str, block: Block) -> None:

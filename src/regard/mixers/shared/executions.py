@@ -1,7 +1,7 @@
-"""Which execution "auto" takes: one table for all mechanisms that have several, and before it what was measured.
+"""Which execution "auto" takes: one table for all mechanisms that have several.
 
-Executions have the same result and different speed and memory. `regard bench --calibrate` measures those of this device
-(`calibration.py`); without it, and for sizes far from what was measured, the table below holds.
+Executions have the same result and different speed and memory. The thresholds come from the measurements in
+benchmarks/README.md; what decides is the same in eager and in compiled code, so that a graph depends on no file.
 """
 
 import dataclasses
@@ -12,9 +12,6 @@ from typing import NamedTuple
 import torch
 
 from regard.core import ConfigError
-
-from .calibration import calibration, fastest
-from .native import in_trace
 
 
 class Situation(NamedTuple):
@@ -109,34 +106,15 @@ RULES: dict[str, tuple[Rule, ...]] = {
 }
 """By mechanism: the first rule that holds is taken. Their other executions run where they are named only."""
 
-MEASURED = {
-    "MiTA": ("native", "triton", "varlen", "dense", "gather", "grouped"),
-    "MoBA, NSA": ("triton", "varlen", "dense", "gather", "grouped"),
-    "BRA": ("triton", "regions"),
-    "TopK": ("native", "dense", "gather"),
-}
-"""What a calibration measures, where it can run."""
-
 
 def _few(s: Situation) -> bool:
     return s.keys > 1024 and s.keys > 64 * s.top
 
 
-def choose(
-    mechanism: str, execution: str, situation: Situation, possible: Callable[[], Sequence[str]] | None = None
-) -> str:
-    """The execution: the named one; for "auto" the fastest measured one of the possible, else the table's.
-
-    mechanism: of `RULES`. possible: gives those of `MEASURED` that can run here; None: nothing is measured.
-    Compiled, exported and transformed code follows the table, so that a graph depends on no file.
-    """
+def choose(mechanism: str, execution: str, situation: Situation) -> str:
+    """The execution: the named one; for "auto" that of the first rule of the mechanism in `RULES` that holds."""
     if execution != "auto":
         return execution
-    if possible is not None and not in_trace() and calibration(situation.device):
-        s = situation
-        best = fastest(mechanism, s.device, s.dtype, s.trains, (s.tokens, s.m, s.top), tuple(possible()))
-        if best is not None:
-            return best
     return next(rule.execution for rule in RULES[mechanism] if rule.holds(situation))
 
 

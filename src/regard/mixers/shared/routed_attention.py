@@ -1,4 +1,4 @@
-"""Routed attention by any of its executions, and which of them can run here."""
+"""Routed attention by any of its executions, and what of the machine decides among them."""
 
 from importlib.util import find_spec
 
@@ -12,8 +12,6 @@ from .native import in_function_transform
 from .routed import Parts, dense, gather, grouped
 
 FORMS = ("triton", "varlen", "dense", "gather", "grouped")
-COPIES = 2**26
-"""Numbers that "auto" lets an execution write that computes all logits or copies keys for each query."""
 FEW = 2**24
 """Logits of all heads and images up to which "auto" computes all of them on CUDA, where the other executions wait for
 their many kernels to start (benchmarks/README.md, "GPUs")."""
@@ -37,18 +35,6 @@ def attend(execution: str, parts: Parts, *, once: bool = False) -> Tensor:
 
         return varlen(parts)
     return {"dense": dense, "gather": gather, "grouped": grouped}[execution](parts)
-
-
-def runnable(q: Tensor, keys: int, chosen: int, bias: Tensor | None) -> list[str]:
-    """The executions that can run here and do not write too much. chosen: keys of a query, of all its experts."""
-    queries = q.shape[0] * q.shape[1] * q.shape[2]
-    names = ["grouped"]
-    names += ["dense"] if queries * keys <= COPIES else []
-    names += ["gather"] if queries * chosen * q.shape[-1] <= COPIES else []
-    if q.is_cuda:
-        names += ["triton"] if runs_triton(q, bias) else []
-        names += ["varlen"] if bias is None and q.dtype in (torch.float16, torch.bfloat16) else []
-    return names
 
 
 def few_logits(q: Tensor, keys: int) -> bool:

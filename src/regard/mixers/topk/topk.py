@@ -36,7 +36,6 @@ from regard.mixers.shared.executions import Situation, check_execution, choose, 
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
-from regard.mixers.shared.routed_attention import COPIES
 
 from .index import Lightning, forbid, spark_logits
 from .native import topk_native
@@ -148,12 +147,7 @@ def _execution(execution: str, q: Tensor, k: Tensor, v: Tensor, top: int, mask: 
         device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], top=top, trains=trains(q, k, v),
         facts=frozenset(["native"] * native),
     )  # fmt: skip
-
-    def possible() -> list[str]:
-        copies = q.shape[:-1].numel() * top * v.shape[-1] <= COPIES
-        return ["dense"] + ["gather"] * copies + ["native"] * native
-
-    return choose("TopK", execution, situation, possible)
+    return choose("TopK", execution, situation)
 
 
 def _logits(q: Tensor, k: Tensor, rank: int, scale: float | None, mask: Mask) -> Tensor:
