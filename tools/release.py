@@ -95,7 +95,16 @@ def figures(python: Path, folder: Path) -> str:
     size = sum(file.lstat().st_size for file in (python.parents[1] / "lib").rglob("*")) / 1e6
     count = len(call(python, "-m", "pip", "list", "--format", "freeze").splitlines()) - 2  # without Regard and pip
     times = [min(float(call(python, "-c", code, folder=folder)) for _ in range(3)) for code in (IMPORT, EVERY_NAME)]
-    return f"{size:,.0f} MB, {count} other distributions, import {times[0]:.3f} s, every name {times[1]:.1f} s"
+    heavy = ("torch", "nvidia", "triton", "functorch")
+    packages = next((python.parents[1] / "lib").glob("python*/site-packages"))
+    files = [
+        file for part in packages.iterdir() if not part.name.startswith(heavy) for file in (part, *part.rglob("*"))
+    ]
+    light = sum(file.lstat().st_size for file in files) / 1e6
+    return (
+        f"{size:,.0f} MB ({light:,.0f} MB without torch), {count} other distributions, import {times[0]:.3f} s, "
+        f"every name {times[1]:.1f} s"
+    )
 
 
 def quickstart(python: Path, folder: Path) -> None:

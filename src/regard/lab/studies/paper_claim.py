@@ -1,6 +1,6 @@
 """PaperClaim: what a paper says, and which claims of studies, counts or analyses judge it. Needs no torch.
 
-The papers' entries are in `studies/<paper>/claims.py`; verdicts are not stored, but read from evidence.
+The papers' entries are in `<paper>/claims.json`; verdicts are not stored, but read from evidence.
 """
 
 from collections.abc import Mapping
