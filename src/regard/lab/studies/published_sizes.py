@@ -4,9 +4,11 @@ Sources: SKA is "Static Key Attention in Vision" (Tables 1 and 2); its code is t
 "Rethinking Query, Key and Value Embedding in Vision Transformer under Tiny Model Constraints" (Tables 2 and 4).
 """
 
+import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +20,13 @@ from regard.swapping.count import count_macs
 from regard.swapping.inspect import example_input
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Printed:
     """One row of a paper. host, mixer: how Regard builds it ("" = the host's own attention).
 
     params, gflops: as printed, "9.6M" and "1.29" ("" = not printed). official, official_100: the counts of the authors'
-    code with 10 and with 100 classes, None if there is no code. note: why it differs from Regard's count, or what the
-    paper leaves open.
+    code with 10 and with 100 classes, None if there is no code. corrected, corrected_100: the right counts where the
+    code has a defect. note: why it differs from Regard's count, or what the paper leaves open.
     """
 
     table: str
@@ -32,15 +34,17 @@ class Printed:
     host: str
     mixer: str
     params: str
-    gflops: str = ""
-    official: int | None = None
-    note: str = ""
-    official_100: int | None = None
+    gflops: str
+    official: int | None
+    official_100: int | None
+    corrected: int | None
+    corrected_100: int | None
+    note: str
 
     @property
     def counts(self) -> tuple[int | None, int | None]:
-        """The right counts with 10 and with 100 classes: those of `CORRECTED`, else those of the authors' code."""
-        return CORRECTED.get(self.label, (self.official, self.official_100))
+        """The right counts with 10 and with 100 classes."""
+        return self.corrected or self.official, self.corrected_100 or self.official_100
 
 
 @dataclass(frozen=True)
@@ -57,88 +61,17 @@ class Counted:
     gflops_verdict: str
 
 
-_DEFECT = "the code's class token gets one key for two values in stage 3; ours has a key for each"
-_SPT = "shifted patch tokens, temperature and diagonal mask kept"
-_OPEN = "the paper does not say which stages; its code replaces 3 and 4 with query='identity' (23,565,336)"
-_NARROW = "the paper's code has heads of 16, which only adds biases"
-_HEADS = "heads inferred: the only known setting with 26.7M at 10 and 26.8M at 100 classes"
-_PER_WINDOW = "queries are convolved into keys, apart for each window, as in the authors' code"
-SKA_TABLE1 = (
-    ("ViT-S", "vit_s_32_spt", "", "9.6M", "1.29", 9_622_512, ""),
-    ("SKA-ViT-S a", "vit_s_32_spt(keep_lsa=True)", "SKA()", "8.1M", "1.25", 8_249_328, _SPT),
-    ("SKA-ViT-S b", "vit_s_32_spt(keep_lsa=True)", "SKA(heads=10)", "9.5M", "1.28", 9_478_896, _SPT),
-    ("CSKA-ViT-S", "vit_s_32_spt(keep_lsa=True)", "CSKA(cols='conv')", "10.0M", "1.33", 10_049_568, _SPT),
-    ("CaiT-S", "cait_s_32", "", "12.7M", "1.42", 12_685_322, ""),
-    ("SKA-CaiT-S a", "cait_s_32", "SKA()", "11.3M", "1.37", 11_309_066, ""),
-    ("SKA-CaiT-S b", "cait_s_32(heads=10, width=62)", "SKA()", "12.7M", "1.41", 12_788_810, ""),
-    ("CSKA-CaiT-S", "cait_s_32", "CSKA()", "12.8M", "1.44", 12_885_002, ""),
-    ("Swin-T", "swin_t_32", "", "26.6M", "1.05", 26_598_646, "the code stores 3,072 mask values as parameters too"),
-    ("SKA-Swin-T a", "swin_t_32(keys='window')", "SKA()", "24.6M", "0.97", 24_577_270, "a key for each window"),
-    ("SKA-Swin-T b", "swin_t_32(keys='window', heads=(4, 8, 16, 32))", "SKA()", "26.7M", "0.99", 26_778_870, _HEADS),
-    ("CSKA-Swin-T", "swin_t_32(keys='window')", "CSKA(reading='key')", "26.8M", "1.52", 26_883_574, _PER_WINDOW),
-    ("CvT-13", "cvt_13", "", "19.6M", "0.17", 19_616_330, ""),
-    ("SKA-CvT-13 a", "cvt_13", "SKA()", "18.0M", "0.21", 18_022_730, ""),
-    ("SKA-CvT-13 b", "cvt_13(dims=(64, 198, 402))", "SKA()", "19.6M", "0.22", 19_694_000, "widths inferred"),
-    ("CSKA-CvT-13", "cvt_13", "CSKA()", "18.0M", "0.19", 18_074_030, _DEFECT),
-)
-# label -> the counts of the authors' code with 100 classes
-SKA_TABLE1_100 = {
-    "ViT-S": 9_668_682, "SKA-ViT-S a": 8_295_498, "SKA-ViT-S b": 9_525_066, "CSKA-ViT-S": 10_095_738,
-    "CaiT-S": 12_731_492, "SKA-CaiT-S a": 11_355_236, "SKA-CaiT-S b": 12_834_980, "CSKA-CaiT-S": 12_931_172,
-    "Swin-T": 26_667_856, "SKA-Swin-T a": 24_646_480, "SKA-Swin-T b": 26_848_080, "CSKA-Swin-T": 26_952_784,
-    "CvT-13": 19_650_980, "SKA-CvT-13 a": 18_057_380, "SKA-CvT-13 b": 19_730_270, "CSKA-CvT-13": 18_108_680,
-}  # fmt: skip
-CORRECTED = {"CSKA-CvT-13": (18_081_710, 18_116_360)}
-"""Label of SKA Table 1 -> counts with 10 and 100 classes, where those of the authors' code have a defect."""
-SKA_TABLE2 = (
-    ("CAFormer-S18", "caformer_s18", "26M", "8.2", ""),
-    ("CAFormer-B36", "caformer_b36", "99M", "46.4", ""),
-    ("SKAFormer-S18, stage 2", "skaformer_s18", "26M", "8.0", _OPEN),
-    ("SKAFormer-S18, stage 3", "skaformer_s18(mixers=('conv', 'conv', 'ska', 'attn'))", "26M", "8.0", _OPEN),
-    ("SKAFormer-S18, stage 4", "skaformer_s18(mixers=('conv', 'conv', 'attn', 'ska'))", "26M", "8.0", _OPEN),
-    ("SKAFormer-S18, stages 3, 4", "skaformer_s18(mixers=('conv', 'conv', 'ska', 'ska'))", "26M", "8.0", _OPEN),
-    ("SKAFormer-S18, stages 2, 3", "skaformer_s18(mixers=('conv', 'ska', 'ska', 'attn'))", "26M", "8.0", _OPEN),
-    ("CSKAFormer-S18, stage 2", "cskaformer_s18", "28M", "8.2", _NARROW),
-    ("CSKAFormer-S18, stage 3", "cskaformer_s18(mixers=('conv', 'conv', 'cska', 'attn'))", "28M", "8.2", ""),
-    ("CSKAFormer-S18, stage 4", "cskaformer_s18(mixers=('conv', 'conv', 'attn', 'cska'))", "28M", "8.2", ""),
-    ("CSKAFormer-S18, stages 3, 4", "cskaformer_s18(mixers=('conv', 'conv', 'cska', 'cska'))", "28M", "8.2", ""),
-    ("SKAFormer-B36, stage 2", "skaformer_b36", "97M", "45.6", _OPEN),
-    ("SKAFormer-B36, stage 3", "skaformer_b36(mixers=('conv', 'conv', 'ska', 'attn'))", "97M", "45.6", _OPEN),
-    ("SKAFormer-B36, stage 4", "skaformer_b36(mixers=('conv', 'conv', 'attn', 'ska'))", "97M", "45.6", _OPEN),
-    ("SKAFormer-B36, stages 2, 3", "skaformer_b36(mixers=('conv', 'ska', 'ska', 'attn'))", "97M", "45.6", _OPEN),
-    ("SKAFormer-B36, stages 3, 4", "skaformer_b36(mixers=('conv', 'conv', 'ska', 'ska'))", "97M", "45.6", _OPEN),
-    ("CSKAFormer-B36, stage 2", "cskaformer_b36", "119M", "48.4", _NARROW),
-    ("CSKAFormer-B36, stage 3", "cskaformer_b36(mixers=('conv', 'conv', 'cska', 'attn'))", "119M", "48.4", ""),
-    ("CSKAFormer-B36, stage 4", "cskaformer_b36(mixers=('conv', 'conv', 'attn', 'cska'))", "119M", "48.4", ""),
-    ("CSKAFormer-B36, stages 3, 4", "cskaformer_b36(mixers=('conv', 'conv', 'cska', 'cska'))", "119M", "48.4", ""),
-)
-# label, projection, millions printed for Nano, for Tiny, note on Tiny
-SNE_TABLE2 = (
-    ("baseline", "", "3.1M", "6.7M", ""),
-    ("SNE", "SNE()", "3.1M", "6.7M", ""),
-    ("P-SNE", "PSNE()", "3.1M", "6.7M", ""),
-    ("F-SNE 8", "FSNE(code=8)", "2.9M", "6.3M", ""),
-    ("F-SNE 8*", "FSNE(code=8, width={0})", "3.1M", "6.7M", ""),
-    ("F-SNE 16", "FSNE(code=16)", "2.9M", "6.3M", ""),
-    ("F-SNE 16*", "FSNE(code=16, width={1})", "3.1M", "6.7M", "Table 4 prints 6.3M, a misprint"),
-    ("F-SNE 32", "FSNE(code=32)", "2.9M", "6.3M", ""),
-    ("F-SNE 64", "FSNE(code=64)", "2.9M", "6.4M", "Table 2 prints 6.3M, a misprint"),
-)
-XCIT = {"Nano": ("xcit_nano_12_p16_224", (186, 182)), "Tiny": ("xcit_tiny_12_p16_224", (282, 276))}
+TABLE = Path(__file__).with_suffix(".csv")
 
 
 def printed_rows() -> tuple[Printed, ...]:
-    """All rows, in the order of the papers."""
-    rows = [Printed("SKA Table 1", *row, SKA_TABLE1_100[row[0]]) for row in SKA_TABLE1]
-    rows += [
-        Printed("SKA Table 2", label, host, "", size, flops, None, note)
-        for label, host, size, flops, note in SKA_TABLE2
-    ]
-    for index, (size, (host, widths)) in enumerate(XCIT.items()):
-        for label, projection, *sizes, note in SNE_TABLE2:
-            mixer = f"XCA(projection={projection.format(*widths)})" if projection else "XCA()"
-            rows.append(Printed("SNE Table 2", f"XCiT-{size} {label}", host, mixer, sizes[index], note=note * index))
-    return tuple(rows)
+    """All rows of `published_sizes.csv`, in the order of the papers."""
+    counts = ("official", "official_100", "corrected", "corrected_100")
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        return tuple(
+            Printed(**row | {name: int(row[name]) if row[name] else None for name in counts})
+            for row in csv.DictReader(file)
+        )
 
 
 def published_counts(tables: str = "*") -> Iterator[Counted]:
