@@ -21,7 +21,7 @@ from regard.lab.engine.study import Row, Setting, Study
 from regard.lab.results.results import Results
 from regard.lab.studies import STUDIES, load_study
 from regard.lab.studies.paper_claim import COUNTED
-from regard.swapping.count import count_macs
+from regard.measure.cost import count_macs
 
 FILE = Path(__file__).parents[1] / "docs" / "counts.json"
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from regard.core import SwapError as SwapError
     from regard.core import UnsupportedError as UnsupportedError
     from regard.measure.bench import bench as bench
+    from regard.measure.cost import count_macs as count_macs
     from regard.mixers import MIXERS as MIXERS
     from regard.mixers.shared.heads import HeadMixerConfig as HeadMixerConfig
     from regard.mixers.spelling import parse as parse
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from regard.projections import IdentityQuery as IdentityQuery
     from regard.projections import LinearQKV as LinearQKV
     from regard.swapping.capture import capture as capture
-    from regard.swapping.count import count_macs as count_macs
     from regard.swapping.layer import Port as Port
     from regard.swapping.swap import plan_swap as plan_swap
     from regard.swapping.swap import remove as remove
@@ -139,7 +139,7 @@ _MODULES: dict[str, str] = {
     "register_timm": "regard.models.timm_registry",
     **dict.fromkeys(("FSNE", "PROJECTIONS", "PSNE", "SNE", "IdentityQuery", "LinearQKV"), "regard.projections"),
     "capture": "regard.swapping.capture",
-    "count_macs": "regard.swapping.count",
+    "count_macs": "regard.measure.cost",
     "Port": "regard.swapping.layer",
     **dict.fromkeys(("plan_swap", "remove", "restore", "retune", "swap"), "regard.swapping.swap"),
 }

@@ -8,9 +8,8 @@ from torch import nn
 
 from regard import DAT, MIXERS, PVT, MiTA, RegardError, Softmax, create_model
 from regard.core import MixerConfig
-from regard.measure.cost import host_and_image, model_cost
+from regard.measure.cost import count_macs, host_and_image, model_cost
 from regard.mixers.spelling import spell
-from regard.swapping.count import count_macs
 from regard.swapping.layer import Port
 from regard.swapping.swap import plan_swap
 

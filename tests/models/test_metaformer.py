@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from regard.core import ConfigError
+from regard.measure.cost import count_macs
 from regard.mixers.static_keys.ska import SKA, ska
 from regard.models.create import create_model
 from regard.models.saving import load, save
 from regard.projections.identity import IdentityQuery
-from regard.swapping.count import count_macs
 
 DESK = "skaformer_desk(img_size=64, mixers=('conv', 'conv', 'ska', 'ska'), query='identity')"
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from regard.core import ConfigError, Grid, GridError, ShapeError
+from regard.measure.cost import count_macs
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import parse_mixer, spell
@@ -16,7 +17,6 @@ from regard.mixers.xca import XCA
 from regard.models.create import create_model
 from regard.models.saving import load, save
 from regard.models.sequence_classifier import sequence_encoder
-from regard.swapping.count import count_macs
 from regard.swapping.swap import remove, restore, swap
 
 SMALL = "sequence_encoder(dim=16, ffn=24, length=66, vocabulary=9, num_classes=3, hidden=12, drop=0.0)"

@@ -15,6 +15,7 @@ from timm.models.twins import GlobalSubSampleAttn
 from torch import nn
 
 from regard.core import Grid, GridError, MixerConfig, UnsupportedError
+from regard.measure.cost import count_macs
 from regard.mixers.convolutions.conv import Conv
 from regard.mixers.factors.factors import Factors
 from regard.mixers.linear import Linear
@@ -24,7 +25,6 @@ from regard.mixers.pvt import PVT
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
 from regard.projections.sne import PSNE
-from regard.swapping.count import count_macs
 from regard.swapping.host_mixer import HostPort
 from regard.swapping.inspect import attention_layers, layer_calls
 from regard.swapping.layer import Port

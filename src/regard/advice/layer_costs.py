@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import MixerConfig
+from regard.measure.cost import count_macs
 from regard.measure.memory import peak_growth
 from regard.measure.turns import in_turns, one_thread
-from regard.swapping.count import count_macs
 from regard.swapping.layer import Port
 from regard.swapping.layer_plan import LayerPlan
 

@@ -1,17 +1,27 @@
-"""Parameters and multiply-accumulates of a whole model, on the meta device: no memory for weights, no computation.
+"""Parameters and multiply-accumulates of a whole model: mechanisms by formula, the rest by PyTorch's counter.
 
-The cost of the mechanisms' operators comes from their formulas; everything else is counted by PyTorch.
+Models are built on the meta device: no memory for weights, no computation.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from regard.core import Cost, Extra, MixerConfig
+from regard.core import Cost, Extra, Grid, Mixer, MixerConfig, check_accounting
+from regard.core.eval_mode import eval_mode, no_fast_path
 from regard.core.validation import checked
+from regard.mixers.shared.heads import HeadMixer
+from regard.mixers.shared.memory import MemoryMixer
 from regard.models.catalog import user_ports
 from regard.models.create import build_sized, create_model
-from regard.swapping.count import count_macs
 from regard.swapping.inspect import example_input, explained_inputs, input_channels
+from regard.swapping.layer import Port
 from regard.swapping.swap import swap
 
 
@@ -50,3 +60,100 @@ def host_and_image(host: str, size: tuple[int, int] | None, extra: Extra = ()) -
 def count_cost(model: nn.Module, image: Tensor, accounting: str = "executed") -> Cost:
     """Parameters and multiply-accumulates of one forward pass; a swapped layer's original does not count."""
     return Cost(sum(p.numel() for p in model.parameters()), count_macs(model, image, accounting))
+
+
+def count_macs(model: nn.Module, images: Tensor | tuple[Any, ...], accounting: str = "executed") -> int:
+    """Multiply-accumulates of one forward pass (matrix products, convolutions) in evaluation mode.
+
+    images: the model's input, or a tuple of its inputs. Afterwards every module has its own mode again.
+    Operators of swapped layers are not run: their formulas are counted, once for each window and image, so it does not
+    matter which implementation runs at a size (dense on small grids). Parameters and images may be on the meta device.
+    accounting: of the formulas, as in `MixerConfig.cost`. Raises: ConfigError for an unknown accounting.
+    """
+    check_accounting(accounting)
+    counter = FlopCounterMode(display=False)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:  # the counter's hooks fail on views of parameters with a gradient
+            parameter.requires_grad_(False)
+        with (
+            eval_mode(model), no_fast_path(), sdpa_kernel(SDPBackend.MATH),
+            _by_formula(model, accounting) as formulas, counter,
+        ):  # fmt: skip
+            model(*images) if isinstance(images, tuple) else model(images)
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+    return counter.get_total_flops() // 2 + sum(formulas)
+
+
+@contextmanager
+def _by_formula(model: nn.Module, accounting: str) -> Iterator[list[int]]:
+    """Replace operators by ones that return zeros and append the MACs of their formula to the list.
+
+    What makes the tokens of a memory is part of the formula, so it is replaced, too.
+    """
+    macs: list[int] = []
+    replaced: list[tuple[Any, str]] = []
+    try:
+        for mixer in [module.mixer for module in model.modules() if isinstance(module, Port)]:
+            if not isinstance(mixer, HeadMixer):
+                replaced.append((mixer, "forward"))
+                replaced[-1][0].forward = _counted_layer(mixer, accounting, macs)
+                continue
+            if not _has_own_operator(mixer):
+                continue
+            operator: Any = mixer.operator
+            replaced.append((operator, "forward"))
+            operator.forward = _counted_operator(mixer, accounting, macs)
+            if isinstance(mixer, MemoryMixer):
+                replaced.append((operator, "memory"))
+                operator.memory = _zero_memory(mixer)
+        yield macs
+    finally:
+        for module, name in replaced:
+            vars(module).pop(name, None)
+
+
+def _has_own_operator(mixer: HeadMixer) -> bool:
+    """Whether the formula holds: the operator is the mechanism's own, and its values are as wide as its keys."""
+    if getattr(mixer, "value_width", mixer.site.width) != mixer.site.width:
+        return False
+    with torch.device("meta"):
+        return type(mixer.operator) is type(mixer.config.operator(mixer.site))
+
+
+def _counted_operator(mixer: HeadMixer, accounting: str, macs: list[int]):  # type: ignore[no-untyped-def]
+    def forward(
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Any = None,
+    ) -> Tensor:
+        example = next(role for role in (v, q, k) if role is not None)
+        times, site = mixer.operator.formulas(mixer.site, replace(mixer.site, grid=grid, memory=memory))
+        macs.append(example.shape[0] * times * mixer.config.operator_cost(site, accounting).macs)
+        return example.new_zeros(*example.shape[:2], grid.tokens, example.shape[-1])
+
+    return forward
+
+
+def _zero_memory(mixer: MemoryMixer):  # type: ignore[no-untyped-def]
+    config: Any = mixer.config
+
+    def memory(x: Tensor, q: Tensor, grid: Grid, plain: bool) -> tuple[Tensor, None]:
+        rows, columns = config.sides(grid)
+        return x.new_zeros(x.shape[0], rows * columns + grid.extra, x.shape[-1]), None
+
+    return memory
+
+
+def _counted_layer(mixer: Mixer, accounting: str, macs: list[int]):  # type: ignore[no-untyped-def]
+    def forward(x: Tensor, grid: Grid, *args: Any, **kwargs: Any) -> Tensor:
+        macs.append(x.shape[0] * mixer.config.cost(replace(mixer.site, grid=grid), accounting).macs)
+        return torch.zeros_like(x)
+
+    return forward

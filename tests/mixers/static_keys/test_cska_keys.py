@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from regard.core import ConfigError, Grid, GridError, Mask, Site, UnsupportedError
+from regard.measure.cost import count_macs
 from regard.mixers.softmax import softmax
 from regard.mixers.spelling import parse, spell
 from regard.mixers.static_keys.cska import CSKA
 from regard.mixers.static_keys.cska_keys import query_keys, query_keys_reference
 from regard.models.create import create_model
-from regard.swapping.count import count_macs
 from regard.swapping.per_window import PerWindow
 
 F64 = torch.float64

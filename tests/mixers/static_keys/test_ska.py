@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from operators import check_hidden
 from regard.core import NO_MASK, ConfigError, Grid, GridError, Mask, ShapeError, Site, SwapError, UnsupportedError
+from regard.measure.cost import count_macs
 from regard.mixers.softmax import Softmax, softmax
 from regard.mixers.spelling import parse, spell
 from regard.mixers.static_keys.cska import CSKA
@@ -19,7 +20,6 @@ from regard.mixers.static_keys.grids import former_grid, resample
 from regard.mixers.static_keys.keys import ACTIVATIONS, calibrate, freeze_keys
 from regard.mixers.static_keys.ska import SKA, SKAOperator, ska, ska_reference
 from regard.models.create import create_model
-from regard.swapping.count import count_macs
 from regard.swapping.per_window import PerWindow
 from regard.swapping.swap import plan_swap, swap
 

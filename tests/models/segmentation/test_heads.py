@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from regard.measure.cost import count_macs
 from regard.mixers.spelling import parse_mixer
 from regard.models.segmentation import CBT, ConvHead, Depict, LinearHead, MaskTransformer, make_segmenter
-from regard.swapping.count import count_macs
 
 GRID = (3, 5)
 

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from regard.core import ConfigError
+from regard.measure.cost import count_macs
 from regard.mixers.spelling import parse_mixer
 from regard.models.segmentation import VOID, make_segmenter
 from regard.models.segmentation.segmenter import pixel_loss
-from regard.swapping.count import count_macs
 from regard.swapping.shared_state import swapped_layers
 
 RESNET = "attended_resnet18(output_stride=16)"

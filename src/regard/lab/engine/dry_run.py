@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import ConfigError
-from regard.swapping.count import count_macs
+from regard.measure.cost import count_macs
 
 if TYPE_CHECKING:
     from .study import Row, Setting, Study

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.measure.cost import count_macs
 from regard.mixers.spelling import parse_mixer
 from regard.models.create import create_model
-from regard.swapping.count import count_macs
 from regard.swapping.inspect import example_input
 
 

@@ -23,10 +23,10 @@ from regard.lab.results.results import OLD_FILE_VALUES, Busy, Results, check_hel
 from regard.lab.tasks.base import Score
 from regard.lab.tasks.classification import Classification
 from regard.lab.tasks.image_task import ImageTask
+from regard.measure.cost import count_macs
 from regard.mixers.spelling import spell
 from regard.models.create import create_model
 from regard.models.saving import load, model_recipe, read_description
-from regard.swapping.count import count_macs
 
 from . import checkpoint
 from .distributed import check_devices, in_processes

@@ -11,9 +11,9 @@ from torchvision.models.detection import fasterrcnn_resnet50_fpn, maskrcnn_resne
 from regard.core import ConfigError, Grid, UnsupportedError
 from regard.lab.tasks.detection.networks import DETECTORS, Detector, Heads, detection_backbone, make_detector
 from regard.lab.tasks.detection.networks.padding import cannot_hide, kept_cells
+from regard.measure.cost import count_macs
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
-from regard.swapping.count import count_macs
 
 SMALL = Heads(classes=2, anchor=3.0, proposals=(60, 40), rois=32, head=32, mask_head=(16, 1), detections=20)
 ATTENDED = "attended_resnet18(mixer='Softmax()')"

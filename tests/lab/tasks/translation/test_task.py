@@ -26,12 +26,12 @@ from regard.lab.train.load import load_run
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.lab.train.watch import Watch
+from regard.measure.cost import count_macs
 from regard.mixers.convolutions.dynamic import DynamicConv
 from regard.mixers.factors.factors import Factors
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.polaformer import PolaFormer
 from regard.mixers.softmax import Softmax
-from regard.swapping.count import count_macs
 
 HOST = "translator(dim=32, depth=1, heads=4, hidden=32, drop=0.1)"
 RECIPE = Recipe(
