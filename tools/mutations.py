@@ -184,11 +184,13 @@ def python(tree: Path, *arguments: str) -> tuple[int, str]:
 
 def failing(tree: Path, selection: str, *further: str) -> str:
     """The first test of a selection that fails; "" if all pass, or where there is none any more."""
-    name, *options = shlex.split(selection)
-    places = [tree / name] if (tree / name).exists() else sorted((tree / "tests").rglob(Path(name).name))
-    if not places:
+    words = shlex.split(selection)
+    names, options = ([one for one in words if one.startswith("tests/") is path] for path in (True, False))
+    places = [[tree / name] if (tree / name).exists() else (tree / "tests").rglob(Path(name).name) for name in names]
+    files = [str(file) for place in places for file in sorted(place)]
+    if not files:
         return ""
-    code, output = python(tree, "-m", "pytest", "-x", "-q", *map(str, places), *options, *further)
+    code, output = python(tree, "-m", "pytest", "-x", "-q", *files, *options, *further)
     lines = [line.partition(" ")[2] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return [*lines, f"exit {code}"][0].split(" - ")[0] if code not in (0, 5) else ""
 
