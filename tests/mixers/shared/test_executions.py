@@ -1,12 +1,10 @@
 """The table of executions: what "auto" takes, and what a calibration of this device changes."""
 
 import json
-import os
 
 import pytest
 import torch
 
-from regard.core import StoreError
 from regard.files.records import record_text
 from regard.mixers.shared import calibration
 from regard.mixers.shared.calibration import Measured, calibration_file, fastest, write_calibration
@@ -120,16 +118,6 @@ def test_a_damaged_or_foreign_file_is_left_out_with_one_warning(change) -> None:
         taken = [choose("MiTA", "auto", situation(tokens), lambda: ("dense",)) for tokens in (1024, 2000)]
     assert taken == ["grouped", "grouped"]
     assert len(found) == 1
-
-
-def test_what_is_no_file_is_left_out_too_and_not_waited_for() -> None:
-    path = calibration_file(CPU)
-    path.parent.mkdir(parents=True)
-    os.mkfifo(path)
-    with pytest.warns(UserWarning, match="does not count.*FIFO"):
-        assert choose("MiTA", "auto", situation(), lambda: ("dense",)) == "grouped"
-    with pytest.raises(StoreError, match="FIFO"):
-        write_calibration(CPU, [row(dense=1.5)])
 
 
 def test_without_a_file_nothing_is_said(recwarn: pytest.WarningsRecorder) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from regard.core import ConfigError
-from regard.core.memory import check_bytes
 from regard.images.normalise import Statistics, expected, is_pretrained, normalised
 from regard.models.sizes import size_of, sized
 
@@ -43,7 +42,6 @@ class ImageTask(Task):
             raise ConfigError(
                 f"mean and std have a number for each channel, std above 0; not {self.mean} and {self.std}"
             )
-        check_bytes(f"one image of {self.size[0]}x{self.size[1]}", 3 * self.size[0] * self.size[1])
 
     def in_host(self, host: str, size: tuple[int, int] | None = None) -> "Self":
         """As in `Task`; a host without a size gets its own default size."""

@@ -15,9 +15,10 @@ from regard.lab.tasks.segmentation import Segmentation
 from regard.lab.tasks.segmentation.data import own_digest
 from regard.lab.tasks.segmentation.feed import fitted
 from regard.lab.tasks.segmentation.pictures import mask_of, overlay, runs, sheet
-from regard.lab.tasks.segmentation.score import confusion, ious, margins, miou, score_of
+from regard.lab.tasks.segmentation.score import confusion, score_of
 from regard.lab.tasks.segmentation.windows import classes_of, positions, window_scores
 from regard.lab.train.recipe import Recipe
+from regard.measure.mean_iou import ious, margins, miou
 from regard.mixers.spelling import parse_mixer
 from regard.models.segmentation import VOID
 

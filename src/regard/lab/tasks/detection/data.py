@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from regard.core import DataError, nearest
-from regard.files.paths import files_below, regular_file, user_path
+from regard.files.paths import files_below, user_path
 from regard.images import digest as digests
 from regard.images.images import SUFFIXES
 from regard.images.streams import generator
@@ -197,7 +197,7 @@ def _annotations(path: Path) -> dict[str, Path]:
     texts = [*annotation_files(path).values()]
     if voc.is_voc(path):
         texts = [*sorted((path / "ImageSets" / "Main").glob("*.txt")), *sorted((path / "Annotations").glob("*.xml"))]
-    return digests.relative(path, map(regular_file, texts))
+    return digests.relative(path, texts)
 
 
 class _Canvases(Sequence[Scene]):

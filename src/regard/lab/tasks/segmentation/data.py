@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from regard.core import DataError, Problems, nearest
-from regard.files.paths import files_below, regular_file, subfolders, user_path
+from regard.files.paths import files_below, subfolders, user_path
 from regard.images import digest
 from regard.images.images import SUFFIXES, image_errors, mean_and_deviation, read_image, size_of
 from regard.images.normalise import Statistics
@@ -202,7 +202,7 @@ def read_mask(file: Path) -> np.ndarray:
     """The labels (height, width) uint8 of a palette or grey image. Raises: DataError."""
     from PIL import Image, ImageOps
 
-    with image_errors(file, "mask"), Image.open(regular_file(file)) as opened:
+    with image_errors(file, "mask"), Image.open(file) as opened:
         image = ImageOps.exif_transpose(opened)
         if image.mode not in ("L", "P", "1", "I", "I;16"):
             raise DataError(
@@ -433,7 +433,7 @@ def _void_hint(splits: dict[str, Split], void: int) -> str:
 
 def _names(path: Path) -> tuple[str, ...]:
     """The lines of classes.txt, or nothing without such a file. Raises: DataError."""
-    file = regular_file(path / "classes.txt")
+    file = path / "classes.txt"
     if not file.exists():
         return ()
     try:

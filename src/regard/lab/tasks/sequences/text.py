@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from regard.core import DataError, Problems
-from regard.files.paths import readable, regular_file, visible
+from regard.files.paths import readable, visible
 from regard.images.own import read_table
 from regard.images.streams import generator
 from regard.lab.data.catalog import data_root, file_checksum
@@ -66,8 +66,8 @@ def is_table(path: Path) -> bool:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether a path is a table. Raises: DataError for a pipe, a socket or a device with such a suffix."""
-    return path.suffix.lower() in SUFFIXES and regular_file(path).exists()
+    """Whether a path is a table."""
+    return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
 def tables(path: Path) -> dict[str, Path]:
