@@ -21,6 +21,7 @@ from regard.lab.tasks.translation.alignment import alignments
 from regard.lab.tasks.translation.networks.seq2seq import DecoderLayer, EncoderLayer
 from regard.lab.tasks.translation.texts import _load, load
 from regard.lab.train import checkpoint
+from regard.lab.train.execute import execute
 from regard.lab.train.load import load_run
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
@@ -58,7 +59,7 @@ def task(data: Path | str, **changes: Any) -> Translation:
     return Translation(**{"host": HOST, "data": str(data), "vocabulary": 400, "beam": 2, **changes})
 
 
-def execute(run: Run, root: Path) -> tuple[Results, dict[str, Any]]:
+def executed_in(root: Path, run: Run) -> tuple[Results, dict[str, Any]]:
     store = Results(root)
     return store, execute(run, store, device="cpu")
 
@@ -66,7 +67,7 @@ def execute(run: Run, root: Path) -> tuple[Results, dict[str, Any]]:
 def test_a_run_translates_without_its_training_data(folder: Path, tmp_path: Path) -> None:
     """Scores and their samples are stored, and the texts may be gone when new sentences are translated."""
     run = Run(task=task(folder), mixer=Factors(terms="1111"), recipe=RECIPE)
-    store, outcome = execute(run, tmp_path / "results")
+    store, outcome = executed_in(tmp_path / "results", run)
     assert outcome["status"] == "done"
     assert set(outcome["metrics"]) == {"bleu", "chrf", "loss"}
     assert outcome["metrics"]["loss"] < 5.5 < np.log(400)
@@ -99,7 +100,7 @@ def test_the_average_of_the_last_epochs_is_evaluated(folder: Path, tmp_path: Pat
     weights = []
     for recipe in (replace(RECIPE, stop_after=1), RECIPE, replace(RECIPE, average=2)):
         run = Run(task=task(folder), mixer=Softmax(), recipe=recipe)
-        store, _ = execute(run, tmp_path / "results")
+        store, _ = executed_in(tmp_path / "results", run)
         weights.append(load_run(store.folder(run.key)).state_dict())
     first, second, mean = weights
     for name, value in mean.items():

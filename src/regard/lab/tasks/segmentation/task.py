@@ -311,15 +311,3 @@ class Segmentation(ValidationPart, ImageTask):
         mask = mask_of(prediction["runs"], prediction["size"])
         hidden = (0,) if self.data in cued.CUED else ()
         return sheet(read_image(source, None, 3), [("prediction", mask)], prediction["class_names"], hidden)
-
-    def examples_drawn(
-        self, model: nn.Module, device: torch.device, record: Mapping[str, Any], images: int = 4
-    ) -> list[Image]:
-        """The first images of the evaluated split, each with its truth and its prediction."""
-        mask_set, split = self.set_of(), self.part(self.split)
-        split, statistics = Part(split, range(min(images, len(split)))), self.statistics(record)
-        return [
-            sheet(split.image(row), [("truth", split.mask(row)), ("prediction", mask)], mask_set.classes,
-                  mask_set.ignored)
-            for row, mask in enumerate(self.predicted(model, device, split, statistics))
-        ]  # fmt: skip
