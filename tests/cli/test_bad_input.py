@@ -329,7 +329,7 @@ def test_other_data_are_scored_as_the_run_saw_its_own(capsys, tmp_path: Path, re
     task = read_run(Results(results), key).task
     record = (Results(results).outcome(key) or {})["data"]
     darker = class_folders(tmp_path / "darker", dark=True)
-    parts = task.on(str(darker)).images_of()
+    parts = task.on(str(darker)).data_set()
     images = np.concatenate([parts.train.pixels, parts.test.pixels])  # they have no test of their own
     labels = np.concatenate([parts.train.labels, parts.test.labels])
     mean, std = (torch.tensor(one) for one in task.statistics())

@@ -73,7 +73,7 @@ def test_changed_files_are_never_cached_under_the_digest_of_the_old_ones(
     for file in sorted(root.rglob("*.png")):
         Image.new("RGB", (60, 70), (9, 9, 9)).save(file)
     with pytest.raises(DataError, match="have changed since they were first read"):
-        task.images_of()  # no key was computed since
+        task.data_set()  # no key was computed since
     assert not list((tmp_path / "cache").rglob("*.npy"))
     assert Run(task=task).key != key
     assert (np.asarray(task.train_images().pixels[:]) == 9).all()
@@ -91,7 +91,7 @@ def test_a_key_is_that_of_the_present_files(tmp_path: Path, unsettled: float, mo
     assert Run(task=task).key == key
     Image.new("RGB", (60, 70)).save(tmp_path / "data" / "dog" / "more.png")
     assert Run(task=task).key != key
-    assert len(task.images_of().train) + len(task.images_of().test) == 11
+    assert len(task.data_set().train) + len(task.data_set().test) == 11
     (tmp_path / "data" / "dog" / "more.png").unlink()
     assert Run(task=task).key == key
     assert np.array_equal(task.train_images().pixels[:], before)
@@ -133,7 +133,7 @@ def test_a_run_whose_data_have_changed_is_refused(tmp_path: Path) -> None:
 def test_a_step_of_training_does_not_look_at_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = on(class_folders(tmp_path / "data"))
     name = task.identity().data
-    task.images_of()
+    task.data_set()
 
     def refuse(self: digest.Look) -> bool:
         raise AssertionError

@@ -17,12 +17,23 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, MixerConfig, UnsupportedError
 from regard.core.validation import check_fields
+from regard.images.order import Part
 from regard.lab.data.streamed.names import is_stream
+
+from .weights import check_removed, host_seed, redraw
 
 if TYPE_CHECKING:
     from typing import Self
 
     from PIL.Image import Image
+
+
+Record = Mapping[str, Any]
+"""What `Task.record` returned when a model was trained."""
+Samples = tuple[Tensor, Tensor]
+"""A batch of inputs and their labels."""
+Prediction = dict[str, Any]
+"""As data for JSON."""
 
 
 @runtime_checkable
@@ -43,6 +54,20 @@ class Training(Protocol):
     def erasing(self) -> float: ...
     @property
     def precision(self) -> str: ...
+
+
+@runtime_checkable
+class Feed(Protocol):
+    """The training batches of a run, pure functions of (seed, number of the batch)."""
+
+    @property
+    def per_epoch(self) -> int:
+        """Number of batches in an epoch."""
+        ...
+
+    def between(self, start: int, stop: int, workers: int = 0) -> Iterator[Any]:
+        """Batches start .. stop-1, loaded by so many processes, or by this one if 0."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -151,14 +176,25 @@ class Task(ABC):
             if getattr(recipe, name):
                 raise ConfigError(f"--task {self.name} has no {name}: it must be 0, not {getattr(recipe, name)}")
 
-    @abstractmethod
     def model(
-        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
+        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Record | None = None
     ) -> nn.Module:
-        """The model with its initial weights, a pure function of the arguments.
+        """The model with its initial weights, a pure function of the arguments; see `network`.
 
-        removed: without attention. record: what `record()` returned when the model was trained; what it holds (classes,
-        channels, a vocabulary) is then not read from the data.
+        A task with a field `init` has it initialised by `regard.lab.tasks.weights.redraw`.
+        """
+        check_removed(mixer, removed)
+        with host_seed(seed):
+            model = self.network(mixer, removed, record)
+            redraw(model, seed, getattr(self, "init", "host"))
+        return model
+
+    @abstractmethod
+    def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
+        """The host with the mechanism, as the host initialises it.
+
+        removed: without attention. record: None = of the task's own data; what it holds (classes, channels, a
+        vocabulary) is else not read from the data.
         """
 
     @abstractmethod
@@ -170,17 +206,23 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def batches_per_epoch(self, recipe: Training) -> int:
-        """Number of training batches in an epoch."""
-
-    @abstractmethod
-    def batches(
-        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> Iterator[Any]:
-        """Training batches start .. stop-1 of the whole run: pure functions of (seed, number of the batch).
+    def feed(self, recipe: Training, seed: int, part: Part = (0, 1)) -> Feed:
+        """The training batches of the whole run.
 
         part: (index, count) of equal parts of each batch, of which only this one is returned.
         """
+
+    def batches_per_epoch(self, recipe: Training) -> int:
+        """Number of training batches in an epoch. Raises: ConfigError as `check`."""
+        self.check(recipe)
+        return self.feed(recipe, 0).per_epoch
+
+    def batches(
+        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: Part = (0, 1)
+    ) -> Iterator[Any]:
+        """Training batches start .. stop-1 of the whole run, see `feed`. Raises: ConfigError as `check`."""
+        self.check(recipe)
+        return self.feed(recipe, seed, part).between(start, stop, workers)
 
     def usual_workers(self, recipe: Training) -> int:
         """Processes that load batches unless the user chooses their number; 0 where samples are ready in memory."""
@@ -204,11 +246,8 @@ class Task(ABC):
         """Evaluate on the test split; leaves the model in evaluation mode."""
 
     @abstractmethod
-    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
-        """Evaluate on the test split of other data. record: what `record()` returned when the model was trained.
-
-        Raises: DataError if the data do not fit the model.
-        """
+    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
+        """Evaluate on the test split of other data. Raises: DataError if the data do not fit the model."""
 
     @property
     @abstractmethod
@@ -228,22 +267,22 @@ class Task(ABC):
         record = self.record()
         return record["train"], record["test"]
 
-    def prepared(self, images: Tensor, device: torch.device, record: Mapping[str, Any] | None = None) -> Tensor:
+    def prepared(self, images: Tensor, device: torch.device, record: Record | None = None) -> Tensor:
         """uint8 images (n, C, h, w) as the model expects them: float32 on the device, normalised.
 
-        record: as for `score_on`; None = the task's own data. Raises: UnsupportedError if inputs are not images.
+        record: None = of the task's own data. Raises: UnsupportedError if inputs are not images.
         """
         raise UnsupportedError(f"--task {self.name} takes no images")
 
     def predict(
-        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
+        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Record
+    ) -> list[Prediction]:
         """One prediction for each source (file, or line of text), as data for JSON; the first entry is its name.
 
         Objects are in "objects", each with box (left, top, right, bottom in pixels), label, category, score and, if
         there is one, mask (COCO's compressed RLE).
 
-        record: what `record()` returned when the model was trained. Raises: DataError; UnsupportedError.
+        Raises: DataError; UnsupportedError.
         """
         raise UnsupportedError(f"--task {self.name} cannot predict single inputs")
 

@@ -171,7 +171,7 @@ def test_results_are_written_with_the_ids_of_the_annotations(folder: Path, tmp_p
     found = [
         Found(s.objects.boxes, s.objects.labels, np.ones(len(s.objects), np.float32), s.objects.masks) for s in scenes
     ]
-    entries = results(found, [scene.number for scene in scenes], task.scenes_of().category_ids)
+    entries = results(found, [scene.number for scene in scenes], task.data_set().category_ids)
     (tmp_path / "results.json").write_text(json.dumps(entries))
     truth = coco.COCO(str(folder / "val.json"))
     loaded = truth.loadRes(str(tmp_path / "results.json"))
