@@ -309,8 +309,8 @@ def test_mechanisms_that_cannot_be_causal_are_refused() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("missing.txt", "missing.txt does not exist"),
-        (Path("missing"), "missing does not exist"),
+        ("missing.txt", "there is no file missing.txt"),
+        (Path("missing"), "there is no file missing"),
         ("  ", "the text is empty"),
         ("one two " * 40, r"the text, line 1|the text: the sentence has \d+ tokens, more than longest=40"),
     ],
@@ -325,5 +325,5 @@ def test_inputs_that_cannot_be_translated(source: Any, message: str) -> None:
 def test_an_empty_line_of_a_file_is_named(tmp_path: Path) -> None:
     problem = task("numbers", limit=50)
     (tmp_path / "new.txt").write_text("one\n\ntwo\n")
-    with pytest.raises(DataError, match=r"new.txt, line 2: the sentence is empty"):
+    with pytest.raises(DataError, match=r"new.txt, line 2: the text is empty"):
         problem.predict(problem.model(Softmax(), 0), [tmp_path / "new.txt"], CPU, problem.record())

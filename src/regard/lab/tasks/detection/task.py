@@ -19,6 +19,7 @@ from regard.images.cores import loaders
 from regard.images.images import read_image
 from regard.images.normalise import Statistics
 from regard.images.order import Part, check_parts
+from regard.images.rows import Subset
 from regard.images.streams import generator
 from regard.swapping.inspect import explained_inputs
 
@@ -32,7 +33,7 @@ from .networks import Detector, Heads, detection_backbone, make_detector
 from .networks.padding import cannot_hide
 from .networks.rcnn import Targets
 from .predictions import Frame, as_json, found_in, predictions_of
-from .scenes import Scene, SceneSet, Taken
+from .scenes import Scene, SceneSet
 from .score import Found, evaluate
 from .trivial import trivial_answer
 
@@ -343,7 +344,7 @@ def _split(task: Boxes, split: str, scene_set: SceneSet) -> Split:
         scenes = [scenes[row] for row in range(task.limit)]
     key = "" if task.data.startswith("cued") else f"{scene_set.checksum[:16]}-{split}-{task.limit}-{task.corrupt}"
     if task.val and name == "train":
-        scenes = Taken(scenes, task.divided(len(scenes))[split == "held"])
+        scenes = Subset(scenes, task.divided(len(scenes))[split == "held"])
         key += f"-{task.val:g}-{task.val_seed}" if key else ""
     return Split(scenes, task.size, scene_set.channels, task.resize, key)
 

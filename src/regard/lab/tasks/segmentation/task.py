@@ -17,8 +17,8 @@ from regard.images.cores import loaders
 from regard.images.feed import to_tensor
 from regard.images.images import read_image
 from regard.images.normalise import Statistics
-from regard.images.order import Part as Parts
-from regard.images.order import check_parts
+from regard.images.order import Part, check_parts
+from regard.images.rows import Subset
 from regard.lab.data import cued
 from regard.lab.data.generated import revised
 from regard.measure.mean_iou import margins, miou
@@ -28,7 +28,7 @@ from regard.swapping.inspect import input_channels
 from ..base import Prediction, Record, Samples, Score, Training, Trial
 from ..image_task import ImageTask
 from ..validation import ValidationPart
-from .data import CAMVID, NAMED, Files, MaskSet, Part, Split, load, own_digest, path_of
+from .data import CAMVID, NAMED, MaskSet, Photos, Sample, load, own_digest, path_of
 from .feed import AUGMENTS, Batches, fitted, padded
 from .pictures import mask_of, runs, sheet
 from .score import confusion, score_of
@@ -112,7 +112,7 @@ class Segmentation(ValidationPart, ImageTask):
         """The data set. Raises: DataError."""
         return load(self.data, self.void, self.classes, self.digest)
 
-    def part(self, split: str) -> Split:
+    def part(self, split: str) -> Sequence[Sample]:
         """A split, at most `limit` images of it. Raises: DataError if the data do not have it."""
         mask_set = self.data_set()
         drawn = bool(self.val) and mask_set.reserved is None
@@ -123,9 +123,9 @@ class Segmentation(ValidationPart, ImageTask):
             raise DataError(f"{mask_set.name} has no split {split!r}; it has {', '.join(mask_set.splits)}")
         images = mask_set.splits[name]
         if self.limit:
-            images = Part(images, range(min(self.limit, len(images))))
+            images = Subset(images, range(min(self.limit, len(images))))
         if drawn and name == "train":
-            images = Part(images, self.divided(len(images))[split == "held"])
+            images = Subset(images, self.divided(len(images))[split == "held"])
         return images
 
     def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
@@ -157,7 +157,7 @@ class Segmentation(ValidationPart, ImageTask):
 
         return Trial(model, (torch.randn(1, channels, *self.size),), loss, forward)
 
-    def feed(self, recipe: Training, seed: int, part: Parts = (0, 1)) -> Batches:
+    def feed(self, recipe: Training, seed: int, part: Part = (0, 1)) -> Batches:
         train = self.part("train")
         check_parts(len(train), recipe.batch, part)
         return Batches(train, self.size, self._shorter, self.scales, recipe.batch, recipe.augment, seed, part)
@@ -165,9 +165,9 @@ class Segmentation(ValidationPart, ImageTask):
     def usual_workers(self, recipe: Training) -> int:
         """As in `Task`: for photographs that are decoded when they are used."""
         split = self.part("train")
-        while isinstance(split, Part):
-            split = split.split
-        if not isinstance(split, Files) or split.decoded is not None:
+        while isinstance(split, Subset):
+            split = split.items
+        if not isinstance(split, Photos) or split.decoded is not None:
             return 0
         return loaders(recipe.batch * 4 * self.size[0] * self.size[1])
 
@@ -190,13 +190,12 @@ class Segmentation(ValidationPart, ImageTask):
         return model(self.prepared(batch[0], device), batch[1].to(device), recipe.smoothing)
 
     def predicted(
-        self, model: nn.Module, device: torch.device, images: Split, statistics: Statistics, together: int = 32
+        self, model: nn.Module, device: torch.device, part: Sequence[Sample], statistics: Statistics, together: int = 32
     ) -> Iterator[np.ndarray]:
         """The classes (height, width) uint8 of each image of a split; neighbours of one size share a forward pass."""
         model.eval()
         group: list[np.ndarray] = []
-        for row in range(len(images)):
-            image = images.image(row)
+        for image in (sample.image for sample in part):
             if group and (image.shape != group[0].shape or len(group) == together):
                 yield from self._classes(model, group, statistics, device)
                 group = []
@@ -213,13 +212,13 @@ class Segmentation(ValidationPart, ImageTask):
         return classes_of(model, small, statistics, self.size, self.stride, (height, width), device).numpy()
 
     def _score(
-        self, model: nn.Module, device: torch.device, images: Split, mask_set: MaskSet, normal: Statistics
+        self, model: nn.Module, device: torch.device, images: Sequence[Sample], mask_set: MaskSet, normal: Statistics
     ) -> Score:
         number = len(mask_set.classes)
         together = 32 if self.data in cued.CUED else 4
         rows = [
-            margins(confusion(images.mask(row), classes, number))
-            for row, classes in enumerate(self.predicted(model, device, images, normal, together))
+            margins(confusion(sample.mask, classes, number))
+            for sample, classes in zip(images, self.predicted(model, device, images, normal, together), strict=True)
         ]
         return score_of(np.stack(rows), mask_set.classes, mask_set.ignored)
 
@@ -240,15 +239,15 @@ class Segmentation(ValidationPart, ImageTask):
         """The metric of the most frequent class of the evaluated split, predicted everywhere."""
         mask_set, images = self.data_set(), self.part(self.split)
         counts = np.zeros(len(mask_set.classes), np.int64)
-        for row in range(len(images)):
-            counts += np.bincount(images.mask(row).ravel(), minlength=256)[: len(counts)]
+        for sample in images:
+            counts += np.bincount(sample.mask.ravel(), minlength=256)[: len(counts)]
         both, predicted = np.zeros_like(counts), np.zeros_like(counts)
         best = int(counts.argmax())
         both[best], predicted[best] = counts[best], counts.sum()
         return miou(np.concatenate([both, counts, predicted]), mask_set.ignored)
 
     def example(self) -> tuple[Tensor]:
-        image = self.part(self.split).image(0)
+        image = self.part(self.split)[0].image
         small = scaled_pixels(image, fitted(image.shape[:2], self._shorter))
         crop = padded(small, self.size, 0)[: self.size[0], : self.size[1]]
         return (self.prepared(to_tensor(crop[None]), torch.device("cpu")),)

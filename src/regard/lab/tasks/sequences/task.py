@@ -22,6 +22,7 @@ from regard.swapping.swap import remove
 
 from ..base import Prediction, Record, Samples, Score, Task, Training, Trial
 from ..class_scores import best_classes, check_classes, majority, top1_score
+from ..text_inputs import file_of, read_lines
 from ..validation import ValidationPart
 from . import data as data_sets
 from . import inputs, pathfinder, pixels
@@ -285,8 +286,8 @@ class Sequences(ValidationPart, Task):
             if facts.alphabet == "pixels":
                 predictions.append({"file": str(source), **answer([pixels.encode(source, length)])})
                 continue
-            path = inputs.file_of(source)
-            lines = inputs.read_lines(path) if path else [str(source)]
+            path = file_of(source)
+            lines = read_lines(path) if path else [str(source)]
             where = str(path) if path else "the text"
             parts = [
                 inputs.encoded(line, facts, f"{where}, line {row}" if path else where)

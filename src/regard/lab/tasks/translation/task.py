@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, DataError, MixerConfig, UnsupportedError, nearest
+from regard.core import ConfigError, MixerConfig, UnsupportedError, nearest
 from regard.images.order import Part
 from regard.models.create import parse_host
 
 from ..base import Prediction, Record, Score, Task, Training, Trial
 from ..jackknife import jackknife_values
+from ..text_inputs import file_of, read_lines
 from ..validation import ValidationPart
 from . import texts
 from .alignment import alignments, picture
@@ -279,11 +280,11 @@ class Translation(ValidationPart, Task):
         """
         sentences: list[tuple[str, str, dict[str, Any]]] = []
         for source in sources:
-            path = _file(source)
+            path = file_of(source)
             if path is None:
                 sentences.append((str(source), "the text", {}))
                 continue
-            for line_number, line in enumerate(texts.read_lines(path), 1):
+            for line_number, line in enumerate(read_lines(path), 1):
                 place = {"file": str(path), "line": line_number}
                 sentences.append((line, f"{path}, line {line_number}", place))
         words = self.words(record)
@@ -331,19 +332,3 @@ def _alignment(
 @lru_cache(maxsize=4)
 def _recorded(merges: str) -> Vocabulary:
     return Vocabulary.from_text(merges)
-
-
-def _file(source: str | Path) -> Path | None:
-    """The file that a source names; None if it is a sentence. Raises: DataError for a file that does not exist."""
-    path = Path(source)
-    try:
-        if path.is_file():
-            return path
-    except OSError:  # a sentence that is too long for a name
-        return None
-    text = str(source)
-    if isinstance(source, Path) or (path.suffix and " " not in text and text[-1] not in ".!?"):
-        raise DataError(f"{source} does not exist; pass a file of sentences, or a sentence")
-    if not text.strip():
-        raise DataError("the text is empty; pass a sentence")
-    return None
