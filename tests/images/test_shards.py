@@ -15,7 +15,7 @@ from regard.core import DataError
 from regard.images import own, shards
 from regard.images.feed import Batches
 from regard.images.own import Lazy
-from regard.images.rows import Paths, taken
+from regard.images.rows import Paths, subset
 from regard.lab.data import catalog
 from regard.lab.tasks import Classification
 from regard.lab.train.recipe import Recipe
@@ -269,8 +269,8 @@ def test_a_part_of_paths_is_those_paths() -> None:
     paths = [Path(f"/a/é{number}.png") for number in range(7)]
     packed = Paths.of(paths)
     assert list(packed) == paths
-    assert list(taken(packed, np.array([5, 1]))) == [paths[5], paths[1]]
-    assert list(taken(packed, slice(1, None, 2))) == paths[1::2] == list(taken(paths, slice(1, None, 2)))
-    assert taken(paths, np.array([5, 1])) == [paths[5], paths[1]]
+    assert list(subset(packed, np.array([5, 1]))) == [paths[5], paths[1]]
+    assert list(subset(packed, slice(1, None, 2))) == paths[1::2] == list(subset(paths, slice(1, None, 2)))
+    assert subset(paths, np.array([5, 1])) == [paths[5], paths[1]]
     with pytest.raises(IndexError):
         packed[7]

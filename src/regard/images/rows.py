@@ -70,7 +70,7 @@ class Subset(Sequence[Any]):
         return self.items[int(self.rows[index])]
 
 
-def taken(items: Sequence[Any], rows: slice | np.ndarray) -> Sequence[Any]:
+def subset(items: Sequence[Any], rows: slice | np.ndarray) -> Sequence[Any]:
     """The items of a slice or of indices, of a list or of `Rows`."""
     if isinstance(items, Rows):
         return items.take(np.arange(len(items))[rows])

@@ -1,7 +1,7 @@
 """Task: the interface between a problem and the training loop.
 
-Training, evaluation, stores, studies and reports know this interface only. A task is a folder beside this file with its
-data, its loss, its score and its pictures; its models are in `regard.models`.
+Training, evaluation, results, studies and reports know this interface only. A task is a folder beside this file with
+its data, its loss, its score, its pictures and its networks.
 """
 
 import dataclasses
@@ -103,16 +103,25 @@ class Trial:
 class Task(ABC):
     """A problem on a data set, with a host model.
 
-    host: a name or a spelling with options, "vit_tiny_patch16_224(patch_size=4)". data: the name of a data set, or a
-    path of the user's own data. extra: the user's own models and ports that `host` may name; not part of a run's key.
+    The fields of every task:
 
-    name: that of `--task`. metric: the main one; larger is better. further: other metrics of every evaluation. trivial:
-    the answer whose metric is `chance`, as a noun. unit: what one sample is, in the plural.
-    example_data: a small set that every machine has.
-    sets: the named data sets, and where each comes from; a folder of such a name is written with its path. no_export:
-    why a model cannot become an ONNX file, "" = it can. takes_text: whether `predict` takes texts besides files.
-    model_fields: fields that shape the model, which fine-tuning on other data keeps. reads_streams: whether `data` may
-    be a stream (`regard.lab.data.streamed`).
+    - host: a name or a spelling with options, "vit_tiny_patch16_224(patch_size=4)".
+    - data: the name of a data set, or a path of the user's own data.
+    - extra: the user's own models and ports that `host` may name; not part of a run's key.
+
+    What a class says about all of its tasks:
+
+    - name: that of `--task`.
+    - metric: the main one, of which more is better; further: the others of every evaluation.
+    - trivial: the answer whose metric is `chance`, as a noun.
+    - unit: what one sample is, in the plural.
+    - example_data: a small set that every machine has.
+    - sets: the named data sets, and where each comes from; a folder of such a name is written with its path.
+    - no_export: why a model cannot become an ONNX file; "" if it can.
+    - takes_text: whether `predict` takes texts besides files.
+    - model_fields: fields that shape the model, which fine-tuning on other data keeps.
+    - reads_streams: whether `data` may be a stream (`regard.lab.data.streamed`).
+
     A model is called by its forward pass only. Where training needs more than the prediction, the model takes the
     targets as further arguments and returns what the loss needs; without them it returns predictions.
     Subclasses with a `__post_init__` call this one first.

@@ -182,31 +182,6 @@ def test_results_are_written_with_the_ids_of_the_annotations(folder: Path, tmp_p
         assert np.array_equal(loaded.annToMask(twins[0]), truth.annToMask(one))
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"detector": "yolo"}, "detector is one of mask, cascade_mask"),
-        ({"detector": "faster"}, "detector is one of mask, cascade_mask"),
-        ({"strides": (8, 32)}, "strides are each the double"),
-        ({"scales": (0.0,)}, "positive"),
-        ({"proposals": (5, 0)}, "proposals"),
-        ({"limit": -1}, "limit"),
-    ],
-)
-def test_wrong_fields_are_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        Instances(data="nuclei", **{**SMALL, **fields})
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("augment", "crop"), ("smoothing", 0.1), ("mixup", 0.2), ("cutmix", 1.0), ("erasing", 0.5)]
-)
-def test_a_recipe_that_cannot_be_applied_is_refused(field: str, value: Any) -> None:
-    recipe = dataclasses.replace(RECIPE, **{field: value})
-    with pytest.raises(ConfigError, match=field):
-        Detection(data="bccd", **SMALL).check(recipe)
-
-
 def test_boxes_keep_their_precision_under_autocast(folder: Path) -> None:
     """16 bits cannot tell the pixels of large images apart: losses in bf16-mixed are those of 32 bits, nearly."""
     task = Detection(data=str(folder), **SMALL)

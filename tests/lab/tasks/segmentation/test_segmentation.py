@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from regard.core import ConfigError, DataError
+from regard.core import DataError
 from regard.images.augment import scaled_pixels
 from regard.lab.tasks.segmentation import Segmentation
 from regard.lab.tasks.segmentation.data import own_digest
@@ -241,22 +241,6 @@ def test_the_key_has_no_path(folder: Path, tmp_path_factory: pytest.TempPathFact
     assert identity.data.startswith("own:")
     moved = folder.rename(tmp_path_factory.mktemp("other") / "moved")
     assert task_on(moved).identity() == identity
-
-
-@pytest.mark.parametrize("field", ["mixup", "cutmix", "erasing", "augment"])
-def test_recipes_that_cannot_be_applied_are_refused(folder: Path, field: str) -> None:
-    changes = {field: "resized" if field == "augment" else 0.5}
-    with pytest.raises(ConfigError, match=field):
-        task_on(folder).check(dataclasses.replace(RECIPE, **changes))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [({"stride": 0.0}, "stride"), ({"scales": (2.0, 1.0)}, "scales"), ({"void": 300}, "void")],
-)  # fmt: skip
-def test_wrong_fields_are_refused(folder: Path, fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        task_on(folder, **fields)
 
 
 def test_a_trial_needs_no_data() -> None:
