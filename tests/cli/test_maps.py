@@ -110,7 +110,7 @@ def test_maps_of_a_run_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         recipe=Recipe(epochs=1, augment="none"),
     )
     execute(one, Results(tmp_path), device="cpu")
-    monkeypatch.setattr(Classification, "images_of", lambda self: pytest.fail("the data were read"))
+    monkeypatch.setattr(Classification, "data_set", lambda self: pytest.fail("the data were read"))
     assert run(["maps", str(tmp_path / one.key), "digit", "--out", str(tmp_path / "drawn.png")]) == 0
 
 

@@ -68,7 +68,7 @@ def test_training_and_the_test_read_it(root: Path) -> None:
 
 
 def test_transforms_begin_with_the_whole_image(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = task()._feed(Recipe(batch=4, augment="timm"), 0)
+    feed = task().feed(Recipe(batch=4, augment="timm"), 0)
     sizes: list[tuple[int, int]] = []
     inner = feed.transform
     assert inner is not None

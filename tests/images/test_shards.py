@@ -15,7 +15,7 @@ from regard.core import DataError
 from regard.images import own, shards
 from regard.images.feed import Batches
 from regard.images.own import Lazy
-from regard.images.rows import Paths, taken
+from regard.images.rows import Paths, subset
 from regard.lab.data import catalog
 from regard.lab.tasks import Classification
 from regard.lab.train.recipe import Recipe
@@ -158,7 +158,7 @@ def test_a_label_is_a_whole_number_in_digits(tmp_path: Path, label: str) -> None
         own.read_splits(tmp_path)
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
 def test_a_sample_of_links_is_not_left_out(tmp_path: Path, kind: bytes) -> None:
     with tarfile.open(write(tmp_path / "a.tar", sample(1, 0)), "a") as archive:
         for name in ("b.png", "b.cls"):
@@ -166,28 +166,6 @@ def test_a_sample_of_links_is_not_left_out(tmp_path: Path, kind: bytes) -> None:
             info.type, info.linkname = kind, "s/001" + name[1:]
             archive.addfile(info)
     with pytest.raises(DataError, match=r"b.png in .*a.tar is a link"):
-        own.read_splits(tmp_path)
-
-
-@pytest.mark.parametrize(("name", "size"), [("b.png", 2**32 + 100), ("b.cls", 2**30)])
-def test_a_member_of_absurd_size_is_not_read(tmp_path: Path, name: str, size: int) -> None:
-    file = write(tmp_path / "a.tar", [])
-    info = tarfile.TarInfo(name)
-    info.size = size
-    with file.open("wb") as stream:
-        stream.write(info.tobuf())
-        stream.truncate(size + 2048)  # a hole
-    with pytest.raises(DataError, match=rf"{name} in .*a.tar has {size:,} bytes, expected at most"):
-        own.read_splits(tmp_path)
-
-
-@pytest.mark.parametrize("pax", [{"GNU.sparse.size": "zz"}, {"GNU.sparse.map": "0,5", "GNU.sparse.size": "5"}])
-def test_a_header_with_odd_numbers_or_holes_is_refused(tmp_path: Path, pax: dict[str, str]) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
-        info = tarfile.TarInfo("b.png")
-        info.pax_headers = pax
-        archive.addfile(info)
-    with pytest.raises(DataError, match=r"a.tar is damaged after|b.png in .*a.tar is .* a file with holes"):
         own.read_splits(tmp_path)
 
 
@@ -291,8 +269,8 @@ def test_a_part_of_paths_is_those_paths() -> None:
     paths = [Path(f"/a/é{number}.png") for number in range(7)]
     packed = Paths.of(paths)
     assert list(packed) == paths
-    assert list(taken(packed, np.array([5, 1]))) == [paths[5], paths[1]]
-    assert list(taken(packed, slice(1, None, 2))) == paths[1::2] == list(taken(paths, slice(1, None, 2)))
-    assert taken(paths, np.array([5, 1])) == [paths[5], paths[1]]
+    assert list(subset(packed, np.array([5, 1]))) == [paths[5], paths[1]]
+    assert list(subset(packed, slice(1, None, 2))) == paths[1::2] == list(subset(paths, slice(1, None, 2)))
+    assert subset(paths, np.array([5, 1])) == [paths[5], paths[1]]
     with pytest.raises(IndexError):
         packed[7]

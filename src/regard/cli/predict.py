@@ -8,7 +8,7 @@ import typer
 
 from regard.core import ConfigError, DataError, UnsupportedError
 from regard.files.atomic import store_errors, write_atomically
-from regard.files.paths import files_below, printable, regular_file, user_path
+from regard.files.paths import files_below, printable, user_path
 
 from .exit_codes import WRONG_USE
 from .imports import Imports, imported
@@ -109,7 +109,7 @@ def _sources(files: list[str], takes_text: bool) -> list[str]:
                 raise ConfigError(f"the folder {name} has no images")
             sources += images
         elif takes_text or path.exists():
-            sources.append(str(regular_file(path)) if path.exists() else name)
+            sources.append(str(path) if path.exists() else name)
         else:
             raise ConfigError(f"there is no file {name}")
     return sources
@@ -124,7 +124,7 @@ def _image_ids(file: Path) -> dict[str, Any]:
     """The id of each image of a COCO annotation file by its file_name. Raises: DataError."""
     from regard.lab.tasks.detection.coco import read_json
 
-    content = read_json(regular_file(file))
+    content = read_json(file)
     images = content.get("images") if isinstance(content, dict) else None
     if not isinstance(images, list) or not all(isinstance(image, dict) for image in images):
         raise DataError(f"{file} is no COCO annotation file: it has no list of images")

@@ -1,4 +1,4 @@
-"""Files of the store: each is either complete or absent, and only regular files are read and written.
+"""Files of the store: each is either complete or absent.
 
 Everything in the store is written with these functions. A temporary file has a name that cannot be guessed, and must
 not exist before; a symbolic link in its place, or in the place of a file to which lines are added, is not followed.
@@ -8,7 +8,6 @@ import errno
 import json
 import os
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,6 @@ except ImportError:  # Windows
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a FIFO would wait for its other end
 _BINARY = getattr(os, "O_BINARY", 0)
 TEMPORARY = ".part"
 """End of the names of temporary files; one that is left was of a process that was killed."""
@@ -62,7 +60,6 @@ def prepared(path: Path | str, data: bytes | str) -> Iterator[Any]:
     with store_errors(target):
         content = data.encode() if isinstance(data, str) else data
         target.parent.mkdir(parents=True, exist_ok=True)
-        _check_replaceable(target)
     try:
         with store_errors(target), open(os.open(part, _NEW | _NO_LINK | _BINARY, 0o666), "wb") as file:
             file.write(content)
@@ -83,19 +80,18 @@ def prepared(path: Path | str, data: bytes | str) -> Iterator[Any]:
 def append(path: Path, text: str) -> None:
     """Add text to a file, which is created if it is missing, and sync it.
 
-    Raises: StoreError, also if the file is a link, a FIFO or a device.
+    Raises: StoreError, also if the file is a link.
     """
     with store_errors(path):
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK | _NO_WAIT | _BINARY, 0o666)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK | _BINARY, 0o666)
         with open(handle, "ab") as file:
-            _check_regular(path, handle)
             file.write(text.encode())
             file.flush()
             os.fsync(handle)
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """The content of a file. Raises: StoreError if it is missing, may not be read, or is a folder, FIFO or device."""
+    """The content of a file. Raises: StoreError if it is missing, may not be read, or is a folder."""
     data = read_if_present(path)
     if data is None:
         raise StoreError(f"cannot read {path}: there is no such file; check the path")
@@ -106,40 +102,9 @@ def read_if_present(path: Path | str) -> bytes | None:
     """The content of a file, None if there is none. Raises: StoreError, as `read_bytes`."""
     with store_errors(Path(path), "read"):
         try:
-            handle = os.open(path, os.O_RDONLY | _NO_WAIT | _BINARY)
+            return Path(path).read_bytes()
         except FileNotFoundError:
             return None
-        with _opened(Path(path), handle) as file:
-            return file.read()
-
-
-@contextmanager
-def _opened(path: Path, handle: int) -> Iterator[Any]:
-    try:
-        _check_regular(path, handle)
-    except BaseException:
-        os.close(handle)
-        raise
-    with open(handle, "rb") as file:
-        yield file
-
-
-def _check_regular(path: Path, handle: int) -> None:
-    _check_mode(path, os.fstat(handle).st_mode)
-
-
-def _check_replaceable(path: Path) -> None:
-    """Raises: StoreError for a FIFO, socket or device, which a rename would replace; it refuses a folder itself."""
-    with suppress(FileNotFoundError):
-        mode = path.lstat().st_mode
-        if not stat.S_ISLNK(mode) and not stat.S_ISDIR(mode):
-            _check_mode(path, mode)
-
-
-def _check_mode(path: Path, mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        kind = "a folder" if stat.S_ISDIR(mode) else "a FIFO, socket or device"
-        raise StoreError(f"{path} is {kind}, expected a file; move it away")
 
 
 @contextmanager

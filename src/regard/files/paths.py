@@ -1,7 +1,6 @@
 """Paths that a user gives, checked before a file is touched."""
 
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,28 +62,6 @@ def printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\0").replace("\n", "\\n")
 
 
-def regular_file(path: Path) -> Path:
-    """The path, if it is a file, a link to one, or missing.
-
-    Raises: DataError for a pipe, a socket or a device, which may never end; for a folder; for a loop of links.
-    """
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return path
-    except OSError as problem:
-        raise DataError(f"{printable(str(path))} cannot be read: {problem.strerror}") from problem
-    if not stat.S_ISREG(mode):
-        raise DataError(f"{printable(str(path))} is a {kind_of(mode)}, not a file; replace or remove it")
-    return path
-
-
-def kind_of(mode: int) -> str:
-    """The kind of what a file system holds, as a noun."""
-    kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
-    return kinds.get(stat.S_IFMT(mode), "device")
-
-
 def visible(folder: Path) -> Iterator[os.DirEntry[str]]:
     """The entries of a folder by name, without hidden ones. Raises: DataError if the folder may not be read."""
     with readable(folder), os.scandir(folder) as entries:
@@ -109,8 +86,8 @@ def subfolders(folder: Path) -> list[Path]:
 def files_below(folder: Path, suffixes: frozenset[str]) -> list[Path]:
     """The visible files in a folder and its subfolders whose suffix in lower case is among `suffixes`, sorted.
 
-    Links are followed; one that points to nothing is listed. Raises: DataError for links that form a loop, for pipes,
-    sockets and devices with such a suffix, for names that are not UTF-8, and for folders that may not be read.
+    Links are followed; one that points to nothing is listed. Raises: DataError for links that form a loop, for names
+    that are not UTF-8, and for folders that may not be read.
     """
     return sorted(_files_below(folder, suffixes, ()))
 
@@ -129,4 +106,4 @@ def _files_below(folder: Path, suffixes: frozenset[str], above: tuple[tuple[int,
             yield from _files_below(path, suffixes, (*above, here))
         elif path.suffix.lower() in suffixes:
             check_utf8(path)
-            yield path if entry.is_file() else regular_file(path)
+            yield path

@@ -31,7 +31,8 @@ NO_FILES: Mapping[str, Path] = MappingProxyType({})
 UNSETTLED = 2.0
 """A file that was changed so few seconds ago can change again without another time stamp: it is not cached."""
 QUICK, SELDOM = 0.1, 20
-"""A look at the files that takes more than QUICK seconds is not repeated for SELDOM times as long."""
+"""Looking for changed files may take long. When it took more than QUICK seconds, `Look` waits SELDOM times as long
+before it looks again, and takes the files for unchanged until then."""
 
 
 def relative(root: Path, files: Iterable[Path]) -> dict[str, Path]:

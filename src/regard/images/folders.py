@@ -13,9 +13,14 @@ from .images import SUFFIXES, Source
 
 log = logging.getLogger("regard.data")
 
-TRAINS = ("train", "training")
-TESTS = ("test", "testing", "val", "valid", "validation", "dev", "eval")
+SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev", "eval"),
+    "test": ("test", "testing"),
+}
 """Names of splits in upper or lower case; the first one that is present is used."""
+TRAINS, TESTS = SPLITS["train"], (*SPLITS["test"], *SPLITS["val"])
+"""Of data with two splits, whose test may be called a validation."""
 BESIDE = frozenset({
     ".txt", ".md", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".html", ".pdf", ".db", ".ini",
     ".log", ".md5", ".sha1", ".sha256", ".lnk", ".url",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from regard.core import DataError
-from regard.files.paths import regular_file, subfolders, visible
+from regard.files.paths import subfolders, visible
 
 from .augment import MEAN
 from .images import SUFFIXES, Images, ImageSet, size_before_crop
@@ -80,7 +80,7 @@ def _files(folder: Path, classes: tuple[str, ...], total: Any) -> tuple[list[Pat
     labels: list[int] = []
     for label, name in enumerate(classes):
         images = [
-            folder / name / entry.name if entry.is_file() else regular_file(folder / name / entry.name)
+            folder / name / entry.name
             for entry in visible(folder / name)
             if Path(entry.name).suffix.lower() in SUFFIXES
         ]

@@ -15,7 +15,6 @@ import numpy as np
 
 from regard.core import DataError
 from regard.files.cache import cache_folder
-from regard.files.paths import regular_file
 
 log = logging.getLogger("regard.data")
 
@@ -125,8 +124,7 @@ def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.nd
     """One image as (height, width, channels) uint8; size: resize the shorter side and crop the centre; None: as is.
 
     An image whose EXIF data say that the camera was turned is turned upright.
-    Raises: OSError, SyntaxError or ValueError of Pillow for a damaged image; ValueError for pixels of 32 bits;
-    DataError for a pipe, a socket or a device.
+    Raises: OSError, SyntaxError or ValueError of Pillow for a damaged image; ValueError for pixels of 32 bits.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -134,7 +132,7 @@ def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.nd
         image = Image.fromarray(source.squeeze())
     else:
         try:
-            image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else regular_file(source))
+            image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
         except UnidentifiedImageError as error:  # whose own text names an address in memory
             raise OSError("its bytes are of no image format that Pillow reads") from error
         image = ImageOps.exif_transpose(image)
@@ -167,7 +165,7 @@ def size_of(file: Path) -> tuple[int, int]:
     """(height, width) of an image as `decode` turns it upright, from its header. Raises: DataError as `read_image`."""
     from PIL import ExifTags, Image
 
-    with image_errors(file), Image.open(regular_file(file)) as image:
+    with image_errors(file), Image.open(file) as image:
         turned = image.getexif().get(ExifTags.Base.Orientation) in _TURNED
         return (image.width, image.height) if turned else (image.height, image.width)
 

@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from regard.core import DataError, require
-from regard.files.paths import check_utf8, files_below, regular_file, visible
+from regard.files.paths import check_utf8, files_below, visible
 
 from . import digest as digests
 from . import shards
@@ -31,7 +31,7 @@ from .images import (
     readable_rows,
     size_before_crop,
 )
-from .rows import Paths, taken
+from .rows import Paths, subset
 from .streams import generator
 
 log = logging.getLogger("regard.data")
@@ -70,7 +70,7 @@ class Lazy:
 
     def part(self, rows: slice | np.ndarray) -> "Lazy":
         """The same for a part of the images: a slice, or their indices."""
-        return type(self)(taken(self.sources, rows), taken(self.names, rows), self.size, self.shape[-1])
+        return type(self)(subset(self.sources, rows), subset(self.names, rows), self.size, self.shape[-1])
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         indices = np.arange(len(self))[rows]
@@ -116,11 +116,11 @@ def present_digest(path: Path, kind: str = "") -> str:
 def load(path: Path, size: tuple[int, int], corrupt: str, total: str = "", kind: str = "") -> ImageSet:
     """The user's own folder or parquet files as RGB images of 8/7 of `size`, which are cropped to `size` later.
 
-    Splits are folders of class folders or .parquet files. The training split is named train or training, the test split
-    test, testing, val, valid, validation, dev or eval, in upper or lower case; the first of these names is used.
-    Without a test split, a random fifth of each class is for the test, always the same, and nothing of a class of one
-    image. Hidden folders and files are left out; images beside class folders, and other folders beside the only split,
-    are refused.
+    A split is a folder of class folders, or a .parquet file. Its name is one of `folders.SPLITS`, in upper or lower
+    case: the first of `TRAINS` that is there is the training split, the first of `TESTS` the test split. Without a test
+    split, every fifth image of each class is for the test: the same ones each time, and none of a class of one image.
+    Hidden files and folders are left out. Images that no split or class has are refused.
+
     total: the `digest` of the data of this kind, "" = it is computed. Nothing is cached under the digest of files that
     have changed since.
     Raises: DataError, also for a class without a training image, and if the files have changed.
@@ -203,7 +203,7 @@ def from_files(
         if corrupt == "skip":
             rows = readable_rows(key, sources, lambda row: str(names[row]), channels, check)
             warn_of_skipped(number, len(rows), names)
-            sources, names, labels = taken(sources, rows), taken(names, rows), labels[rows]
+            sources, names, labels = subset(sources, rows), subset(names, rows), labels[rows]
         if isinstance(sources, list) and isinstance(sources[0], Path):
             paths = Paths.of(cast(list[Path], sources))
             return Images(Lazy(paths, paths, size, channels), labels)
@@ -234,7 +234,7 @@ def _divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray)
     alone = test[~np.isin(labels[test], labels[train])]  # classes of one image
     test, train = np.setdiff1d(test, alone), np.union1d(train, alone)
     return {
-        name: (taken(sources, rows), taken(names, rows), labels[rows])
+        name: (subset(sources, rows), subset(names, rows), labels[rows])
         for name, rows in (("train", train), ("test", test))
     }
 
@@ -274,7 +274,7 @@ def _tables(path: Path) -> dict[str, Path]:
     if not path.is_dir():
         return {}
     files = [path / entry.name for entry in visible(path) if entry.name.endswith(".parquet")]
-    tables = {regular_file(file): file.stem.lower() for file in files}
+    tables = {file: file.stem.lower() for file in files}
     splits = by_split(tables)
     if "train" not in splits:
         return {}
@@ -332,7 +332,6 @@ def read_table(file: Path) -> Any:
     import pyarrow
     import pyarrow.parquet
 
-    regular_file(file)
     try:
         return pyarrow.parquet.read_table(file)
     except (pyarrow.ArrowException, OSError, ValueError) as error:

@@ -57,7 +57,20 @@ class Paths(Rows):
         return self._of([self._bytes(int(row)) for row in rows])
 
 
-def taken(items: Sequence[Any], rows: slice | np.ndarray) -> Sequence[Any]:
+class Subset(Sequence[Any]):
+    """Some items of a sequence, by their rows there; those that are made when they are asked for stay unmade."""
+
+    def __init__(self, items: Sequence[Any], rows: Sequence[int] | np.ndarray) -> None:
+        self.items, self.rows = items, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:  # type: ignore[override]
+        return self.items[int(self.rows[index])]
+
+
+def subset(items: Sequence[Any], rows: slice | np.ndarray) -> Sequence[Any]:
     """The items of a slice or of indices, of a list or of `Rows`."""
     if isinstance(items, Rows):
         return items.take(np.arange(len(items))[rows])

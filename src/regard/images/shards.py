@@ -30,8 +30,6 @@ _BLOCK = 512  # of a tar file: headers and data begin at its multiples
 _LABELS = (".cls", ".json")
 GZIP = (".tgz", ".tar.gz")
 _COMPRESSED = frozenset({".tgz", ".gz", ".bz2", ".xz", ".zst"})
-_LARGEST_IMAGE, _LARGEST_LABEL = 2**31 - 1, 2**24
-"""Bytes of a member."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +114,7 @@ def _read(files: tuple[Path, ...], status: tuple[tuple[int, int], ...]) -> tuple
     ]
     start, size, labels = np.concatenate(samples).T.copy()
     shard = np.repeat(np.arange(len(files), dtype=np.int32), [len(part) for part in samples])
-    members = Members(files, shard, start, size.astype(np.int32))
+    members = Members(files, shard, start, size)
     return members, MemberNames(members), labels
 
 
@@ -198,7 +196,8 @@ def _members(
                 suffix = Path(member.name).suffix.lower()
                 if suffix in (*SUFFIXES, *_LABELS) and not Path(member.name).name.startswith("."):
                     is_image = suffix in SUFFIXES
-                    _check_member(file, last, member, _LARGEST_IMAGE if is_image else _LARGEST_LABEL)
+                    if not member.isfile() and not member.isdir():
+                        raise DataError(f"{last} in {file} is a link, not a file; write the shard with whole files")
                     if member.isfile():
                         yield member.name, is_image, (image_of if is_image else _content)(archive, member)
                 archive.members = []  # type: ignore[attr-defined]  # it would keep all
@@ -207,16 +206,6 @@ def _members(
         raise
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:  # ValueError: an odd number
         raise DataError(f"{file} is damaged after {last} ({error}); write or download it again") from error
-
-
-def _check_member(file: Path | str, name: str, member: tarfile.TarInfo, most: int) -> None:
-    """Raises: DataError for a link, a device, a file with holes, and one of more than `most` bytes."""
-    if member.isdir():
-        return
-    if not member.isfile() or member.issparse():
-        raise DataError(f"{name} in {file} is a link, a device or a file with holes; write the shard with whole files")
-    if not 0 <= member.size <= most:
-        raise DataError(f"{name} in {file} has {member.size:,} bytes, expected at most {most:,}")
 
 
 def _check_end(file: Path | str, archive: tarfile.TarFile) -> None:

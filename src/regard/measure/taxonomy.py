@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from regard.core import MixerConfig, StoreError
 from regard.core.plain_text import plain_text
-from regard.files.paths import regular_file
 from regard.mixers import MIXERS
 
 if TYPE_CHECKING:
@@ -54,9 +53,8 @@ def taxonomy_rows(configs: Iterable[MixerConfig] = ()) -> list[dict[str, Any]]:
 def write_picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Write `picture` as an SVG file that is dark where the reader's system is.
 
-    Raises: StoreError if it cannot be written, DataError if it is no file.
+    Raises: StoreError if it cannot be written.
     """
-    regular_file(path)
 
     from matplotlib import rc_context
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from regard.core import ConfigError, Extra, MixerConfig, SwapError
 from regard.core.validation import shown
 from regard.files.atomic import read_bytes, write_atomically
-from regard.files.paths import regular_file, user_path
+from regard.files.paths import user_path
 from regard.mixers.spelling import parse_mixer, spell
 
 from .removed import Removed
@@ -120,7 +120,7 @@ def _mixer(layer: str, mixer: Any, extra: Extra) -> MixerConfig:
 
 
 def _from_file(path: Path) -> Mapping[str, Any]:
-    if not regular_file(path).exists():
+    if not path.exists():
         raise ConfigError(f"there is no plan {path}; `regard advise MODEL --data DIR` writes one")
     if path.stat().st_size > LARGEST:
         raise ConfigError(f"{path} is no plan: it has {path.stat().st_size:,} bytes, and no model that many layers")

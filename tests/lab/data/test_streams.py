@@ -52,7 +52,7 @@ def task(folder: Path, **fields) -> Classification:
 
 
 def feed(folder: Path, augment: str = "shift", seed: int = 3, batch: int = BATCH, part=(0, 1)) -> StreamBatches:
-    batches = task(folder)._feed(Recipe(batch=batch, augment=augment), seed, part)
+    batches = task(folder).feed(Recipe(batch=batch, augment=augment), seed, part)
     assert isinstance(batches, StreamBatches)
     return batches
 
@@ -180,7 +180,7 @@ def test_a_run_reads_on_at_its_shards(folder: Path, step: int, reads: list[tuple
 
 def test_a_part_reads_the_shards_of_its_lanes_alone(tmp_path: Path, reads: list[tuple[int, str]]) -> None:
     folder = write_stream(tmp_path / "data", "tar", sizes=[24] * 4)
-    _ = task(folder).images_of()
+    _ = task(folder).data_set()
     reads.clear()
     list(feed(folder, part=(1, 4)).between(0, IMAGES // BATCH))
     assert len({shard for shard, _ in reads}) == 1
@@ -193,7 +193,7 @@ def test_compression_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_the_test_split_is_the_same_from_tables_and_archives(tmp_path: Path) -> None:
-    sets = [task(write_stream(tmp_path / kind.replace(".", ""), kind)).images_of() for kind in KINDS]
+    sets = [task(write_stream(tmp_path / kind.replace(".", ""), kind)).data_set() for kind in KINDS]
     for other in sets[1:]:
         assert np.array_equal(sets[0].test.pixels, other.test.pixels)
         assert sets[0].test.labels.tolist() == other.test.labels.tolist() == [number % 3 for number in range(100, 112)]
@@ -245,10 +245,10 @@ def test_a_damaged_header_ends_no_archive_without_a_word(tmp_path: Path, kind: s
     place = data.index(b"0060.png")
     file.write_bytes(pack(data[:place] + b"x" * 512 + data[place + 512 :]))
     with pytest.raises(DataError, match=rf"train-02.{kind} is damaged after 0059"):
-        task(folder).images_of()
+        task(folder).data_set()
     file.write_bytes(pack(data)[: len(pack(data)) // 2])
     with pytest.raises(DataError, match=rf"train-02.{kind} is damaged after 00"):
-        task(folder).images_of()
+        task(folder).data_set()
 
 
 def test_a_damaged_table_is_named(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_damaged_table_is_named(tmp_path: Path) -> None:
     file = folder / "train-02.parquet"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"train-02.parquet cannot be read as parquet"):
-        task(folder).images_of()
+        task(folder).data_set()
 
 
 @pytest.mark.parametrize("kind", ["parquet", "tar"])
@@ -332,14 +332,14 @@ def test_labels_outside_the_classes_are_refused_at_the_start(tmp_path: Path) -> 
     folder = write_stream(tmp_path / "data", "tar")
     write_archive(folder / "test-00.tar", range(12), classes=4)
     with pytest.raises(DataError, match=r"test-00.tar: label 3 is outside 0..2 \(3 classes\); \?test=NAME evaluates"):
-        task(folder).images_of()
+        task(folder).data_set()
     with pytest.raises(DataError, match="the task allows 2"):
-        task(write_stream(tmp_path / "other", "tar"), classes=2).images_of()
+        task(write_stream(tmp_path / "other", "tar"), classes=2).data_set()
     one = write_stream(tmp_path / "one", "tar")
     for file in one.iterdir():
         write_archive(file, range(4), classes=1)
     with pytest.raises(DataError, match="has only one class"):
-        task(one).images_of()
+        task(one).data_set()
 
 
 def with_columns(folder: Path, extra: str) -> Path:
@@ -357,12 +357,12 @@ def with_columns(folder: Path, extra: str) -> Path:
 def test_columns_are_chosen_by_the_user_where_there_are_several(tmp_path: Path) -> None:
     folder = with_columns(write_stream(tmp_path / "data"), "coarse")
     with pytest.raises(DataError, match=r"several columns of labels \(label, coarse\).*choose with \?label=COLUMN"):
-        task(folder).images_of()
+        task(folder).data_set()
     chosen = Classification(host=HOST, data=f"stream:{folder}?label=coarse", size=SIZE)
-    assert chosen.images_of().classes == ("a", "b", "c", "d")
+    assert chosen.data_set().classes == ("a", "b", "c", "d")
     assert chosen.identity().data.endswith("?label=coarse")
     with pytest.raises(DataError, match=r"no column picture.*its columns are image, label, coarse"):
-        Classification(host=HOST, data=f"stream:{folder}?label=label&image=picture", size=SIZE).images_of()
+        Classification(host=HOST, data=f"stream:{folder}?label=label&image=picture", size=SIZE).data_set()
 
 
 def test_a_column_of_another_kind_is_named_in_a_short_line(folder: Path) -> None:
@@ -384,7 +384,7 @@ def test_tables_without_notes_have_the_columns_of_own_tables(tmp_path: Path) -> 
         table = pyarrow.table(content, metadata={"class_names": '["cat", "dog"]'})
         (tmp_path / split).mkdir()
         pyarrow.parquet.write_table(table, tmp_path / split / "0.parquet", row_group_size=16, write_statistics=False)
-    image_set = task(tmp_path).images_of()
+    image_set = task(tmp_path).data_set()
     assert (image_set.classes, len(image_set.train), len(image_set.test)) == (("cat", "dog"), 40, 10)
     assert tables.measure(str(tmp_path / "train/0.parquet"), tables.Columns("img", "target", ())) == [
         (0, 16, 0, 1), (1, 16, 0, 1), (2, 8, 0, 1),
@@ -528,7 +528,7 @@ def test_shards_of_one_class_each_are_reported(tmp_path: Path, caplog: pytest.Lo
     folder = write_stream(tmp_path / "data", "tar")
     for number in range(4):
         write_archive(folder / f"train-{number:02d}.tar", range(number % 3, 60, 3))
-    task(folder).images_of()
+    task(folder).data_set()
     assert "4 of 4 shards" in caplog.text
 
 

@@ -487,7 +487,7 @@ def test_what_is_known_of_a_torchvision_set_is_what_it_gives(tmp_path: Path, mon
         idx(raw / f"{split}-images-idx3-ubyte", generator(split).integers(0, 256, (number, 28, 28), dtype=np.uint8))
         idx(raw / f"{split}-labels-idx1-ubyte", np.arange(number, dtype=np.uint8) % 10)
     task = Classification(host="vit_desk(dim=16, depth=1)", data="FashionMNIST", size=(32, 32))
-    found = task.images_of()
+    found = task.data_set()
     assert (len(found.classes), found.channels) == classes_and_channels("FashionMNIST") == (10, 3)
     assert classes_and_channels("fashion_mnist") == (10, 1)
     assert task.model(None, 0).patch_embed.proj.in_channels == 3
@@ -549,7 +549,7 @@ def test_tables_that_are_too_large_are_decoded_when_they_are_used(
 @pytest.mark.parametrize("fields", [{"val": 0.25}, {"limit": 7}, {"val": 0.25, "limit": 12}])
 def test_a_part_of_mapped_images_is_no_copy(tmp_path: Path, fields: dict[str, Any]) -> None:
     task = canvas(init="host", **fields).on(str(folder(tmp_path / "data")))
-    whole, part = task.images_of().train.pixels, task.train_images()
+    whole, part = task.data_set().train.pixels, task.train_images()
     assert isinstance(whole, np.memmap)
     assert isinstance(part.pixels, Chosen)
     assert np.shares_memory(part.pixels.pixels, whole)
@@ -708,8 +708,8 @@ def test_a_validation_part_leaves_images_of_each_class(tmp_path: Path) -> None:
     (tmp_path / "one" / "class0").rename(root / "rare")
     seeds = [canvas(val=0.5, val_seed=seed).on(str(root)) for seed in range(20)]
     for task in seeds:
-        rows = task.divided(len(task.images_of().train))[0]
-        if set(task.images_of().train.labels[rows]) == {0, 1, 2}:
+        rows = task.divided(len(task.data_set().train))[0]
+        if set(task.data_set().train.labels[rows]) == {0, 1, 2}:
             assert len(task.train_images()) == len(rows)
         else:
             break

@@ -41,7 +41,7 @@ def masks(root: Path, splits: tuple[str, ...], number: int = 20) -> str:
 
 def segmented(task: Segmentation, split: str) -> set[int]:
     part = task.part(split)
-    return {int(part.image(row)[0, 0, 0]) for row in range(len(part))}
+    return {int(sample.image[0, 0, 0]) for sample in part}
 
 
 def test_segmentation_draws_training_images(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_segmentation_takes_images_that_the_data_reserve(tmp_path: Path) -> None
     assert len(segmented(both, "held")) == 5  # "val" is the test there
     cued = Segmentation(host="vit_desk(patch=7)", data="cued-digits", size=(84, 84), val=0.1)
     assert (len(cued.part("train")), len(cued.part("held"))) == (38_400, 512)
-    assert not np.array_equal(cued.part("held").image(0), cued.part("test").image(0))
+    assert not np.array_equal(cued.part("held")[0].image, cued.part("test")[0].image)
 
 
 def boxes(root: Path, number: int = 12) -> str:

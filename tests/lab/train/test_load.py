@@ -38,7 +38,7 @@ def test_a_run_loads_without_its_data(mixer, ema: float, tmp_path: Path, monkeyp
     def no_data(self: Classification) -> None:
         raise AssertionError("load read the data")
 
-    monkeypatch.setattr(Classification, "images_of", no_data)
+    monkeypatch.setattr(Classification, "data_set", no_data)
     model = load_run(tmp_path / run.key)
     x = torch.randn(2, 1, 12, 12)
     assert not model.training

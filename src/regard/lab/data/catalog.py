@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -148,14 +148,44 @@ def path_of(data: str) -> Path:
         raise DataError(
             f"{data} is not read; streams are hf://OWNER/NAME, and stream:FOLDER with shards that were downloaded"
         )
+    expected = "a folder of class folders, a parquet file, or a folder of parquet files"
+    return own_path(data, NAMED, expected, (".parquet",))
+
+
+def own_path(data: str, names: Iterable[str], expected: str, suffixes: Sequence[str] = ()) -> Path:
+    """The user's own folder, or file with one of these suffixes.
+
+    names: of the sets that are no paths. expected: what there should be, as a noun. Raises: DataError.
+    """
     path = user_path(data, DataError)
-    if path.exists():
+    is_file = path.suffix.lower() in suffixes
+    if path.is_dir() or (is_file and path.exists()):
         return path.resolve()
-    if "/" in data or "\\" in data or data.endswith(".parquet"):
+    if path.exists() or is_file or "/" in data or "\\" in data:
+        raise DataError(f"{data} {'is a file' if path.exists() else 'does not exist'}; expected {expected}")
+    raise DataError(f"unknown data set {data!r} (and no such path); {nearest(data, names)}")
+
+
+def folder_of(name: str, expected: str = "images and annotations") -> Path:
+    """The folder of a named set in the data folder. Raises: DataError if there is none."""
+    path = data_root() / name
+    if not path.is_dir():
         raise DataError(
-            f"{data} does not exist; expected a folder of class folders, a parquet file, or a folder of parquet files"
+            f"{name} needs the folder {path}, which does not exist; expected {expected} there: point --data-root or "
+            "REGARD_DATA to its parent"
         )
-    raise DataError(f"unknown data set {data!r} (and no such path); {nearest(data, NAMED)}")
+    return path.resolve()
+
+
+def parquet_files(name: str, *splits: str) -> list[Path]:
+    """The tables of a named set in the data folder. Raises: DataError if one is missing."""
+    files = [data_root() / name / f"{split}.parquet" for split in splits]
+    for file in files:
+        if not file.is_file():
+            raise DataError(
+                f"{name} needs {file}, which does not exist; point --data-root or REGARD_DATA to its folder"
+            )
+    return files
 
 
 def load(
@@ -240,15 +270,9 @@ def digits(size: tuple[int, int] | None = None, *, canvas: tuple[int, int] | Non
 def parquet_set(name: str, size: tuple[int, int] | None, corrupt: str) -> ImageSet:
     """A named set in the data folder. Raises: DataError for a missing, damaged or incomplete file."""
     spec = PARQUET[name]
-    root = data_root()
-    files = [root / name / f"{split}.parquet" for split in ("train", spec.test)]
-    for file in files:
-        if not file.is_file():
-            raise DataError(
-                f"{name} needs {file}, which does not exist; point --data-root or REGARD_DATA to its folder"
-            )
+    files = parquet_files(name, "train", spec.test)
     sums = [file_checksum(file) for file in files]
-    _check_checksums(root, files, sums)
+    _check_checksums(data_root(), files, sums)
     splits = [
         _parquet_split(name, file, total, rows, size, corrupt)
         for file, total, rows in zip(files, sums, spec.rows, strict=True)

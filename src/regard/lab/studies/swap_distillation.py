@@ -55,7 +55,7 @@ def unlabelled(run: Run) -> Images:
     assert isinstance(run.task, Segmentation)
     part = run.task.part("train")
     rows = range(min(IMAGES, len(part)))
-    return Images(np.stack([part.image(row) for row in rows]), np.zeros(len(rows), np.int64))
+    return Images(np.stack([part[row].image for row in rows]), np.zeros(len(rows), np.int64))
 
 
 def learned(user: UserModel, mixer: MixerConfig, images: Images, steps: tuple[int, int]) -> nn.Module:

@@ -1,7 +1,7 @@
 """Task: the interface between a problem and the training loop.
 
-Training, evaluation, stores, studies and reports know this interface only. A task is a folder beside this file with its
-data, its loss, its score and its pictures; its models are in `regard.models`.
+Training, evaluation, results, studies and reports know this interface only. A task is a folder beside this file with
+its data, its loss, its score, its pictures and its networks.
 """
 
 import dataclasses
@@ -17,12 +17,23 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, MixerConfig, UnsupportedError
 from regard.core.validation import check_fields
+from regard.images.order import Part
 from regard.lab.data.streamed.names import is_stream
+
+from .weights import check_removed, host_seed, redraw
 
 if TYPE_CHECKING:
     from typing import Self
 
     from PIL.Image import Image
+
+
+Record = Mapping[str, Any]
+"""What `Task.record` returned when a model was trained."""
+Samples = tuple[Tensor, Tensor]
+"""A batch of inputs and their labels."""
+Prediction = dict[str, Any]
+"""As data for JSON."""
 
 
 @runtime_checkable
@@ -43,6 +54,20 @@ class Training(Protocol):
     def erasing(self) -> float: ...
     @property
     def precision(self) -> str: ...
+
+
+@runtime_checkable
+class Feed(Protocol):
+    """The training batches of a run, pure functions of (seed, number of the batch)."""
+
+    @property
+    def per_epoch(self) -> int:
+        """Number of batches in an epoch."""
+        ...
+
+    def between(self, start: int, stop: int, workers: int = 0) -> Iterator[Any]:
+        """Batches start .. stop-1, loaded by so many processes, or by this one if 0."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -78,16 +103,25 @@ class Trial:
 class Task(ABC):
     """A problem on a data set, with a host model.
 
-    host: a name or a spelling with options, "vit_tiny_patch16_224(patch_size=4)". data: the name of a data set, or a
-    path of the user's own data. extra: the user's own models and ports that `host` may name; not part of a run's key.
+    The fields of every task:
 
-    name: that of `--task`. metric: the main one; larger is better. further: other metrics of every evaluation. trivial:
-    the answer whose metric is `chance`, as a noun. unit: what one sample is, in the plural.
-    example_data: a small set that every machine has.
-    sets: the named data sets, and where each comes from; a folder of such a name is written with its path. no_export:
-    why a model cannot become an ONNX file, "" = it can. takes_text: whether `predict` takes texts besides files.
-    model_fields: fields that shape the model, which fine-tuning on other data keeps. reads_streams: whether `data` may
-    be a stream (`regard.lab.data.streamed`).
+    - host: a name or a spelling with options, "vit_tiny_patch16_224(patch_size=4)".
+    - data: the name of a data set, or a path of the user's own data.
+    - extra: the user's own models and ports that `host` may name; not part of a run's key.
+
+    What a class says about all of its tasks:
+
+    - name: that of `--task`.
+    - metric: the main one, of which more is better; further: the others of every evaluation.
+    - trivial: the answer whose metric is `chance`, as a noun.
+    - unit: what one sample is, in the plural.
+    - example_data: a small set that every machine has.
+    - sets: the named data sets, and where each comes from; a folder of such a name is written with its path.
+    - no_export: why a model cannot become an ONNX file; "" if it can.
+    - takes_text: whether `predict` takes texts besides files.
+    - model_fields: fields that shape the model, which fine-tuning on other data keeps.
+    - reads_streams: whether `data` may be a stream (`regard.lab.data.streamed`).
+
     A model is called by its forward pass only. Where training needs more than the prediction, the model takes the
     targets as further arguments and returns what the loss needs; without them it returns predictions.
     Subclasses with a `__post_init__` call this one first.
@@ -151,14 +185,25 @@ class Task(ABC):
             if getattr(recipe, name):
                 raise ConfigError(f"--task {self.name} has no {name}: it must be 0, not {getattr(recipe, name)}")
 
-    @abstractmethod
     def model(
-        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
+        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Record | None = None
     ) -> nn.Module:
-        """The model with its initial weights, a pure function of the arguments.
+        """The model with its initial weights, a pure function of the arguments; see `network`.
 
-        removed: without attention. record: what `record()` returned when the model was trained; what it holds (classes,
-        channels, a vocabulary) is then not read from the data.
+        A task with a field `init` has it initialised by `regard.lab.tasks.weights.redraw`.
+        """
+        check_removed(mixer, removed)
+        with host_seed(seed):
+            model = self.network(mixer, removed, record)
+            redraw(model, seed, getattr(self, "init", "host"))
+        return model
+
+    @abstractmethod
+    def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
+        """The host with the mechanism, as the host initialises it.
+
+        removed: without attention. record: None = of the task's own data; what it holds (classes, channels, a
+        vocabulary) is else not read from the data.
         """
 
     @abstractmethod
@@ -170,17 +215,23 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def batches_per_epoch(self, recipe: Training) -> int:
-        """Number of training batches in an epoch."""
-
-    @abstractmethod
-    def batches(
-        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> Iterator[Any]:
-        """Training batches start .. stop-1 of the whole run: pure functions of (seed, number of the batch).
+    def feed(self, recipe: Training, seed: int, part: Part = (0, 1)) -> Feed:
+        """The training batches of the whole run.
 
         part: (index, count) of equal parts of each batch, of which only this one is returned.
         """
+
+    def batches_per_epoch(self, recipe: Training) -> int:
+        """Number of training batches in an epoch. Raises: ConfigError as `check`."""
+        self.check(recipe)
+        return self.feed(recipe, 0).per_epoch
+
+    def batches(
+        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: Part = (0, 1)
+    ) -> Iterator[Any]:
+        """Training batches start .. stop-1 of the whole run, see `feed`. Raises: ConfigError as `check`."""
+        self.check(recipe)
+        return self.feed(recipe, seed, part).between(start, stop, workers)
 
     def usual_workers(self, recipe: Training) -> int:
         """Processes that load batches unless the user chooses their number; 0 where samples are ready in memory."""
@@ -204,11 +255,8 @@ class Task(ABC):
         """Evaluate on the test split; leaves the model in evaluation mode."""
 
     @abstractmethod
-    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
-        """Evaluate on the test split of other data. record: what `record()` returned when the model was trained.
-
-        Raises: DataError if the data do not fit the model.
-        """
+    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
+        """Evaluate on the test split of other data. Raises: DataError if the data do not fit the model."""
 
     @property
     @abstractmethod
@@ -228,22 +276,22 @@ class Task(ABC):
         record = self.record()
         return record["train"], record["test"]
 
-    def prepared(self, images: Tensor, device: torch.device, record: Mapping[str, Any] | None = None) -> Tensor:
+    def prepared(self, images: Tensor, device: torch.device, record: Record | None = None) -> Tensor:
         """uint8 images (n, C, h, w) as the model expects them: float32 on the device, normalised.
 
-        record: as for `score_on`; None = the task's own data. Raises: UnsupportedError if inputs are not images.
+        record: None = of the task's own data. Raises: UnsupportedError if inputs are not images.
         """
         raise UnsupportedError(f"--task {self.name} takes no images")
 
     def predict(
-        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
+        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Record
+    ) -> list[Prediction]:
         """One prediction for each source (file, or line of text), as data for JSON; the first entry is its name.
 
         Objects are in "objects", each with box (left, top, right, bottom in pixels), label, category, score and, if
         there is one, mask (COCO's compressed RLE).
 
-        record: what `record()` returned when the model was trained. Raises: DataError; UnsupportedError.
+        Raises: DataError; UnsupportedError.
         """
         raise UnsupportedError(f"--task {self.name} cannot predict single inputs")
 

@@ -1,4 +1,4 @@
-"""What tasks with one class for each sample have in common: top-1 accuracy, the majority, the most probable classes."""
+"""What tasks with classes have in common: their names, top-1 accuracy, the majority, the most probable classes."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
+
+from regard.core import DataError
 
 from .base import Score
 
@@ -18,6 +20,16 @@ def top1_score(batches: Iterable[tuple[Tensor, Tensor]]) -> Score:
         right.append((scores.argmax(-1) == labels).cpu().numpy())
     samples = np.concatenate(right)
     return Score({"top1": 100 * float(samples.mean()), "loss": total / len(samples)}, samples)
+
+
+def check_classes(data: str, classes: Sequence[str], trained: Sequence[str]) -> None:
+    """Raises: DataError if the classes of other data are not those of the training data, in their order."""
+    if list(classes) != list(trained):
+        shown, expected = (f"{', '.join(names[:5])}{', ...' * (len(names) > 5)}" for names in (classes, trained))
+        raise DataError(
+            f"{data} has other classes ({len(classes)}: {shown}) than the training data ({len(trained)}: {expected}); "
+            "give them the same names, in the same order"
+        )
 
 
 def majority(labels: np.ndarray) -> float:

@@ -2,18 +2,18 @@
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from regard.core import ConfigError
-from regard.images.normalise import Statistics, expected, is_pretrained, normalised
+from regard.core import ConfigError, DataError
+from regard.images.normalise import Statistics, digest, expected, is_pretrained, normalised
 from regard.models.sizes import size_of, sized
 
-from .base import Task
+from .base import Record, Task
+from .class_scores import check_classes
 
 if TYPE_CHECKING:
     from typing import Self
@@ -48,30 +48,47 @@ class ImageTask(Task):
         size = size or size_of(host, self.extra)
         return dataclasses.replace(self, host=sized(host, size, self.extra), size=size)
 
-    @property
     @abstractmethod
+    def data_set(self) -> Any:
+        """The data, with name, checksum, classes and channels. Raises: DataError."""
+
+    @property
     def channels(self) -> int:
         """Channels of the data's images. Raises: DataError."""
+        return int(self.data_set().channels)
 
     @abstractmethod
     def own_statistics(self) -> Statistics:
         """Mean and standard deviation per channel of training images, of pixels between 0 and 1. Raises: DataError."""
 
-    def statistics(self, record: Mapping[str, Any] | None = None) -> Statistics:
+    def statistics(self, record: Record | None = None) -> Statistics:
         """Mean and standard deviation per channel, of pixels between 0 and 1, for the normalisation of images.
 
-        record: what `record()` returned when the model was trained; its values are used unless it is an old one without
-        them. Else `mean` and `std`; without them a pretrained host gets the values of its weights (averaged for grey
-        images), all others `own_statistics`.
+        Those of the record, else `mean` and `std`; without them a pretrained host gets the values of its weights
+        (averaged for grey images), all others `own_statistics`.
         """
-        if normal := (record or {}).get("normal"):
-            return normal[0], normal[1]
+        if record is not None:
+            return record["normal"][0], record["normal"][1]
         if self.mean and len(self.mean) == self.channels:
             return list(self.mean), list(self.std)
         if is_pretrained(self.host):
             return expected(self.host, self.channels, tuple(self.extra))
         return self.own_statistics()
 
-    def prepared(self, images: Tensor, device: torch.device, record: Mapping[str, Any] | None = None) -> Tensor:
+    def prepared(self, images: Tensor, device: torch.device, record: Record | None = None) -> Tensor:
         """As in `Task`, normalised with `statistics`."""
         return normalised(images, self.statistics(record), device)
+
+    def record_of(self, train: int, test: int) -> dict[str, Any]:
+        """The record of a task with these numbers of images: as in `Task`, and class_names, `classes`, a digest of
+        them, and normal, mean and deviation of the normalisation."""
+        found = self.data_set()
+        counts = {"name": found.name, "checksum": found.checksum, "train": train, "test": test}
+        normal = [list(part) for part in self.statistics()]
+        return {**counts, "classes": digest(found.classes), "normal": normal, "class_names": list(found.classes)}
+
+    def check_fits(self, data: str, found: Any, record: Record) -> None:
+        """Raises: DataError if the classes or the channels of a data set are not those of the training data."""
+        check_classes(data, found.classes, record["class_names"])
+        if found.channels != len(record["normal"][0]):
+            raise DataError(f"the run takes images of {len(record['normal'][0])} channels, {data} has {found.channels}")

@@ -75,7 +75,7 @@ def test_fact_section5_recipe_of_table3() -> None:
 def test_three_augment_is_one_of_timms() -> None:
     task = replace(FIGURE6.setting("smoke").task, host="vit_desk", size=(12, 12))
     assert isinstance(task, Classification)
-    text = str(transform("timm:3a", task.size, task.images_of().channels))
+    text = str(transform("timm:3a", task.size, task.data_set().channels))
     assert all(word in text for word in ("Solarize", "Desaturate", "GaussianBlur", "ColorJitter"))
 
 

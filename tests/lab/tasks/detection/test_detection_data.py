@@ -197,7 +197,7 @@ def test_a_folder_of_no_format_is_refused(tmp_path: Path) -> None:
         data.load(str(tmp_path), False, "stop")
     with pytest.raises(DataError, match="unknown data set 'bcd'.*bccd"):
         data.load("bcd", False, "stop")
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="does not exist"):
         data.load(str(tmp_path / "gone"), False, "stop")
 
 

@@ -10,7 +10,6 @@ import torch
 
 from regard.core import DataError
 from regard.lab.tasks.detection.masks import decode, encode
-from regard.lab.tasks.detection.pictures import precision_recall
 from regard.lab.tasks.detection.scenes import Scene, objects_of
 from regard.lab.tasks.detection.score import Found, evaluate, ground_truth, results
 from regard.lab.tasks.detection.trivial import components, otsu
@@ -164,10 +163,3 @@ def test_components_are_the_boxes_of_separate_things(inverted: bool) -> None:
     assert found.labels.tolist() == [2, 2]
     assert found.masks is not None
     assert decode(found.masks, (40, 60)).sum((1, 2)).tolist() == [200, 150]
-
-
-def test_curves_have_a_line_for_each_class_with_objects() -> None:
-    scenes, found = random_case(5)
-    figure = precision_recall(evaluate(scenes, found, CLASSES, "bbox", 100))
-    assert [len(axes.lines) for axes in figure.axes] == [2, 2]
-    assert "IoU from 0.50" in figure.axes[0].get_title()

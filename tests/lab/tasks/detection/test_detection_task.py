@@ -14,9 +14,7 @@ from regard.core import ConfigError, DataError
 from regard.images import digest
 from regard.lab.tasks.detection import Detection, Instances
 from regard.lab.tasks.detection.masks import decode
-from regard.lab.tasks.detection.pictures import beside_truth
-from regard.lab.tasks.detection.predictions import write_results
-from regard.lab.tasks.detection.score import Found
+from regard.lab.tasks.detection.score import Found, results
 from regard.lab.tasks.detection.task import Boxes
 from regard.lab.train.recipe import Recipe
 from regard.mixers.softmax import Softmax
@@ -173,7 +171,8 @@ def test_results_are_written_with_the_ids_of_the_annotations(folder: Path, tmp_p
     found = [
         Found(s.objects.boxes, s.objects.labels, np.ones(len(s.objects), np.float32), s.objects.masks) for s in scenes
     ]
-    write_results(tmp_path / "results.json", found, [scene.number for scene in scenes], task.scenes_of().category_ids)
+    entries = results(found, [scene.number for scene in scenes], task.data_set().category_ids)
+    (tmp_path / "results.json").write_text(json.dumps(entries))
     truth = coco.COCO(str(folder / "val.json"))
     loaded = truth.loadRes(str(tmp_path / "results.json"))
     for one in truth.loadAnns(truth.getAnnIds()):
@@ -181,42 +180,6 @@ def test_results_are_written_with_the_ids_of_the_annotations(folder: Path, tmp_p
         assert twins
         assert twins[0]["category_id"] == one["category_id"]
         assert np.array_equal(loaded.annToMask(twins[0]), truth.annToMask(one))
-
-
-def test_truth_stands_beside_a_prediction(folder: Path) -> None:
-    task = instances(folder)
-    scene = task.part("train").scenes[3]
-    pixels = np.asarray(task.part("train").pixels(3))[: SIZE[0], : SIZE[1]]
-    nothing = Found(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32))
-    page = np.asarray(beside_truth(pixels, scene, nothing, ("bright", "dark")))
-    left, right = page[:, : page.shape[1] // 2 - 4], page[:, page.shape[1] // 2 + 4 :]
-    assert left.shape == right.shape
-    assert (left != right).any(-1).mean() > 0.05
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"detector": "yolo"}, "detector is one of mask, cascade_mask"),
-        ({"detector": "faster"}, "detector is one of mask, cascade_mask"),
-        ({"strides": (8, 32)}, "strides are each the double"),
-        ({"scales": (0.0,)}, "positive"),
-        ({"proposals": (5, 0)}, "proposals"),
-        ({"limit": -1}, "limit"),
-    ],
-)
-def test_wrong_fields_are_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        Instances(data="nuclei", **{**SMALL, **fields})
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("augment", "crop"), ("smoothing", 0.1), ("mixup", 0.2), ("cutmix", 1.0), ("erasing", 0.5)]
-)
-def test_a_recipe_that_cannot_be_applied_is_refused(field: str, value: Any) -> None:
-    recipe = dataclasses.replace(RECIPE, **{field: value})
-    with pytest.raises(ConfigError, match=field):
-        Detection(data="bccd", **SMALL).check(recipe)
 
 
 def test_boxes_keep_their_precision_under_autocast(folder: Path) -> None:

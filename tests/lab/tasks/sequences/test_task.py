@@ -224,22 +224,7 @@ def test_the_baseline_counts_symbols_and_nothing_else():
     assert bag_of_symbols(counted, counted, 3, 257) == pytest.approx(share)  # "aaa" in both
 
 
-def test_wrong_fields_are_explained(tmp_path):
-    for recipe, message in (
-        (Recipe(), "augment of --task sequences is one of none"),
-        (Recipe(augment="none", mixup=0.2), "has no mixup: it must be 0, not 0.2"),
-        (Recipe(augment="none", erasing=0.2), "has no erasing"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            DIGITS.check(recipe)
-    for fields, message in (
-        ({"length": 60}, "square image here; nearest to 60: 49, 64"),
-        ({"length": -1}, "0 or more, not -1"),
-        ({"length": True}, "length"),
-        ({"data": "pathfinder-mini", "length": 100}, "length is 576, the pixels of pathfinder-mini"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            dataclasses.replace(DIGITS, **fields)
+def test_wrong_hosts_and_uses_are_explained():
     for host, message in (
         ("sequence_encoder(length=5)", "leave length out of the host .*: set task.length"),
         ("sequence_encoder(vocabulary=5)", "the data tell it"),

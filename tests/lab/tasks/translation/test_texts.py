@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from regard.core import ConfigError, DataError
+from regard.lab.tasks.text_inputs import read_lines
 from regard.lab.tasks.translation.numbers_text import english, german, number_sentences
-from regard.lab.tasks.translation.texts import COUNTS, identity, load, read_lines
+from regard.lab.tasks.translation.texts import COUNTS, identity, load
 
 
 def write(folder: Path, **texts: str) -> Path:
@@ -64,8 +65,8 @@ def test_the_key_has_a_digest_of_the_texts_and_no_path(tmp_path: Path) -> None:
 
 BAD = {
     "lengths": ({"train_de": "A\nB\nC\n"}, r"train.en has 2 lines, .*train.de has 3"),
-    "empty": ({"train_en": "a\n \n", "train_de": "A\nB\n"}, r"train.en, line 2: the sentence is empty"),
-    "no sentences": ({"val_en": ""}, r"val.en has no sentences"),
+    "empty": ({"train_en": "a\n \n", "train_de": "A\nB\n"}, r"train.en, line 2: the text is empty"),
+    "no sentences": ({"val_en": ""}, r"val.en has no lines"),
     "one language": ({"test_en": "x\n"}, r"test in one language only: test.de \(or .gz\) is missing"),
 }
 

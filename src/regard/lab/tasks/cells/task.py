@@ -32,9 +32,9 @@ from regard.lab.data.boards import (
 from regard.lab.data.catalog import folder_in_use
 from regard.models.segmentation import CellScores, make_cell_scores, pixel_loss
 
-from ..base import Score, Task, Training, Trial
+from ..base import Record, Score, Task, Training, Trial
 from ..validation import ValidationPart
-from ..weights import Init, check_removed, host_seed, redraw
+from ..weights import Init
 
 _NORMAL: Statistics = ([0.1], [0.2])
 """About the mean and the deviation of pixels of all boards."""
@@ -103,14 +103,8 @@ class Cells(ValidationPart, Task):
         object.__setattr__(same, "data", self.boards.identity)  # a spelling that only keys have
         return same
 
-    def model(
-        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
-    ) -> nn.Module:
-        check_removed(mixer, removed)
-        with host_seed(seed):
-            model = self._built(mixer, removed)
-            redraw(model, seed, self.init)
-        return model
+    def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> CellScores:
+        return self._built(mixer, removed)
 
     def _built(self, mixer: MixerConfig | None, removed: bool, pretrained: bool = True) -> CellScores:
         made = make_cell_scores(
@@ -139,19 +133,9 @@ class Cells(ValidationPart, Task):
 
         return Trial(model, (torch.randn(1, 1, *data.size),), loss, forward)
 
-    def batches_per_epoch(self, recipe: Training) -> int:
-        return max(self.sample_counts()[0] // recipe.batch, 1)
-
-    def batches(
-        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: Part = (0, 1)
-    ) -> Iterator[Boards]:
-        self.check(recipe)
+    def feed(self, recipe: Training, seed: int, part: Part = (0, 1)) -> "BoardBatches":
         check_parts(self.sample_counts()[0], recipe.batch, part)
-        size = min(recipe.batch, self.sample_counts()[0])
-        own = part_of(size, part)
-        for number in range(start, stop):
-            first = number * size
-            yield boards(self.boards, "train", seed, first + own.start, first + own.stop, self.download)
+        return BoardBatches(self, min(recipe.batch, self.sample_counts()[0]), seed, part)
 
     def loss(
         self, model: nn.Module, batch: Boards, recipe: Training, device: torch.device, teacher: nn.Module | None = None
@@ -160,7 +144,7 @@ class Cells(ValidationPart, Task):
         scores = model(self.prepared(to_tensor(batch.images), device))
         return pixel_loss(scores, torch.from_numpy(batch.answers).to(device), recipe.smoothing)
 
-    def prepared(self, images: Tensor, device: torch.device, record: Mapping[str, Any] | None = None) -> Tensor:
+    def prepared(self, images: Tensor, device: torch.device, record: Record | None = None) -> Tensor:
         return normalised(images, _NORMAL, device)
 
     def score(self, model: nn.Module, device: torch.device) -> Score:
@@ -175,7 +159,7 @@ class Cells(ValidationPart, Task):
         samples = np.concatenate(shares)
         return Score({self.metric: float(samples.mean())}, samples)
 
-    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
+    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
         """Score on other boards of the same size and number of classes. Raises: DataError."""
         other = self.on(data)
         if (other.boards.classes, other.boards.side) != (self.boards.classes, self.boards.side):
@@ -206,6 +190,26 @@ class Cells(ValidationPart, Task):
         check_images(self.boards, ("train", self.split, *(("val",) if self.val else ())), self.download)
         total, normal = checksum(self.boards, self.download), [list(part) for part in _NORMAL]
         return {"name": self.data, "checksum": total, "train": train, "test": test, "normal": normal}
+
+
+@dataclass(frozen=True)
+class BoardBatches:
+    """Training batches of boards; each is generated when it is needed. batch: boards in one, at most an epoch's."""
+
+    task: Cells
+    batch: int
+    seed: int
+    part: Part
+
+    @property
+    def per_epoch(self) -> int:
+        return self.task.sample_counts()[0] // self.batch
+
+    def between(self, start: int, stop: int, workers: int = 0) -> Iterator[Boards]:
+        own = part_of(self.batch, self.part)
+        for first in range(start * self.batch, stop * self.batch, self.batch):
+            rows = first + own.start, first + own.stop
+            yield boards(self.task.boards, "train", self.seed, *rows, self.task.download)
 
 
 @lru_cache(maxsize=8)

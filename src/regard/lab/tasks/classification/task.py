@@ -20,8 +20,8 @@ from regard.images.cores import loaders
 from regard.images.feed import Batches, evaluation_batches, to_tensor
 from regard.images.imagenet import NORMAL
 from regard.images.images import Images, ImageSet, read_image
-from regard.images.normalise import Statistics, digest, is_pretrained, normalised
-from regard.images.order import check_parts
+from regard.images.normalise import Statistics, is_pretrained, normalised
+from regard.images.order import Part, check_parts
 from regard.images.own import Lazy
 from regard.images.streams import generator
 from regard.lab.data.catalog import NAMED, SIZES, classes_and_channels, identity, known_counts, load, size_before_centre
@@ -31,12 +31,12 @@ from regard.models.create import build_sized, create_model, parse_host
 from regard.swapping.inspect import explained_inputs, input_channels
 from regard.swapping.swap import remove
 
-from ..base import Score, Training, Trial
+from ..base import Prediction, Record, Samples, Score, Training, Trial
 from ..class_scores import best_classes, majority, top1_score
 from ..drawing import captioned
 from ..image_task import ImageTask
 from ..validation import ValidationPart
-from ..weights import Init, check_removed, host_seed, redraw
+from ..weights import Init
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class Classification(ValidationPart, ImageTask):
         """The same task with `limit` at most `number`."""
         return dataclasses.replace(self, limit=min(self.limit or number, number))
 
-    def images_of(self) -> ImageSet:
+    def data_set(self) -> ImageSet:
         """The decoded data set. Raises: DataError."""
         image_set = load(
             self.data, self.size, cut=self.cut, corrupt=self.corrupt, download=self.download, kind=self.digest
@@ -136,7 +136,7 @@ class Classification(ValidationPart, ImageTask):
 
         Raises: ConfigError if that part has all images of a class, unless a limit leaves few of them.
         """
-        image_set = self.images_of()
+        image_set = self.data_set()
         images = self._limited(image_set.train)
         if not self.val:
             return images
@@ -151,7 +151,7 @@ class Classification(ValidationPart, ImageTask):
 
     def test_images(self) -> Images:
         """The split that is evaluated, at most `limit` images. Raises: DataError without a "held" split."""
-        image_set = self.images_of()
+        image_set = self.data_set()
         if self.split == "val":
             return self._validation_images(image_set)
         images = image_set.test if self.split == "test" else image_set.held
@@ -177,20 +177,9 @@ class Classification(ValidationPart, ImageTask):
             return images.take(slice(0, self.limit))
         return images.take(np.arange(self.limit) * number // self.limit)
 
-    def model(
-        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
-    ) -> nn.Module:
-        with host_seed(seed):
-            model = self.network(mixer, removed, record)
-            redraw(model, seed, self.init)
-        return model
-
-    def network(self, mixer: MixerConfig | None, removed: bool, record: Mapping[str, Any] | None = None) -> nn.Module:
-        """The host with the mechanism, as the host initialises it. record: as in `model`."""
-        check_removed(mixer, removed)
-        names = (record or {}).get("class_names")
-        outputs = self.outputs if names is None else self.classes or len(names)
-        channels = self.images_of().channels if names is None else len(self.statistics(record)[0])
+    def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
+        outputs = self.outputs if record is None else self.classes or len(record["class_names"])
+        channels = self.channels if record is None else len(record["normal"][0])
         model = self.built(mixer, outputs, channels, removed)
         if mixer is None and not removed:  # a swap has checked the inputs already
             image = torch.zeros(1, channels, *self.size)
@@ -252,12 +241,8 @@ class Classification(ValidationPart, ImageTask):
 
         return Trial(model, (torch.randn(1, channels, *self.size),), loss, forward)
 
-    def batches_per_epoch(self, recipe: Training) -> int:
-        return self._feed(recipe, 0).per_epoch
-
-    def _feed(self, recipe: Training, seed: int, part: tuple[int, int] = (0, 1)) -> Batches | StreamBatches:
-        self.check(recipe)
-        image_set, images = self.images_of(), self.train_images()
+    def feed(self, recipe: Training, seed: int, part: Part = (0, 1)) -> Batches | StreamBatches:
+        image_set, images = self.data_set(), self.train_images()
         check_parts(len(images), recipe.batch, part)
         devices, batch = part[1], min(recipe.batch, len(images))
         if (recipe.mixup or recipe.cutmix) and batch // devices % 2:
@@ -268,30 +253,21 @@ class Classification(ValidationPart, ImageTask):
             return StreamBatches(images, self.size, recipe.batch, recipe.augment, seed, change, part)
         return Batches(images, self.size, recipe.batch, recipe.augment, seed, image_set.canvas, change, part)
 
-    def batches(
-        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._feed(recipe, seed, part).between(start, stop, workers)
-
     def usual_workers(self, recipe: Training) -> int:
         """As many as `loaders` says, if images are decoded when they are used."""
-        train = self.images_of().train
+        train = self.data_set().train
         if not (isinstance(train, Stream) or isinstance(train.pixels, Lazy)):
             return 0
         return loaders(recipe.batch * 3 * self.size[0] * self.size[1] * (4 if by_image(recipe.augment) else 1))
 
-    @property
-    def channels(self) -> int:
-        return self.images_of().channels
-
     def own_statistics(self) -> Statistics:
         """As in `ImageTask`; ImageNet has the usual ones, and so have streams."""
-        return NORMAL if self.data == "imagenet" or is_stream(self.data) else self.images_of().statistics
+        return NORMAL if self.data == "imagenet" or is_stream(self.data) else self.data_set().statistics
 
     def loss(
         self,
         model: nn.Module,
-        batch: tuple[Tensor, Tensor],
+        batch: Samples,
         recipe: Training,
         device: torch.device,
         teacher: nn.Module | None = None,
@@ -344,7 +320,7 @@ class Classification(ValidationPart, ImageTask):
     @property
     def outputs(self) -> int:
         """Number of outputs of the host."""
-        return self.classes or len(self.images_of().classes)
+        return self.classes or len(self.data_set().classes)
 
     def scores(self, model: nn.Module, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """Class scores (B, classes) in float32 and labels (B,) of the test images, batch by batch, in their order."""
@@ -362,26 +338,20 @@ class Classification(ValidationPart, ImageTask):
     def score(self, model: nn.Module, device: torch.device) -> Score:
         return top1_score(self.scores(model, device))
 
-    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
+    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
         """Score on other data with the same classes, normalised like the training images.
 
         All images are scored if they are the user's own and have no test split, unless they are those of the training.
         Raises: DataError if the names of the classes or the number of channels differ.
         """
-        other = self.on(data).images_of()
-        mean, std = self.statistics(record)
-        if digest(other.classes) != (record.get("classes") or digest(self.images_of().classes)):
-            names = f"{', '.join(other.classes[:5])}{', ...' if len(other.classes) > 5 else ''}"
-            raise DataError(
-                f"{data} has other classes ({len(other.classes)}: {names}) than the training data; "
-                "name its class folders like theirs"
-            )
-        if other.channels != len(mean):
-            raise DataError(f"the run takes images of {_channels(len(mean))}, {data} has {_channels(other.channels)}")
+        other = self.on(data).data_set()
+        self.check_fits(data, other, record)
         whole = other.divided and Path(data).resolve() != Path(self.data).resolve() and other.name != record.get("name")
         parts = [other.train, other.test] if whole else [other.test]
         return top1_score(
-            scores for part in parts for scores in self._scores(model, device, self._limited(part), (mean, std))
+            scores
+            for part in parts
+            for scores in self._scores(model, device, self._limited(part), self.statistics(record))
         )
 
     @property
@@ -393,13 +363,7 @@ class Classification(ValidationPart, ImageTask):
         return (self.prepared(images, torch.device("cpu")),)
 
     def record(self) -> dict[str, Any]:
-        """As in `Task`, and: class_names, and `classes`, a digest of them; normal, mean and deviation of the
-        normalisation."""
-        image_set = self.images_of()
-        sizes = {"train": len(self.train_images()), "test": len(self.test_images())}
-        more = {"classes": digest(image_set.classes), "normal": [list(part) for part in self.statistics()]}
-        names = list(image_set.classes)
-        return {"name": image_set.name, "checksum": image_set.checksum, **sizes, **more, "class_names": names}
+        return self.record_of(len(self.train_images()), len(self.test_images()))
 
     def sample_counts(self) -> tuple[int, int]:
         counts = known_counts(self.data)
@@ -411,17 +375,16 @@ class Classification(ValidationPart, ImageTask):
         return train - validated, validated if self.split == "val" else test
 
     def predict(
-        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
+        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Record
+    ) -> list[Prediction]:
         """For each image its five most probable classes: {"file", "label", "probability", "top"}."""
-        names = record.get("class_names") or list(self.images_of().classes)
         statistics = self.statistics(record)
         predictions = []
         for source in sources:
             image = normalised(to_tensor(self._pixels(source, len(statistics[0]))[None]), statistics, device)
             with torch.inference_mode():
                 scores = model(image)[0].float()
-            predictions.append({"file": str(source), **best_classes(scores, names)})
+            predictions.append({"file": str(source), **best_classes(scores, record["class_names"])})
         return predictions
 
     def drawn(self, source: str | Path, prediction: Mapping[str, Any]) -> Image:
@@ -432,10 +395,6 @@ class Classification(ValidationPart, ImageTask):
         """A file's pixels (h, w, channels), cropped at the centre like the test images of the task's data."""
         pixels = read_image(source, size_before_centre(self.data, self.size, self.cut), channels)
         return centre(pixels[None], self.size)[0]
-
-
-def _channels(number: int) -> str:
-    return "1 channel (grey)" if number == 1 else f"{number} channels"
 
 
 def _mixed_loss(

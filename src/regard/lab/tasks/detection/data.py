@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from regard.core import DataError, nearest
-from regard.files.paths import files_below, regular_file, user_path
+from regard.core import DataError
+from regard.files.paths import files_below
 from regard.images import digest as digests
+from regard.images.folders import SPLITS
 from regard.images.images import SUFFIXES
 from regard.images.streams import generator
-from regard.lab.data.catalog import data_root, folder_in_use
+from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.lab.data.cued import COUNTS, CUED, SOURCES, canvas
 from regard.lab.data.cued import SIZE as CUED_SIZE
 from regard.lab.data.cued import checksum as cued_checksum
@@ -21,8 +22,6 @@ from .scenes import Scene, SceneSet, objects_of
 FOLDERS = {name: f"REGARD_DATA/{name}" for name in ("bccd", "nuclei", "coco")}
 """Named sets, which are folders of COCO's format in the data folder."""
 NAMED = {**SOURCES, **FOLDERS}
-SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test",)}
-"""Names of a split's annotation file, or of the end of it ("instances_val2017.json"); the first one is used."""
 
 
 def identity(data: str, with_masks: bool, corrupt: str, kind: str = "") -> str:
@@ -35,12 +34,7 @@ def identity(data: str, with_masks: bool, corrupt: str, kind: str = "") -> str:
 
 def path_of(data: str) -> Path:
     """The user's own folder. Raises: DataError if `data` is neither a known name nor an existing path."""
-    path = user_path(data, DataError)
-    if path.is_dir():
-        return path.resolve()
-    if path.exists() or "/" in data or "\\" in data:
-        raise DataError(f"{data} is no folder; expected one with train.json and images/ (COCO), or of Pascal VOC")
-    raise DataError(f"unknown data set {data!r} (and no such folder); {nearest(data, NAMED)}")
+    return own_path(data, NAMED, "a folder with train.json and images/ (COCO), or of Pascal VOC")
 
 
 def load(data: str, with_masks: bool, corrupt: str, kind: str = "") -> SceneSet:
@@ -50,10 +44,7 @@ def load(data: str, with_masks: bool, corrupt: str, kind: str = "") -> SceneSet:
     """
     if data in CUED:
         return _cued(data, with_masks, folder_in_use())
-    path = data_root() / data if data in FOLDERS else path_of(data)
-    if not path.is_dir():
-        raise DataError(f"{data} needs {path}, which does not exist; point --data-root or REGARD_DATA to its folder")
-    path = path.resolve()
+    path = folder_of(data) if data in FOLDERS else path_of(data)
     total = _named_digest(path) if data in FOLDERS else digest(path, with_masks, corrupt, kind)
     return _load(path, data if data in FOLDERS else "", with_masks, corrupt, total)
 
@@ -109,7 +100,10 @@ def _read_splits(path: Path, with_masks: bool, corrupt: str) -> tuple[coco.Categ
 
 
 def annotation_files(path: Path) -> dict[str, Path]:
-    """The annotation files of a folder of COCO's format by split, in the folder or in `annotations`."""
+    """The annotation files of a folder of COCO's format by split, in the folder or in `annotations`.
+
+    A file has the name of its split, or this name and a year at its end: "instances_val2017.json".
+    """
     for folder in (path, path / "annotations"):
         files = sorted(folder.glob("*.json"))
         found: dict[str, Path] = {}
@@ -197,7 +191,7 @@ def _annotations(path: Path) -> dict[str, Path]:
     texts = [*annotation_files(path).values()]
     if voc.is_voc(path):
         texts = [*sorted((path / "ImageSets" / "Main").glob("*.txt")), *sorted((path / "Annotations").glob("*.xml"))]
-    return digests.relative(path, map(regular_file, texts))
+    return digests.relative(path, texts)
 
 
 class _Canvases(Sequence[Scene]):

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
-from regard.files.atomic import write_json
 from regard.images.normalise import Statistics, normalised
 
 from .feed import Split, fitted, stacked
 from .masks import as_text, encode
 from .scenes import Rle
-from .score import Found, results
+from .score import Found
 
 AT_ONCE = 8
 """Images in one forward pass."""
@@ -94,11 +92,3 @@ def as_json(
             item["mask"] = as_text(found.masks[row])
         objects.append(item)
     return {"file": file, "size": list(size), "objects": objects}
-
-
-def write_results(path: Path, found: Sequence[Found], numbers: Sequence[int], category_ids: Sequence[int]) -> None:
-    """Write predictions as a COCO file of results, which every COCO evaluation reads.
-
-    numbers: ids of the images; category_ids: of the classes. Raises: StoreError if it cannot be written.
-    """
-    write_json(path, results(found, numbers, category_ids))

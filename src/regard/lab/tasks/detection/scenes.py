@@ -59,19 +59,6 @@ class SceneSet:
     checksum: str
 
 
-class Taken(Sequence[Scene]):
-    """Some scenes of others, by their rows there; generated ones stay unmade until they are indexed."""
-
-    def __init__(self, scenes: Sequence[Scene], rows: np.ndarray) -> None:
-        self.scenes, self.rows = scenes, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Scene:  # type: ignore[override]
-        return self.scenes[int(self.rows[index])]
-
-
 def objects_of(
     boxes: Sequence[Sequence[float]],
     labels: Sequence[int],

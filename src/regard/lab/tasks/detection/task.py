@@ -1,7 +1,7 @@
 """Object detection and instance segmentation: Faster, Mask and Cascade R-CNN with any host as their backbone."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -17,15 +17,15 @@ from regard.core import ConfigError, DataError, MixerConfig
 from regard.core.eval_mode import eval_mode
 from regard.images.cores import loaders
 from regard.images.images import read_image
-from regard.images.normalise import Statistics, digest
-from regard.images.order import check_parts
+from regard.images.normalise import Statistics
+from regard.images.order import Part, check_parts
+from regard.images.rows import Subset
 from regard.images.streams import generator
 from regard.swapping.inspect import explained_inputs
 
-from ..base import Score, Training, Trial
+from ..base import Prediction, Record, Score, Training, Trial
 from ..image_task import ImageTask
 from ..validation import ValidationPart
-from ..weights import check_removed, host_seed
 from . import data as data_sets
 from . import presets
 from .feed import AUGMENTS, Batch, Batches, Split, canvas, readable, resized, scaled_size
@@ -33,7 +33,7 @@ from .networks import Detector, Heads, detection_backbone, make_detector
 from .networks.padding import cannot_hide
 from .networks.rcnn import Targets
 from .predictions import Frame, as_json, found_in, predictions_of
-from .scenes import Scene, SceneSet, Taken
+from .scenes import Scene, SceneSet
 from .score import Found, evaluate
 from .trivial import trivial_answer
 
@@ -122,31 +122,22 @@ class Boxes(ValidationPart, ImageTask):
 
     # data
 
-    def scenes_of(self) -> SceneSet:
+    def data_set(self) -> SceneSet:
         """The data set. Raises: DataError."""
         return data_sets.load(self.data, self.kind == "segm", self.corrupt, self.digest)
 
     def part(self, split: str) -> Split:
         """Images and targets of a split: "train", "val", "test" or "held", at most `limit`. Raises: DataError."""
-        return _split(self, split, self.scenes_of())
+        return _split(self, split, self.data_set())
 
     def test_scenes(self) -> Sequence[Scene]:
         """The scenes of the split that is evaluated."""
         return self.part(self.split).scenes
 
-    def batches_per_epoch(self, recipe: Training) -> int:
-        return self._feed(recipe, 0).per_epoch
-
-    def _feed(self, recipe: Training, seed: int, part: tuple[int, int] = (0, 1)) -> Batches:
-        self.check(recipe)
+    def feed(self, recipe: Training, seed: int, part: Part = (0, 1)) -> Batches:
         images = self.part("train")
         check_parts(len(images), recipe.batch, part)
         return Batches(images, min(recipe.batch, len(images)), recipe.augment, seed, self.scales, part)
-
-    def batches(
-        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> Iterator[Batch]:
-        return self._feed(recipe, seed, part).between(start, stop, workers)
 
     def usual_workers(self, recipe: Training) -> int:
         """As in `Task`: for photographs that are decoded when they are used. Masks are counted as ten in an image."""
@@ -155,40 +146,26 @@ class Boxes(ValidationPart, ImageTask):
             return 0
         return loaders(recipe.batch * self.size[0] * self.size[1] * (3 + 10 * (self.kind == "segm")))
 
-    @property
-    def channels(self) -> int:
-        return self.scenes_of().channels
-
     def own_statistics(self) -> Statistics:
         """As in `ImageTask`, of at most 500 training images."""
         return _statistics(self.part("train"))
 
     def record(self) -> dict[str, Any]:
-        """As in `Task`, and class_names, a digest of them, category_ids, normal, and the number of detections."""
-        scene_set = self.scenes_of()
+        """As in `ImageTask.record_of`, and category_ids, and the number of detections."""
+        scene_set = self.data_set()
         return {
-            "name": scene_set.name,
-            "checksum": scene_set.checksum,
-            "train": len(self.part("train")),
-            "test": len(self.test_scenes()),
-            "classes": digest(scene_set.classes),
-            "normal": [list(part) for part in self.statistics()],
-            "class_names": list(scene_set.classes),
+            **self.record_of(len(self.part("train")), len(self.test_scenes())),
             "category_ids": list(scene_set.category_ids),
-            "detections": self.detections or _most(self, self.scenes_of()),
+            "detections": self.detections or _most(self, scene_set),
         }
 
     # the model
 
-    def model(
-        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
-    ) -> Detector:
-        check_removed(mixer, removed)
-        known = self.record() if record is None else record
-        classes, channels = len(known["class_names"]), len(known["normal"][0])
-        with host_seed(seed):
-            model = self.built(mixer, classes, channels, known["detections"], removed)
-            self._try(model, channels)
+    def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> Detector:
+        record = self.record() if record is None else record
+        channels = len(record["normal"][0])
+        model = self.built(mixer, len(record["class_names"]), channels, record["detections"], removed)
+        self._try(model, channels)
         return model
 
     def built(
@@ -295,31 +272,25 @@ class Boxes(ValidationPart, ImageTask):
     def score(self, model: nn.Module, device: torch.device) -> Score:
         """Average precision of boxes (masks) in the original images; `Score.samples` are jackknife values."""
         found = self.found(model, device)
-        classes = self.scenes_of().classes
+        classes = self.data_set().classes
         return evaluate(
-            self.test_scenes(), found, classes, self.kind, self.detections or _most(self, self.scenes_of())
+            self.test_scenes(), found, classes, self.kind, self.detections or _most(self, self.data_set())
         ).score()
 
-    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
+    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
         other = self.on(data)
-        scene_set = other.scenes_of()
-        if list(scene_set.classes) != list(record["class_names"]):
-            raise DataError(
-                f"{data} has other classes ({', '.join(scene_set.classes[:5])}) than the training data "
-                f"({', '.join(record['class_names'][:5])})"
-            )
-        if scene_set.channels != len(record["normal"][0]):
-            raise DataError(f"the run takes images of {len(record['normal'][0])} channels, {data} has other ones")
+        scene_set = other.data_set()
+        self.check_fits(data, scene_set, record)
         found = predictions_of(self.frame(record), model, other.part(other.split), device)
         return evaluate(other.test_scenes(), found, scene_set.classes, self.kind, record["detections"]).score()
 
     @property
     def chance(self) -> float:
-        return _trivial_map(self, self.scenes_of())
+        return _trivial_map(self, self.data_set())
 
     def predict(
-        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
+        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Record
+    ) -> list[Prediction]:
         """For each image its file, size and objects, see `as_json`; objects with scores below 0.05 are left out."""
         frame = self.frame(record)
         predictions = []
@@ -373,7 +344,7 @@ def _split(task: Boxes, split: str, scene_set: SceneSet) -> Split:
         scenes = [scenes[row] for row in range(task.limit)]
     key = "" if task.data.startswith("cued") else f"{scene_set.checksum[:16]}-{split}-{task.limit}-{task.corrupt}"
     if task.val and name == "train":
-        scenes = Taken(scenes, task.divided(len(scenes))[split == "held"])
+        scenes = Subset(scenes, task.divided(len(scenes))[split == "held"])
         key += f"-{task.val:g}-{task.val_seed}" if key else ""
     return Split(scenes, task.size, scene_set.channels, task.resize, key)
 

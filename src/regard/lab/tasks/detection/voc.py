@@ -5,7 +5,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 from regard.core import DataError
-from regard.files.paths import regular_file
 
 from .coco import LARGEST_SIDE, Categories, Wrong, box_problem
 from .scenes import Scene, objects_of
@@ -27,7 +26,7 @@ def read_splits(path: Path, corrupt: str) -> tuple[Categories, dict[str, list[Sc
     ordinary ones. corrupt: as in `coco.read_scenes`. Raises: DataError that names the file.
     """
     lists = {split: path / "ImageSets" / "Main" / f"{split}.txt" for split in ("train", "val", "test")}
-    present = {split: file for split, file in lists.items() if regular_file(file).exists()}
+    present = {split: file for split, file in lists.items() if file.exists()}
     if "train" not in present:
         raise DataError(f"{lists['train']} does not exist; it names the images for training, one a line")
     wrong = Wrong(corrupt)
@@ -76,7 +75,7 @@ def _read(path: Path, name: str, wrong: Wrong) -> dict[str, Any] | None:
         return None
     file = path / "Annotations" / f"{name}.xml"
     try:
-        root = ElementTree.parse(regular_file(file)).getroot()
+        root = ElementTree.parse(file).getroot()
         size = (int(_text(root, "size/height")), int(_text(root, "size/width")))
     except ElementTree.ParseError as error:
         line, column = error.position

@@ -8,14 +8,16 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from regard.core import DataError, Problems, nearest
-from regard.files.paths import files_below, regular_file, subfolders, user_path
+from regard.core import DataError, Problems
+from regard.files.paths import files_below, subfolders
 from regard.images import digest
+from regard.images.folders import SPLITS
 from regard.images.images import SUFFIXES, image_errors, mean_and_deviation, read_image, size_of
 from regard.images.normalise import Statistics
+from regard.images.own import IN_MEMORY
 from regard.images.streams import generator
 from regard.lab.data import cued
-from regard.lab.data.catalog import data_root, folder_in_use
+from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.models.segmentation import VOID
 
 CAMVID = (
@@ -28,33 +30,23 @@ FOLDERS = {
 }
 """Named sets, which are folders like the user's own in the data folder."""
 NAMED = {**cued.SOURCES, **FOLDERS}
-IN_MEMORY = 2**30
-"""Images of a split are decoded once, with its masks, if they need at most so many bytes; else when they are used."""
 
-_SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 _MASKS = ("masks", "mask", "annotations", "annotation", "labels", "gtfine")
 _IMAGES = ("images", "image", "leftimg8bit")
 
 
 @runtime_checkable
-class Split(Protocol):
-    """The samples of a split."""
+class Sample(Protocol):
+    """An image with its mask."""
 
-    def __len__(self) -> int: ...
-    def name(self, row: int) -> str:
-        """The file of an image."""
-        ...
-
-    def image(self, row: int) -> np.ndarray:
+    @property
+    def image(self) -> np.ndarray:
         """uint8 pixels (height, width, channels)."""
         ...
 
-    def mask(self, row: int) -> np.ndarray:
+    @property
+    def mask(self) -> np.ndarray:
         """uint8 classes (height, width), `VOID` where a pixel does not count."""
-        ...
-
-    def pair(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Both."""
         ...
 
 
@@ -65,7 +57,7 @@ class MaskSet:
     name: str
     classes: tuple[str, ...]
     channels: int
-    splits: dict[str, Split]
+    splits: dict[str, Sequence[Sample]]
     checksum: str
     ignored: tuple[int, ...] = ()
 
@@ -79,11 +71,11 @@ class MaskSet:
         """Mean and deviation per channel over at most 200 evenly spaced training images."""
         train = self.splits["train"]
         rows = range(0, len(train), -(-len(train) // 200))
-        return mean_and_deviation(train.image(row).reshape(-1, self.channels) for row in rows)
+        return mean_and_deviation(train[row].image.reshape(-1, self.channels) for row in rows)
 
 
 @dataclass(frozen=True, eq=False)
-class Canvases:
+class Canvases(Sequence[Sample]):
     """A split of a cued set."""
 
     data: str
@@ -92,17 +84,10 @@ class Canvases:
     def __len__(self) -> int:
         return cued.COUNTS[self.split]
 
-    def name(self, row: int) -> str:
-        return f"canvas {row} of {self.data}, {self.split}"
-
-    def image(self, row: int) -> np.ndarray:
-        return _canvas(self.data, self.split, row).image
-
-    def mask(self, row: int) -> np.ndarray:
-        return _canvas(self.data, self.split, row).mask
-
-    def pair(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.image(row), self.mask(row)
+    def __getitem__(self, row: int) -> Sample:  # type: ignore[override]
+        if not 0 <= row < len(self):
+            raise IndexError(row)
+        return _canvas(self.data, self.split, row)
 
 
 @lru_cache(maxsize=64)
@@ -110,57 +95,58 @@ def _canvas(data: str, split: str, row: int) -> cued.Canvas:
     return cued.canvas(data, split, row)
 
 
-class Files:
-    """Images and masks in files; all are decoded and checked here if they fit into `IN_MEMORY`, else when used.
+class Photo:
+    """An image and its mask in files, each decoded at its first use.
 
-    labels: of the classes, in their order; void: the label of pixels that do not count. Raises: DataError for an image
-    that cannot be read, a mask of another size, a mask in colour, or an unknown label.
+    table: the class of each label, -1 of an unknown one. Raises: DataError for an image that cannot be read, a mask of
+    another size, a mask in colour, or an unknown label.
+    """
+
+    def __init__(self, image_file: Path, mask_file: Path, table: np.ndarray) -> None:
+        self.image_file, self.mask_file, self.table = image_file, mask_file, table
+
+    @cached_property
+    def image(self) -> np.ndarray:
+        return read_image(self.image_file, None, 3)
+
+    @cached_property
+    def mask(self) -> np.ndarray:
+        raw = read_mask(self.mask_file)
+        size = self.image.shape[:2] if "image" in vars(self) else size_of(self.image_file)
+        if raw.shape != size:
+            raise DataError(
+                f"{self.mask_file} has {raw.shape[0]}x{raw.shape[1]} pixels (height x width), its image "
+                f"{self.image_file} has {size[0]}x{size[1]}; save the mask in the size of the image"
+            )
+        mask = self.table[raw]
+        if (mask < 0).any():
+            labels = np.flatnonzero((self.table >= 0) & (self.table != VOID)).tolist()
+            raise DataError(unknown_label(self.mask_file, raw, labels, int(self.table.argmax())))
+        return mask.astype(np.uint8)
+
+
+class Photos(Sequence[Sample]):
+    """The photos of a split; all are decoded and checked here if they fit into `IN_MEMORY`, else when they are used.
+
+    labels: of the classes, in their order. void: the label of pixels that do not count. Raises: as `Photo`.
     """
 
     def __init__(self, pairs: Sequence[tuple[Path, Path]], labels: Sequence[int], void: int) -> None:
-        self.pairs, self.labels, self.void = pairs, tuple(labels), void
+        self.pairs = pairs
         self.table = np.full(256, -1, np.int16)
         self.table[list(labels)] = np.arange(len(labels))
         self.table[void] = VOID
-        self.decoded: list[tuple[np.ndarray, np.ndarray]] | None = None
+        self.decoded: list[Photo] | None = None
         if sum(_bytes(image) for image, _ in pairs) <= IN_MEMORY:
-            self.decoded = [self._read(row) for row in range(len(pairs))]
+            self.decoded = [Photo(*pair, self.table) for pair in pairs]
+            for photo in self.decoded:
+                _ = photo.image, photo.mask
 
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def name(self, row: int) -> str:
-        return str(self.pairs[row][0])
-
-    def image(self, row: int) -> np.ndarray:
-        return self._image(row) if self.decoded is None else self.decoded[row][0]
-
-    def mask(self, row: int) -> np.ndarray:
-        return self._mask(row, size_of(self.pairs[row][0])) if self.decoded is None else self.decoded[row][1]
-
-    def pair(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._read(row) if self.decoded is None else self.decoded[row]
-
-    def _read(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        image = self._image(row)
-        return image, self._mask(row, (image.shape[0], image.shape[1]))
-
-    def _image(self, row: int) -> np.ndarray:
-        return read_image(self.pairs[row][0], None, 3)
-
-    def _mask(self, row: int, size: tuple[int, int]) -> np.ndarray:
-        """The classes. size: (height, width) of the image."""
-        image_file, mask_file = self.pairs[row]
-        raw = read_mask(mask_file)
-        if raw.shape != size:
-            raise DataError(
-                f"{mask_file} has {raw.shape[0]}x{raw.shape[1]} pixels (height x width), its image {image_file} has "
-                f"{size[0]}x{size[1]}; save the mask in the size of the image"
-            )
-        mask = self.table[raw]
-        if (mask < 0).any():
-            raise DataError(unknown_label(mask_file, raw, self.labels, self.void))
-        return mask.astype(np.uint8)
+    def __getitem__(self, row: int) -> Photo:  # type: ignore[override]
+        return Photo(*self.pairs[row], self.table) if self.decoded is None else self.decoded[row]
 
 
 def unknown_label(file: Path, mask: np.ndarray, labels: Sequence[int], void: int) -> str:
@@ -176,33 +162,11 @@ def unknown_label(file: Path, mask: np.ndarray, labels: Sequence[int], void: int
     )
 
 
-class Part:
-    """Some images of a split, by their rows there."""
-
-    def __init__(self, split: Split, rows: Sequence[int] | np.ndarray) -> None:
-        self.split, self.rows = split, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def name(self, row: int) -> str:
-        return self.split.name(int(self.rows[row]))
-
-    def image(self, row: int) -> np.ndarray:
-        return self.split.image(int(self.rows[row]))
-
-    def mask(self, row: int) -> np.ndarray:
-        return self.split.mask(int(self.rows[row]))
-
-    def pair(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.split.pair(int(self.rows[row]))
-
-
 def read_mask(file: Path) -> np.ndarray:
     """The labels (height, width) uint8 of a palette or grey image. Raises: DataError."""
     from PIL import Image, ImageOps
 
-    with image_errors(file, "mask"), Image.open(regular_file(file)) as opened:
+    with image_errors(file, "mask"), Image.open(file) as opened:
         image = ImageOps.exif_transpose(opened)
         if image.mode not in ("L", "P", "1", "I", "I;16"):
             raise DataError(
@@ -226,11 +190,7 @@ def load(data: str, void: int, classes: int, kind: str = "") -> MaskSet:
     if data in cued.CUED:
         return _cued(data, folder_in_use())
     named = data in FOLDERS
-    path = data_root() / data if named else path_of(data)
-    if named and not path.is_dir():
-        raise DataError(
-            f"{data} needs the folder {path}, which does not exist; expected {LAYOUT}. Point --data-root to its parent"
-        )
+    path = folder_of(data, LAYOUT) if named else path_of(data)
     names = CAMVID if data == "camvid" else ()
     total = _named_digest(path) if named else own_digest(path, kind)
     return own_set(path, void, classes, total, names, data if named else "")
@@ -244,12 +204,7 @@ def _named_digest(path: Path) -> str:
 
 def path_of(data: str) -> Path:
     """The user's own folder. Raises: DataError if it does not exist."""
-    path = user_path(data, DataError)
-    if path.is_dir():
-        return path.resolve()
-    if path.exists() or "/" in data:
-        raise DataError(f"{data} is not a folder; expected {LAYOUT}")
-    raise DataError(f"unknown segmentation data {data!r} (and no such folder); {nearest(data, NAMED)}")
+    return own_path(data, NAMED, f"a folder with {LAYOUT}")
 
 
 LAYOUT = (
@@ -260,7 +215,7 @@ LAYOUT = (
 
 @lru_cache(maxsize=2)
 def _cued(data: str, folder: str) -> MaskSet:
-    splits: dict[str, Split] = {split: Canvases(data, split) for split in cued.COUNTS}
+    splits: dict[str, Sequence[Sample]] = {split: Canvases(data, split) for split in cued.COUNTS}
     return MaskSet(data, cued.CLASSES, 1, splits, cued.checksum(data), ignored=(0,))
 
 
@@ -294,20 +249,20 @@ def own_set(path: Path, void: int, classes: int, digest: str, names: tuple[str, 
     pairs = find_pairs(path)
     train = pairs["train"]
     names, labels = class_labels(path, train[0][1].parent, lambda: _labels_in(train), void, classes, names)
-    files = {id(items): Files(items, labels, void) for items in pairs.values()}  # "test" may be "val"
-    splits: dict[str, Split] = {split: files[id(items)] for split, items in pairs.items()}
+    files = {id(items): Photos(items, labels, void) for items in pairs.values()}  # "test" may be "val"
+    splits: dict[str, Sequence[Sample]] = {split: files[id(items)] for split, items in pairs.items()}
     if not name:
         _check_classes(path, splits, names, void)
     return MaskSet(name or f"own:{digest}", names, 3, splits, digest)
 
 
-def _check_classes(path: Path, splits: dict[str, Split], names: tuple[str, ...], void: int) -> None:
+def _check_classes(path: Path, splits: dict[str, Sequence[Sample]], names: tuple[str, ...], void: int) -> None:
     """Raises: DataError for a class of test masks that no training mask has, and for a single class in training masks.
     Masks that are not in memory stay unread; `regard data check` reads them all."""
     found = {
-        name: {int(label) for _, mask in split.decoded for label in np.unique(mask)} - {VOID}
+        name: {int(label) for photo in split.decoded for label in np.unique(photo.mask)} - {VOID}
         for name, split in splits.items()
-        if isinstance(split, Files) and split.decoded is not None
+        if isinstance(split, Photos) and split.decoded is not None
     }
     if "train" in found and len(found["train"]) < 2:
         learned = ", ".join(names[label] for label in sorted(found["train"])) or "no class"
@@ -371,14 +326,14 @@ def find_folders(path: Path) -> dict[str, tuple[Path, Path]]:
         of_images, of_masks = (
             {child.name.lower(): child for child in subfolders(folder)} for folder in (images, masks)
         )
-        for split, names in _SPLITS.items():
+        for split, names in SPLITS.items():
             name = next((name for name in names if name in of_images), None)
             if name is not None and name not in of_masks:
                 raise DataError(f"{of_images[name]} has images, but there is no folder {masks / of_images[name].name}")
             if name is not None:
                 found[split] = (of_images[name], of_masks[name])
         return found or {"all": (images, masks)}
-    for split, names in _SPLITS.items():
+    for split, names in SPLITS.items():
         for name in (name for name in names if name in children):
             inner = {child.name.lower(): child for child in subfolders(children[name])}
             pictures = next((inner[part] for part in _IMAGES if part in inner), children[name])
@@ -423,17 +378,17 @@ def _by_stem(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _void_hint(splits: dict[str, Split], void: int) -> str:
+def _void_hint(splits: dict[str, Sequence[Sample]], void: int) -> str:
     """What to do where masks of two labels have the second one as void."""
     train = splits["train"]
-    if not any((train.mask(row) == VOID).any() for row in range(len(train))):
+    if not any((photo.mask == VOID).any() for photo in train):
         return "; segmentation needs at least two"
     return f", and of {void}, which is void and does not count: write objects as 1, or set task.void to another label"
 
 
 def _names(path: Path) -> tuple[str, ...]:
     """The lines of classes.txt, or nothing without such a file. Raises: DataError."""
-    file = regular_file(path / "classes.txt")
+    file = path / "classes.txt"
     if not file.exists():
         return ()
     try:

@@ -1,6 +1,6 @@
 """Training batches of images with masks: pure functions of the seed and the batch's number."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from regard.images.order import Part, batch_rows, batches_in_epoch, part_of
 from regard.images.streams import generator
 from regard.models.segmentation import VOID
 
-from .data import Split
+from .data import Sample
 
 AUGMENTS = ("none", "crop", "scale", "scale+colour")
 """none: the centre crop; crop: a random crop, mirrored with probability 1/2; scale: the same of an image that is
@@ -29,7 +29,7 @@ class Batches(Dataset):
     part: of each batch, an item is this one.
     """
 
-    split: Split
+    split: Sequence[Sample]
     size: tuple[int, int]
     shorter: int
     scales: tuple[float, float]
@@ -52,7 +52,8 @@ class Batches(Dataset):
 
     def _sample(self, row: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         rng = generator("augment", self.seed, epoch, row)
-        image, mask = self.split.pair(row)
+        sample = self.split[row]
+        image, mask = sample.image, sample.mask
         factor = rng.uniform(*self.scales) if self.augment.startswith("scale") else 1.0
         target = fitted(image.shape[:2], self.shorter, factor)
         image, mask = scaled_pixels(image, target), scaled_pixels(mask, target, smooth=False)

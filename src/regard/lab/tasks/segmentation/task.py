@@ -16,19 +16,19 @@ from regard.images.augment import scaled_pixels
 from regard.images.cores import loaders
 from regard.images.feed import to_tensor
 from regard.images.images import read_image
-from regard.images.normalise import Statistics, digest
-from regard.images.order import check_parts
+from regard.images.normalise import Statistics
+from regard.images.order import Part, check_parts
+from regard.images.rows import Subset
 from regard.lab.data import cued
 from regard.lab.data.generated import revised
 from regard.measure.mean_iou import margins, miou
 from regard.models.segmentation import Segmenter, make_segmenter
 from regard.swapping.inspect import input_channels
 
-from ..base import Score, Training, Trial
+from ..base import Prediction, Record, Samples, Score, Training, Trial
 from ..image_task import ImageTask
 from ..validation import ValidationPart
-from ..weights import check_removed, host_seed
-from .data import CAMVID, NAMED, Files, MaskSet, Part, Split, load, own_digest, path_of
+from .data import CAMVID, NAMED, MaskSet, Photos, Sample, load, own_digest, path_of
 from .feed import AUGMENTS, Batches, fitted, padded
 from .pictures import mask_of, runs, sheet
 from .score import confusion, score_of
@@ -108,13 +108,13 @@ class Segmentation(ValidationPart, ImageTask):
         total = own_digest(path_of(self.data), self.digest)
         return dataclasses.replace(self, data=f"own:{total}", digest="", extra=())
 
-    def set_of(self) -> MaskSet:
+    def data_set(self) -> MaskSet:
         """The data set. Raises: DataError."""
         return load(self.data, self.void, self.classes, self.digest)
 
-    def part(self, split: str) -> Split:
+    def part(self, split: str) -> Sequence[Sample]:
         """A split, at most `limit` images of it. Raises: DataError if the data do not have it."""
-        mask_set = self.set_of()
+        mask_set = self.data_set()
         drawn = bool(self.val) and mask_set.reserved is None
         if split == "held" and not drawn:
             split = mask_set.reserved or "held"
@@ -123,19 +123,15 @@ class Segmentation(ValidationPart, ImageTask):
             raise DataError(f"{mask_set.name} has no split {split!r}; it has {', '.join(mask_set.splits)}")
         images = mask_set.splits[name]
         if self.limit:
-            images = Part(images, range(min(self.limit, len(images))))
+            images = Subset(images, range(min(self.limit, len(images))))
         if drawn and name == "train":
-            images = Part(images, self.divided(len(images))[split == "held"])
+            images = Subset(images, self.divided(len(images))[split == "held"])
         return images
 
-    def model(
-        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
-    ) -> nn.Module:
-        check_removed(mixer, removed)
-        names = (record or {}).get("class_names") or self.set_of().classes
-        channels = len(record["normal"][0]) if record else self.set_of().channels
-        with host_seed(seed):
-            return self._built(mixer, len(names), channels, removed)
+    def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
+        names = self.data_set().classes if record is None else record["class_names"]
+        channels = self.channels if record is None else len(record["normal"][0])
+        return self._built(mixer, len(names), channels, removed)
 
     def _built(
         self, mixer: MixerConfig | None, classes: int, channels: int, removed: bool = False, pretrained: bool = True
@@ -161,26 +157,17 @@ class Segmentation(ValidationPart, ImageTask):
 
         return Trial(model, (torch.randn(1, channels, *self.size),), loss, forward)
 
-    def batches_per_epoch(self, recipe: Training) -> int:
-        return self._feed(recipe, 0).per_epoch
-
-    def _feed(self, recipe: Training, seed: int, part: tuple[int, int] = (0, 1)) -> Batches:
-        self.check(recipe)
+    def feed(self, recipe: Training, seed: int, part: Part = (0, 1)) -> Batches:
         train = self.part("train")
         check_parts(len(train), recipe.batch, part)
         return Batches(train, self.size, self._shorter, self.scales, recipe.batch, recipe.augment, seed, part)
 
-    def batches(
-        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._feed(recipe, seed, part).between(start, stop, workers)
-
     def usual_workers(self, recipe: Training) -> int:
         """As in `Task`: for photographs that are decoded when they are used."""
         split = self.part("train")
-        while isinstance(split, Part):
-            split = split.split
-        if not isinstance(split, Files) or split.decoded is not None:
+        while isinstance(split, Subset):
+            split = split.items
+        if not isinstance(split, Photos) or split.decoded is not None:
             return 0
         return loaders(recipe.batch * 4 * self.size[0] * self.size[1])
 
@@ -188,17 +175,13 @@ class Segmentation(ValidationPart, ImageTask):
     def _shorter(self) -> int:
         return self.shorter or min(self.size)
 
-    @property
-    def channels(self) -> int:
-        return self.set_of().channels
-
     def own_statistics(self) -> Statistics:
-        return self.set_of().statistics
+        return self.data_set().statistics
 
     def loss(
         self,
         model: nn.Module,
-        batch: tuple[Tensor, Tensor],
+        batch: Samples,
         recipe: Training,
         device: torch.device,
         teacher: nn.Module | None = None,
@@ -207,13 +190,12 @@ class Segmentation(ValidationPart, ImageTask):
         return model(self.prepared(batch[0], device), batch[1].to(device), recipe.smoothing)
 
     def predicted(
-        self, model: nn.Module, device: torch.device, images: Split, statistics: Statistics, together: int = 32
+        self, model: nn.Module, device: torch.device, part: Sequence[Sample], statistics: Statistics, together: int = 32
     ) -> Iterator[np.ndarray]:
         """The classes (height, width) uint8 of each image of a split; neighbours of one size share a forward pass."""
         model.eval()
         group: list[np.ndarray] = []
-        for row in range(len(images)):
-            image = images.image(row)
+        for image in (sample.image for sample in part):
             if group and (image.shape != group[0].shape or len(group) == together):
                 yield from self._classes(model, group, statistics, device)
                 group = []
@@ -230,66 +212,52 @@ class Segmentation(ValidationPart, ImageTask):
         return classes_of(model, small, statistics, self.size, self.stride, (height, width), device).numpy()
 
     def _score(
-        self, model: nn.Module, device: torch.device, images: Split, mask_set: MaskSet, normal: Statistics
+        self, model: nn.Module, device: torch.device, images: Sequence[Sample], mask_set: MaskSet, normal: Statistics
     ) -> Score:
         number = len(mask_set.classes)
         together = 32 if self.data in cued.CUED else 4
         rows = [
-            margins(confusion(images.mask(row), classes, number))
-            for row, classes in enumerate(self.predicted(model, device, images, normal, together))
+            margins(confusion(sample.mask, classes, number))
+            for sample, classes in zip(images, self.predicted(model, device, images, normal, together), strict=True)
         ]
         return score_of(np.stack(rows), mask_set.classes, mask_set.ignored)
 
     def score(self, model: nn.Module, device: torch.device) -> Score:
-        return self._score(model, device, self.part(self.split), self.set_of(), self.statistics())
+        return self._score(model, device, self.part(self.split), self.data_set(), self.statistics())
 
-    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
+    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
         """Score on the test split of other data with the same classes, normalised like the training images.
 
         Raises: DataError if the names of the classes or the number of channels differ.
         """
         other = self.on(data)
-        mask_set = other.set_of()
-        if list(mask_set.classes) != list(record["class_names"]):
-            raise DataError(
-                f"{data} has the classes {', '.join(mask_set.classes[:5])}, ... ({len(mask_set.classes)}), the run has "
-                f"{', '.join(record['class_names'][:5])}, ... ({len(record['class_names'])}); they have to be the same"
-            )
-        normal = self.statistics(record)
-        if mask_set.channels != len(normal[0]):
-            raise DataError(f"the run takes images of {len(normal[0])} channels, {data} has {mask_set.channels}")
-        return other._score(model, device, other.part(self.split), mask_set, normal)
+        self.check_fits(data, other.data_set(), record)
+        return other._score(model, device, other.part(self.split), other.data_set(), self.statistics(record))
 
     @property
     def chance(self) -> float:
         """The metric of the most frequent class of the evaluated split, predicted everywhere."""
-        mask_set, images = self.set_of(), self.part(self.split)
+        mask_set, images = self.data_set(), self.part(self.split)
         counts = np.zeros(len(mask_set.classes), np.int64)
-        for row in range(len(images)):
-            counts += np.bincount(images.mask(row).ravel(), minlength=256)[: len(counts)]
+        for sample in images:
+            counts += np.bincount(sample.mask.ravel(), minlength=256)[: len(counts)]
         both, predicted = np.zeros_like(counts), np.zeros_like(counts)
         best = int(counts.argmax())
         both[best], predicted[best] = counts[best], counts.sum()
         return miou(np.concatenate([both, counts, predicted]), mask_set.ignored)
 
     def example(self) -> tuple[Tensor]:
-        image = self.part(self.split).image(0)
+        image = self.part(self.split)[0].image
         small = scaled_pixels(image, fitted(image.shape[:2], self._shorter))
         crop = padded(small, self.size, 0)[: self.size[0], : self.size[1]]
         return (self.prepared(to_tensor(crop[None]), torch.device("cpu")),)
 
     def record(self) -> dict[str, Any]:
-        """As in `Task`, and: class_names, and `classes`, a digest of them; normal, mean and deviation of the
-        normalisation."""
-        mask_set = self.set_of()
-        counts = {"train": len(self.part("train")), "test": len(self.part(self.split))}
-        more = {"classes": digest(mask_set.classes), "normal": [list(part) for part in self.statistics()]}
-        names = list(mask_set.classes)
-        return {"name": mask_set.name, "checksum": mask_set.checksum, **counts, **more, "class_names": names}
+        return self.record_of(len(self.part("train")), len(self.part(self.split)))
 
     def predict(
-        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
+        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Record
+    ) -> list[Prediction]:
         """For each image {"file", "size", "shares", "runs", "class_names"}.
 
         shares: of the pixels of each class in percent; runs: [class, number of pixels] of each run of equal classes,
@@ -311,15 +279,3 @@ class Segmentation(ValidationPart, ImageTask):
         mask = mask_of(prediction["runs"], prediction["size"])
         hidden = (0,) if self.data in cued.CUED else ()
         return sheet(read_image(source, None, 3), [("prediction", mask)], prediction["class_names"], hidden)
-
-    def examples_drawn(
-        self, model: nn.Module, device: torch.device, record: Mapping[str, Any], images: int = 4
-    ) -> list[Image]:
-        """The first images of the evaluated split, each with its truth and its prediction."""
-        mask_set, split = self.set_of(), self.part(self.split)
-        split, statistics = Part(split, range(min(images, len(split)))), self.statistics(record)
-        return [
-            sheet(split.image(row), [("truth", split.mask(row)), ("prediction", mask)], mask_set.classes,
-                  mask_set.ignored)
-            for row, mask in enumerate(self.predicted(model, device, split, statistics))
-        ]  # fmt: skip

@@ -17,23 +17,24 @@ EVALUATION_SYMBOLS = 2**15
 
 @dataclass
 class TokenBatches:
-    """batch: samples in a batch; length: symbols of a padded sequence."""
+    """Training batches. length: symbols of a padded sequence. batch: samples in each. part: of each, this one."""
 
     split: Split
     length: int
     batch: int
     seed: int
+    part: Part = (0, 1)
 
     @property
     def per_epoch(self) -> int:
         """Number of batches in an epoch."""
         return batches_in_epoch(len(self.split), self.batch)
 
-    def between(self, start: int, stop: int, part: Part) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids and labels of a part of batches start .. stop-1."""
+    def between(self, start: int, stop: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Ids and labels of batches start .. stop-1. The data are in memory, so that workers are not needed."""
         for number in range(start, stop):
             rows = batch_rows(len(self.split), self.batch, self.seed, number)
-            yield tensors(self.split, rows[part_of(len(rows), part)], self.length)
+            yield tensors(self.split, rows[part_of(len(rows), self.part)], self.length)
 
 
 def tensors(split: Split, rows: np.ndarray, length: int) -> tuple[Tensor, Tensor]:

@@ -4,15 +4,17 @@ Parts are pure functions of their index. Processes that generate the same set at
 and read those that others have written.
 """
 
+import io
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from regard.core import StoreError
+from regard.files.atomic import write_atomically
 from regard.files.cache import cache_folder
 
 from .tokens import Split, Tokens
@@ -35,9 +37,8 @@ def generated(key: str, parts: int, make: Callable[[int], Split]) -> Split:
             part = make(index)
             made += 1
             try:
-                folder.mkdir(parents=True, exist_ok=True)
                 _write(path, part)
-            except OSError as error:
+            except StoreError as error:
                 if not warned:
                     log.warning("generated sequences are not cached: %s", error)
                 warned = True
@@ -69,12 +70,6 @@ def _read(path: Path) -> Split | None:
 
 
 def _write(path: Path, part: Split) -> None:
-    """Write a temporary file beside the target and rename it."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        try:
-            np.savez(file, symbols=part.tokens.symbols, starts=part.tokens.starts, labels=part.labels)
-            file.flush()
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    content = io.BytesIO()
+    np.savez(content, symbols=part.tokens.symbols, starts=part.tokens.starts, labels=part.labels)
+    write_atomically(path, content.getvalue())

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from regard.core import DataError, nearest
-from regard.files.paths import user_path
 from regard.lab.data import catalog
 from regard.lab.data.generated import revised
 
@@ -80,15 +78,10 @@ def identity(data: str) -> str:
 
 def path_of(data: str) -> Path:
     """The user's own table or folder. Raises: DataError if `data` is neither a known name nor an existing table."""
-    path = user_path(data, DataError)
-    if path.exists():
-        return path.resolve()
-    if "/" in data or "\\" in data or path.suffix.lower() in text.SUFFIXES:
-        raise DataError(
-            f"{data} does not exist; expected a table ({', '.join(text.SUFFIXES)}) with columns text and label, or a "
-            "folder with tables train and test"
-        )
-    raise DataError(f"unknown data set {data!r} of sequences (and no such path); {nearest(data, NAMED)}")
+    expected = (
+        f"a table ({', '.join(text.SUFFIXES)}) with columns text and label, or a folder with tables train and test"
+    )
+    return catalog.own_path(data, NAMED, expected, text.SUFFIXES)
 
 
 def load(data: str, length: int) -> SequenceSet:

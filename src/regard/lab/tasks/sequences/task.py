@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, DataError, MixerConfig
 from regard.images.normalise import digest
-from regard.images.order import check_parts
+from regard.images.order import Part, check_parts
 from regard.mixers.spelling import spell
 from regard.models.create import create_model, parse_host
 from regard.swapping.swap import remove
 
-from ..base import Score, Task, Training, Trial
-from ..class_scores import best_classes, majority, top1_score
+from ..base import Prediction, Record, Samples, Score, Task, Training, Trial
+from ..class_scores import best_classes, check_classes, majority, top1_score
+from ..text_inputs import file_of, read_lines
 from ..validation import ValidationPart
-from ..weights import check_removed, host_seed
 from . import data as data_sets
 from . import inputs, pathfinder, pixels
 from .baseline import bag_of_symbols
@@ -120,19 +120,19 @@ class Sequences(ValidationPart, Task):
 
     # data
 
-    def sequences_of(self) -> SequenceSet:
+    def data_set(self) -> SequenceSet:
         """The data set. Raises: DataError."""
         return data_sets.load(self.data, self.tokens)
 
     def train_split(self) -> Split:
         """The training samples, at most `limit`, without the validation part."""
-        sequences = self.sequences_of()
+        sequences = self.data_set()
         samples = _first(sequences.train, self.limit)
         return samples.take(self.divided(len(samples))[0]) if self.val and sequences.held is None else samples
 
     def test_split(self) -> Split:
         """The samples that are evaluated, at most `limit` and `tested`. Raises: DataError without a "held" split."""
-        return self._test_split(self.sequences_of(), self.split)
+        return self._test_split(self.data_set(), self.split)
 
     def _test_split(self, sequences: SequenceSet, split: str) -> Split:
         samples = sequences.test if split == "test" else sequences.held
@@ -146,7 +146,7 @@ class Sequences(ValidationPart, Task):
     def record(self) -> dict[str, Any]:
         """As in `Task`, and: class_names and `classes`, a digest of them; alphabet, vocabulary, padded and pairs, as in
         `Facts`; length; truncated, numbers of sequences with more symbols than that."""
-        sequences, facts = self.sequences_of(), data_sets.facts_of(self.sequences_of())
+        sequences, facts = self.data_set(), data_sets.facts_of(self.data_set())
         train, test = self.train_split(), self.test_split()
         return {
             "name": sequences.name,
@@ -181,23 +181,18 @@ class Sequences(ValidationPart, Task):
 
     # the model
 
-    def model(
-        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
-    ) -> nn.Module:
-        facts, length = self._facts(record)
-        with host_seed(seed):
-            return self.built(mixer, facts, length, removed)
+    def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
+        return self.built(mixer, *self._facts(record), removed)
 
-    def _facts(self, record: Mapping[str, Any] | None) -> tuple[data_sets.Facts, int]:
+    def _facts(self, record: Record | None) -> tuple[data_sets.Facts, int]:
         """The facts and the length that a record holds; those of the data without one."""
-        if record is None or "alphabet" not in record:
-            return data_sets.facts_of(self.sequences_of()), self.tokens
+        if record is None:
+            return data_sets.facts_of(self.data_set()), self.tokens
         names = ("alphabet", "vocabulary", "padded", "pairs")
         return data_sets.Facts(len(record["class_names"]), *(record[name] for name in names)), record["length"]
 
     def built(self, mixer: MixerConfig | None, facts: data_sets.Facts, length: int, removed: bool = False) -> nn.Module:
         """The host with the mechanism for such data; needs none. Raises: ConfigError."""
-        check_removed(mixer, removed)
         spelled = parse_host(self.host)[1]
         for name in LEFT_TO_DATA:
             if name in spelled:
@@ -230,25 +225,15 @@ class Sequences(ValidationPart, Task):
 
     # training and evaluation
 
-    def batches_per_epoch(self, recipe: Training) -> int:
-        return self._feed(recipe, 0).per_epoch
-
-    def _feed(self, recipe: Training, seed: int) -> TokenBatches:
-        self.check(recipe)
-        return TokenBatches(self.train_split(), self.tokens, recipe.batch, seed)
-
-    def batches(
-        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """As in `Task`; the data are in memory, so that there are no worker processes."""
-        feed = self._feed(recipe, seed)
-        check_parts(len(feed.split), recipe.batch, part)
-        return feed.between(start, stop, part)
+    def feed(self, recipe: Training, seed: int, part: Part = (0, 1)) -> TokenBatches:
+        samples = self.train_split()
+        check_parts(len(samples), recipe.batch, part)
+        return TokenBatches(samples, self.tokens, recipe.batch, seed, part)
 
     def loss(
         self,
         model: nn.Module,
-        batch: tuple[Tensor, Tensor],
+        batch: Samples,
         recipe: Training,
         device: torch.device,
         teacher: nn.Module | None = None,
@@ -260,11 +245,11 @@ class Sequences(ValidationPart, Task):
     def score(self, model: nn.Module, device: torch.device) -> Score:
         """Top-1 accuracy and mean cross-entropy; for texts, `details` has the accuracy of `bag_of_symbols`."""
         score = top1_score(_scores(model, device, self.test_split(), self.tokens))
-        if self.sequences_of().alphabet == "bytes":
+        if self.data_set().alphabet == "bytes":
             score.details["bag_of_bytes"] = self.bag_of_symbols
         return score
 
-    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
+    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
         """Score on the test samples of other data with the same symbols and classes. Raises: DataError."""
         facts, length = self._facts(record)
         other = data_sets.load(data, length)
@@ -272,15 +257,12 @@ class Sequences(ValidationPart, Task):
             kinds = [f"{'pairs of ' * pairs}{kind}" for kind, pairs in (
                 (facts.alphabet, facts.pairs), (other.alphabet, other.pairs))]  # fmt: skip
             raise DataError(f"the run takes {kinds[0]}, {data} has {kinds[1]}")
-        names = record.get("class_names") or list(self.sequences_of().classes)
-        if list(other.classes) != list(names):
-            shown = f"{', '.join(other.classes[:5])}{', ...' if len(other.classes) > 5 else ''}"
-            raise DataError(f"{data} has other classes ({shown}) than the training data ({', '.join(names[:5])})")
+        check_classes(data, other.classes, record["class_names"])
         return top1_score(_scores(model, device, self._test_split(other, "test"), length))
 
     def predict(
-        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
+        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Record
+    ) -> list[Prediction]:
         """For an image {"file", **p}, for a file of texts {"file", "lines", "predictions": [{"text", **p}, ...]}, and
         for a text {"text", **p}; p are the five most probable classes: "label", "probability" and "top".
 
@@ -288,7 +270,6 @@ class Sequences(ValidationPart, Task):
         of which only the beginning was read.
         """
         facts, length = self._facts(record)
-        names = record.get("class_names") or list(self.sequences_of().classes)
         model.eval()
 
         def answer(parts: list[np.ndarray]) -> dict[str, Any]:
@@ -296,15 +277,17 @@ class Sequences(ValidationPart, Task):
             ids, _ = tensors(split, np.arange(1), length)
             with torch.inference_mode():
                 scores = model(ids.to(device))[0].float()
-            return best_classes(scores, names) | ({"truncated": True} if split.truncated(length) else {})
+            return best_classes(scores, record["class_names"]) | (
+                {"truncated": True} if split.truncated(length) else {}
+            )
 
         predictions: list[dict[str, Any]] = []
         for source in sources:
             if facts.alphabet == "pixels":
                 predictions.append({"file": str(source), **answer([pixels.encode(source, length)])})
                 continue
-            path = inputs.file_of(source)
-            lines = inputs.read_lines(path) if path else [str(source)]
+            path = file_of(source)
+            lines = read_lines(path) if path else [str(source)]
             where = str(path) if path else "the text"
             parts = [
                 inputs.encoded(line, facts, f"{where}, line {row}" if path else where)
@@ -321,7 +304,7 @@ def _first(split: Split, limit: int) -> Split:
 
 @lru_cache(maxsize=4)
 def _bag(task: Sequences) -> float:
-    vocabulary = data_sets.facts_of(task.sequences_of()).vocabulary
+    vocabulary = data_sets.facts_of(task.data_set()).vocabulary
     value = bag_of_symbols(task.train_split(), task.test_split(), task.tokens, vocabulary)
     log.info("%s, first %d symbols: a logistic regression on their counts has %.2f %%", task.data, task.tokens, value)
     return value

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from regard.core import DataError, Problems
-from regard.files.paths import readable, regular_file, visible
+from regard.files.paths import readable, visible
+from regard.images.folders import SPLITS
 from regard.images.own import read_table
 from regard.images.streams import generator
-from regard.lab.data.catalog import data_root, file_checksum
+from regard.lab.data.catalog import file_checksum, parquet_files
 
 from .tokens import SequenceSet, Split, Tokens
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
-SPLITS = {"train": ("train", "training"), "test": ("test",), "val": ("val", "valid", "validation", "dev")}
 BYTES = 256
 IMDB_HELD = 2500
 """The last training reviews are reserved for tuning."""
@@ -42,10 +42,7 @@ def imdb() -> SequenceSet:
 
     123 texts of the training reviews occur in the test too, as in the original. Raises: DataError.
     """
-    files = [data_root() / "imdb" / f"{split}.parquet" for split in ("train", "test")]
-    for file in files:
-        if not file.is_file():
-            raise DataError(f"imdb needs {file}, which does not exist; point --data-root or REGARD_DATA to its folder")
+    files = parquet_files("imdb", "train", "test")
     problems = Problems()
     train, test = (_split(list(_rows(file, problems)), ("0", "1"), problems) for file in files)
     problems.raise_all()
@@ -66,8 +63,8 @@ def is_table(path: Path) -> bool:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether a path is a table. Raises: DataError for a pipe, a socket or a device with such a suffix."""
-    return path.suffix.lower() in SUFFIXES and regular_file(path).exists()
+    """Whether a path is a table."""
+    return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
 def tables(path: Path) -> dict[str, Path]:

@@ -86,8 +86,8 @@ class Batches:
     def per_epoch(self) -> int:
         return len(self.cuts) - 1
 
-    def between(self, start: int, stop: int) -> Iterator[Batch]:
-        """Batches start .. stop - 1."""
+    def between(self, start: int, stop: int, workers: int = 0) -> Iterator[Batch]:
+        """Batches start .. stop - 1. Workers are not needed."""
         for epoch in range(start // self.per_epoch, -(-stop // self.per_epoch)):
             rows = self._epoch(epoch)
             first = epoch * self.per_epoch

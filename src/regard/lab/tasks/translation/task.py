@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, DataError, MixerConfig, UnsupportedError, nearest
+from regard.core import ConfigError, MixerConfig, UnsupportedError, nearest
+from regard.images.order import Part
 from regard.models.create import parse_host
 
-from ..base import Score, Task, Training, Trial
+from ..base import Prediction, Record, Score, Task, Training, Trial
 from ..jackknife import jackknife_values
+from ..text_inputs import file_of, read_lines
 from ..validation import ValidationPart
-from ..weights import check_removed, host_seed
 from . import texts
 from .alignment import alignments, picture
 from .batches import Batch, Batches, Encoded, check_length, encoded, evaluation_batches, padded, tensors
@@ -132,22 +133,18 @@ class Translation(ValidationPart, Task):
         """Whether the validation part is drawn from the training sentences."""
         return bool(self.val) and "val" not in self.corpus().splits
 
-    def words(self, record: Mapping[str, Any] | None = None) -> Vocabulary:
-        """The vocabulary. record: as for `model`; None = trained on the training texts."""
-        if record and "merges" in record:
+    def words(self, record: Record | None = None) -> Vocabulary:
+        """The vocabulary. record: None = trained on the training texts."""
+        if record is not None:
             return _recorded(record["merges"])
         sentences = self.train_sentences()
         return trained((sentences.source, sentences.target), self.vocabulary)
 
-    def model(
-        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
-    ) -> nn.Module:
-        with host_seed(seed):
-            return self.built(mixer, len(self.words(record)), removed)
+    def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
+        return self.built(mixer, len(self.words(record)), removed)
 
     def built(self, mixer: MixerConfig | None, tokens: int, removed: bool = False) -> nn.Module:
         """The host with the mechanism for a vocabulary of so many tokens; needs no data. Raises: ConfigError."""
-        check_removed(mixer, removed)
         name, options = parse_host(self.host)
         hosts = {HOST: translator} | {item.__name__: item for item in self.extra}
         if name not in hosts:
@@ -196,18 +193,9 @@ class Translation(ValidationPart, Task):
 
         return Trial(model, (sentences(1), sentences(1)), loss, forward)
 
-    def batches_per_epoch(self, recipe: Training) -> int:
-        return self._feed(recipe, 0).per_epoch
-
-    def _feed(self, recipe: Training, seed: int, part: tuple[int, int] = (0, 1)) -> Batches:
-        self.check(recipe)
+    def feed(self, recipe: Training, seed: int, part: Part = (0, 1)) -> Batches:
+        """As in `Task`. recipe.batch: as `sentences` of `Batches`."""
         return Batches(encoded(self.train_sentences(), self.words(), self.longest), recipe.batch, seed, part)
-
-    def batches(
-        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> Iterator[Batch]:
-        """As in `Task`; workers are not needed. recipe.batch: as `sentences` of `Batches`."""
-        return self._feed(recipe, seed, part).between(start, stop)
 
     def loss(
         self, model: nn.Module, batch: Batch, recipe: Training, device: torch.device, teacher: nn.Module | None = None
@@ -218,40 +206,34 @@ class Translation(ValidationPart, Task):
 
     def translations(self, model: nn.Module, device: torch.device) -> list[str]:
         """The translations of the test sentences, in their order."""
-        return self._translated(model, device, self._pairs(self.test_sentences()), self.words())[0]
+        pairs = encoded(self.test_sentences(), self.words(), self.longest)
+        return self.words().decode(self._written(model, device, pairs.source))
 
-    def _pairs(self, sentences: Sentences, record: Mapping[str, Any] | None = None) -> Encoded:
-        return encoded(sentences, self.words(record), self.longest)
-
-    def _translated(
-        self, model: nn.Module, device: torch.device, pairs: Encoded, words: Vocabulary
-    ) -> tuple[list[str], float]:
-        """Translations, and the mean loss of a token of the references."""
+    def _mean_loss(self, model: nn.Module, device: torch.device, pairs: Encoded) -> float:
+        """The mean loss of a token of the references."""
         model.eval()
-        outputs: list[str] = [""] * len(pairs)
         total, tokens = 0.0, 0
-        for rows, *batch in evaluation_batches(pairs):
+        for _, *batch in evaluation_batches(pairs):
             source, target, labels = (item.to(device) for item in batch)
             with torch.inference_mode():
                 total += cross_entropy(model(source, target), labels).item()
-                written = model(source, None, self.beam, self.penalty)
             tokens += int((labels != PAD).sum())
-            for row, text in zip(rows, words.decode(written.tolist()), strict=True):
-                outputs[row] = text
-        return outputs, total / tokens
+        return total / tokens
 
     def score(self, model: nn.Module, device: torch.device) -> Score:
-        return self._score(model, device, self.test_sentences(), None)
+        return self._score(model, device, self.test_sentences())
 
-    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
+    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
         """Score on the test split of other texts in the same languages, with the vocabulary of the run."""
         return self._score(model, device, self.on(data).test_sentences(), record)
 
     def _score(
-        self, model: nn.Module, device: torch.device, sentences: Sentences, record: Mapping[str, Any] | None
+        self, model: nn.Module, device: torch.device, sentences: Sentences, record: Record | None = None
     ) -> Score:
         """samples: what each sentence contributes to the BLEU of the set (`jackknife_values`)."""
-        outputs, loss = self._translated(model, device, self._pairs(sentences, record), self.words(record))
+        words = self.words(record)
+        pairs = encoded(sentences, words, self.longest)
+        loss, outputs = self._mean_loss(model, device, pairs), words.decode(self._written(model, device, pairs.source))
         counts = statistics(outputs, sentences.target, self.target)
         total = counts.sum(0)
         metrics = {"bleu": bleu(total), "chrf": chrf(outputs, sentences.target), "loss": loss}
@@ -264,7 +246,7 @@ class Translation(ValidationPart, Task):
         return bleu(statistics(sentences.source, sentences.target, self.target).sum(0))
 
     def example(self) -> tuple[Tensor, Tensor]:
-        source, target, _ = tensors(self._pairs(self.test_sentences()), np.arange(1))
+        source, target, _ = tensors(encoded(self.test_sentences(), self.words(), self.longest), np.arange(1))
         return source, target
 
     def record(self) -> dict[str, Any]:
@@ -289,8 +271,8 @@ class Translation(ValidationPart, Task):
         return min(train, limit), min(test, limit)
 
     def predict(
-        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
+        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Record
+    ) -> list[Prediction]:
         """For each sentence, and each line of a file: {"text", "translation"}, and "file" and "line".
 
         Up to `DRAWN` sentences also have an "alignment": the pieces of both texts, and the weights between them, where
@@ -298,11 +280,11 @@ class Translation(ValidationPart, Task):
         """
         sentences: list[tuple[str, str, dict[str, Any]]] = []
         for source in sources:
-            path = _file(source)
+            path = file_of(source)
             if path is None:
                 sentences.append((str(source), "the text", {}))
                 continue
-            for line_number, line in enumerate(texts.read_lines(path), 1):
+            for line_number, line in enumerate(read_lines(path), 1):
                 place = {"file": str(path), "line": line_number}
                 sentences.append((line, f"{path}, line {line_number}", place))
         words = self.words(record)
@@ -318,7 +300,7 @@ class Translation(ValidationPart, Task):
                     prediction["alignment"] = _alignment(model, device, words, item, [*output, END])
         return predictions
 
-    def _written(self, model: nn.Module, device: torch.device, sources: list[list[int]]) -> list[list[int]]:
+    def _written(self, model: nn.Module, device: torch.device, sources: Sequence[Sequence[int]]) -> list[list[int]]:
         """The translations of some sentences as tokens, without `END`."""
         model.eval()
         outputs: list[list[int]] = [[] for _ in sources]
@@ -350,19 +332,3 @@ def _alignment(
 @lru_cache(maxsize=4)
 def _recorded(merges: str) -> Vocabulary:
     return Vocabulary.from_text(merges)
-
-
-def _file(source: str | Path) -> Path | None:
-    """The file that a source names; None if it is a sentence. Raises: DataError for a file that does not exist."""
-    path = Path(source)
-    try:
-        if path.is_file():
-            return path
-    except OSError:  # a sentence that is too long for a name
-        return None
-    text = str(source)
-    if isinstance(source, Path) or (path.suffix and " " not in text and text[-1] not in ".!?"):
-        raise DataError(f"{source} does not exist; pass a file of sentences, or a sentence")
-    if not text.strip():
-        raise DataError("the text is empty; pass a sentence")
-    return None

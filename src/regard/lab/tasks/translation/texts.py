@@ -1,18 +1,18 @@
 """Parallel texts: the sentences of two languages, line by line, from the user's files or a named set."""
 
-import gzip
 import hashlib
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from regard.core import ConfigError, DataError, Problems, nearest
-from regard.files.paths import regular_file, user_path
-from regard.lab.data.catalog import data_root, folder_in_use
+from regard.core import ConfigError, DataError
+from regard.files.paths import user_path
+from regard.images.folders import SPLITS
+from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.lab.data.generated import revised
 
+from ..text_inputs import read_lines
 from .numbers_text import number_sentences
 
 NAMED = {"numbers": "generated", "multi30k": "REGARD_DATA/multi30k", "wmt14": "REGARD_DATA/wmt14"}
@@ -21,7 +21,8 @@ COUNTS = {"numbers": (8000, 500), "multi30k": (29_000, 1000), "wmt14": (4_500_00
 """Numbers of (training, test) sentences of the named sets."""
 LANGUAGES = ("en", "de")
 """Of the named sets, in either direction."""
-_TRAIN, _VAL, _TEST = ("train",), ("val", "valid", "dev"), ("test", "test_2016_flickr")
+_FLICKR = "test_2016_flickr"
+"""The test of Multi30k."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,9 @@ def _load(data: str, source: str, target: str, folder: str) -> Corpus:
         return _numbers(source, target)
     if data in NAMED:
         _check_named(data, source, target)
-        return _from_folder(data_root() / data, source, target, data)
-    return _from_folder(_folder(data), source, target, "")
+        return _from_folder(folder_of(data, "parallel texts"), source, target, data)
+    expected = "a folder of parallel texts: train.en, train.de, val.en and val.de or the like"
+    return _from_folder(own_path(data, NAMED, expected), source, target, "")
 
 
 def identity(data: str, source: str, target: str) -> str:
@@ -98,56 +100,15 @@ def check_languages(source: str, target: str) -> None:
         raise ConfigError(f"source and target are two languages, not both {source!r}")
 
 
-def read_lines(path: Path) -> tuple[str, ...]:
-    """The sentences of a UTF-8 file, one a line; only "\\n" (or "\\r\\n") ends a line. Raises: DataError."""
-    regular_file(path)
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read ({error}); replace it") from error
-    lines = content.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n") if content else []
-    sentences, problems = [], Problems()
-    for number, line in enumerate(lines, 1):
-        try:
-            sentence = line.removesuffix(b"\r").decode("utf-8")
-        except UnicodeDecodeError as error:
-            byte = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
-            problems.append(f"{path}, line {number}: {byte} is not UTF-8; convert the file to UTF-8")
-            continue
-        if not sentence.strip():
-            problems.append(f"{path}, line {number}: the sentence is empty; remove the line from both texts")
-        sentences.append(sentence)
-    problems.raise_all()
-    if not sentences:
-        raise DataError(f"{path} has no sentences")
-    return tuple(sentences)
-
-
 def _check_named(data: str, source: str, target: str) -> None:
     if {source, target} != set(LANGUAGES):
         raise DataError(f"{data} has the languages {' and '.join(LANGUAGES)}, not {source} and {target}")
 
 
-def _folder(data: str) -> Path:
-    path = user_path(data, DataError)
-    if path.is_dir():
-        return path.resolve()
-    if path.exists():
-        raise DataError(f"{data} is a file; expected a folder with train.en, train.de, val.en and val.de or the like")
-    known = "" if "/" in data or "\\" in data else f"; {nearest(data, NAMED)}"
-    raise DataError(f"{data} does not exist; expected a folder of parallel texts or the name of a set{known}")
-
-
 def _from_folder(folder: Path, source: str, target: str, name: str) -> Corpus:
-    if not folder.is_dir():
-        raise DataError(
-            f"{name} needs the folder {folder}, which does not exist; point --data-root or REGARD_DATA to it"
-        )
     splits = {}
-    for split, names in (("train", _TRAIN), ("val", _VAL), ("test", _TEST)):
-        sentences = _split(folder, names, source, target)
+    for split, names in SPLITS.items():
+        sentences = _split(folder, (*names, _FLICKR) if split == "test" else names, source, target)
         if sentences is not None:
             splits[split] = sentences
     for split, expected in (("train", "train"), ("test", "val or test")):
