@@ -16,7 +16,6 @@ from regard.swapping.inspect import example_input
 from regard.swapping.swap import plan_swap
 
 from .catalog import list_models, make_regard_model, own_models, user_ports
-from .size_guard import SizeGuard
 
 _DEPTHS = ("depth", "depths", "num_layers", "layers")
 _PLAIN = "name(option=value, ...) with plain values"
@@ -134,8 +133,7 @@ def _create(name: str, options: dict[str, Any], extra: Extra) -> nn.Module:
         make = partial(timm.create_model, name)
     try:
         _check_options(plain, options)
-        with SizeGuard(plain):
-            return make(**options)
+        return make(**options)
     except RegardError:
         raise
     except OSError as error:
