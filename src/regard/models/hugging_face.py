@@ -19,7 +19,6 @@ from regard.files.records import read_record, write_record
 from regard.swapping.ports.hugging_face import config_of
 
 from .saving import (
-    build_matching,
     check_local,
     description_errors,
     fill,
@@ -95,7 +94,7 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Mod
             raise StoreError("model.safetensors is damaged or belongs to another regard.json")
         config = transformers.AutoConfig.from_pretrained(target, local_files_only=True, trust_remote_code=False)
         tensors = load_tensors(data)
-        model = build_matching(partial(_built, about, config, tuple(extra)), tensors)
+        model = _built(about, config, tuple(extra))
         fill(model, tensors)
     return model.eval()
 
@@ -117,8 +116,8 @@ def _without_backbones(config: Any) -> Any:
     return config
 
 
-def _built(about: dict[str, Any], config: Any, extra: Extra, older: bool = False) -> nn.Module:
-    """The model of regard.json and a configuration (changed), with initial weights. older: see `build_matching`."""
+def _built(about: dict[str, Any], config: Any, extra: Extra) -> nn.Module:
+    """The model of regard.json and a configuration (changed), with initial weights."""
     import transformers
 
     config.__dict__.pop("attn_implementation", None)
@@ -128,5 +127,5 @@ def _built(about: dict[str, Any], config: Any, extra: Extra, older: bool = False
     if not (isinstance(architecture, type) and issubclass(architecture, transformers.PreTrainedModel)):
         raise ConfigError(f"transformers has no model {about['architecture']!r}")
     model = architecture(config, **about.get("options", {}))
-    replay_swaps(model, about["swaps"], extra, older)
+    replay_swaps(model, about["swaps"], extra)
     return model

@@ -22,7 +22,7 @@ from regard.core.validation import checked
 from regard.files.atomic import one_writer, prepared, read_if_present
 from regard.files.paths import user_path
 from regard.files.records import parse_record, record_text
-from regard.mixers.spelling import parse_mixer, parts, previous_revisions, spell
+from regard.mixers.spelling import parse_mixer, parts, spell
 from regard.swapping.inspect import example_input
 from regard.swapping.layer import Port
 from regard.swapping.removed import Removed
@@ -257,7 +257,7 @@ def load(folder: str | os.PathLike[str], extra: Extra = (), *, download: bool = 
         )
     with description_errors(target, "model.json"):
         tensors = load_tensors(data)
-        model = build_matching(partial(rebuild, about, tuple(extra)), tensors)
+        model = rebuild(about, tuple(extra))
         fill(model, tensors)
     return model.eval()
 
@@ -293,27 +293,13 @@ def recorded_swaps(model: nn.Module) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def build_matching(build: Callable[..., nn.Module], tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The model of build(), or of build(older=True) if only that has tensors of these names.
-
-    older: spellings have their meaning of one revision ago (`MixerConfig.older_revisions`).
-    Raises: RegardError.
-    """
-    model = build()
-    if model.state_dict().keys() != tensors.keys():
-        earlier = build(older=True)
-        if earlier.state_dict().keys() == tensors.keys():
-            return earlier
-    return model
-
-
-def rebuild(about: dict[str, Any], extra: Extra = (), older: bool = False) -> nn.Module:
+def rebuild(about: dict[str, Any], extra: Extra = ()) -> nn.Module:
     """The model of a `model_recipe`, with initial weights.
 
-    extra: the user's own mechanisms, models and ports that it needs. older: see `build_matching`. Raises: RegardError.
+    extra: the user's own mechanisms, models and ports that it needs. Raises: RegardError.
     """
     model = create_saved(about["host"], extra)
-    replay_swaps(model, about["swaps"], extra, older)
+    replay_swaps(model, about["swaps"], extra)
     return model
 
 
@@ -331,13 +317,12 @@ def create_saved(host: str, extra: Extra = ()) -> nn.Module:
     )  # fmt: skip
 
 
-def replay_swaps(model: nn.Module, swaps: list[dict[str, Any]], extra: Extra = (), older: bool = False) -> None:
-    """Repeat, in place, the swaps of `recorded_swaps`. older: see `build_matching`. Raises: RegardError."""
-    revisions = previous_revisions(extra) if older else {}
+def replay_swaps(model: nn.Module, swaps: list[dict[str, Any]], extra: Extra = ()) -> None:
+    """Repeat, in place, the swaps of `recorded_swaps`. Raises: RegardError."""
     for group in swaps:
         grids = {layer: Grid(*numbers) for layer, numbers in group["layers"].items()}
         removed = group["mixer"] == "removed"
-        mixer: MixerConfig | None = Removed() if removed else parse_mixer(group["mixer"], extra, revisions)
+        mixer: MixerConfig | None = Removed() if removed else parse_mixer(group["mixer"], extra)
         if mixer is None:
             raise ConfigError("a recorded swap names no mechanism")
         plan_layers(

@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def load_run(
         with saving.description_errors(target, "outcome.json"):
             if not download:
                 saving.check_local(target / "outcome.json", recipe)
-            model = saving.build_matching(partial(saving.rebuild, recipe, extra), weights)
+            model = saving.rebuild(recipe, extra)
     with checkpoint.load_errors(target):
         model.load_state_dict(weights)
     return model.eval()
