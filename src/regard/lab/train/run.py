@@ -142,17 +142,16 @@ RUN_FIELDS = frozenset({
     "calibration", "code", "started",
 })  # fmt: skip
 """All that a run.json may have."""
-_KINDS = {"key": str, "canonical": str, "seed": int, "threads": int, "device": str, "devices": int}
+_KINDS: dict[str, Any] = {
+    "spelling": str, "key": str | None, "canonical": str | None, "seed": int | None, "threads": int | None,
+    "device": str | None, "devices": int | None,
+}  # fmt: skip
 
 
 def run_file(path: Path) -> dict[str, Any]:
     """The content of a run.json. Raises: StoreError if it is damaged, or does not describe the run of its folder."""
     content = read_record(path, RUN_FIELDS)
-    if not isinstance(content, dict) or any(
-        not isinstance(content[name], kind) for name, kind in _KINDS.items() if content.get(name) is not None
-    ):
-        raise StoreError(f"{path} is damaged; delete its folder and run again")
-    if not isinstance(content.get("spelling"), str):
+    if any(not isinstance(content.get(name), kind) for name, kind in _KINDS.items()):
         raise StoreError(f"{path} does not describe a run; delete its folder and run again")
     canonical = content.get("canonical")
     described = hashlib.sha256(canonical.encode()).hexdigest()[:12] if isinstance(canonical, str) else path.parent.name
