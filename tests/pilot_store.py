@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.files.atomic import write_json
+from regard.files.records import write_record
 from regard.lab.engine.table import snapshot_path
 from regard.lab.results.results import Results
 
@@ -41,13 +41,13 @@ def make_store(
         for s in range(len(rows[label]))
     ]
     snapshot = {
-        "version": 1, "study": "pilot", "title": "A pilot", "source": "here", "scale": scale, "question": "?",
+        "study": "pilot", "title": "A pilot", "source": "here", "scale": scale, "question": "?",
         "metric": "top1", "baseline": labels[0], "notes": [], "data": {"name": "digits", "train": 8, "test": 9},
         "task": "t", "recipe": "Recipe(epochs=1)", "claims": list(claims), "runs": runs,
         "rows": [{"label": label, "spelling": label, "host": "h", "control": label in ("w/o", "uniform"), "card": None,
                   "paper": {}, "exact": {}, "notes": [], "parameters": 10, "macs": 20} for label in labels],
     }  # fmt: skip
-    write_json(snapshot_path(root, "pilot", scale), {**snapshot, **fields})
+    write_record(snapshot_path(root, "pilot", scale), {**snapshot, **fields})
     for run in runs:
         value = rows[run["row"]][run["seed"]]
         right = np.arange(1000) < value * 10

@@ -407,7 +407,7 @@ def test_results_of_another_version(capsys, results: Path, finished: str) -> Non
             path, {**{name: value for name, value in json.loads(before).items() if name != "checksum"}, "version": 3}
         )
         arguments = train(results) if name == "outcome.json" else ["eval", finished, "--results", str(results)]
-        refused(capsys, arguments, f"{name} has version 3, this Regard reads 1 and 2", "--results", code=1)
+        refused(capsys, arguments, f"{name} has version 3, this Regard reads 2", "--results", code=1)
         path.write_text(before)
     assert run(train(results)) == 0
 
@@ -418,7 +418,7 @@ def test_a_snapshot_of_another_version(capsys, results: Path) -> None:
     refused(capsys, ["study", "export", "pilot", "--results", str(results)], "has version 3", code=1)
 
 
-@pytest.mark.parametrize("content", ['{"a": 1', "[]", '{"version": 1}'], ids=["cut", "list", "no spelling"])
+@pytest.mark.parametrize("content", ['{"a": 1', "[]", '{"version": 1}'], ids=["cut", "list", "old"])
 def test_a_damaged_run_file(capsys, results: Path, finished: str, content: str) -> None:
     (results / finished / "run.json").write_text(content)
     refused(capsys, ["eval", finished, "--results", str(results)], "run.json", "run again", code=1)

@@ -161,11 +161,11 @@ def test_what_cannot_be_started_from_is_named(saved: Path, tmp_path: Path) -> No
 
 def _begun(folder: Path) -> bool:
     """A real run.json without an outcome."""
-    from regard.files.atomic import write_json
+    from regard.files.records import write_record
     from regard.mixers.spelling import spell
 
     run = still("deit_tiny_patch16_224", folder.parent)
-    write_json(folder / "run.json", {"version": 1, "spelling": spell(run)})
+    write_record(folder / "run.json", {"spelling": spell(run)})
     return True
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from regard.core import ConfigError, StoreError, SwapError
-from regard.files.atomic import write_json
 from regard.files.records import read_record, write_record
 from regard.lab.results.results import Results
 from regard.lab.train import checkpoint
@@ -122,15 +121,14 @@ def test_a_checkpoint_that_a_model_started_from_is_not_in_its_recipe(tmp_path):
 def test_foreign_and_damaged_folders_are_named(mixed, tmp_path):
     with pytest.raises(StoreError, match=r"has no model\.json"):
         load(tmp_path)
-    about = {**read_record(save(mixed, tmp_path) / "model.json"), "version": 1}
+    about = read_record(save(mixed, tmp_path) / "model.json")
 
     def attempt(match, **changes):
-        write_json(tmp_path / "model.json", {**about, **changes})  # as version 1 wrote it, without a checksum
+        write_record(tmp_path / "model.json", {**about, **changes})
         with pytest.raises(StoreError, match=match):
             load(tmp_path)
 
     attempt("not written by regard", format="other")
-    attempt("version 9", version=9)
     attempt("'swaps' is missing", swaps=None)
     attempt(r"\A.{1,900}\Z", host="vit_desk(dim=32)")  # one line, where torch lists every weight that does not fit
     attempt("does not hold the model", host="no_such_host")
@@ -172,7 +170,7 @@ def test_a_place_that_cannot_be_written_is_an_error(mixed, tmp_path):
 
 def test_a_damaged_recipe_of_a_run_is_named(tmp_path):
     folder = Results(tmp_path).folder("0123456789ab")
-    write_json(folder / "run.json", {"spelling": "Run()"})
+    write_record(folder / "run.json", {"spelling": "Run()"})
     checkpoint.save(folder, {"model": {}, "ema": None})
     for recipe in ({"host": DESK}, {"host": DESK, "swaps": [{"mixer": "SKA()", "layers": {"blocks.9.attn": [4, 6]}}]}):
         Results(tmp_path).finish(folder.name, {"status": "done", "metrics": {"top1": 1.0}, "model": recipe})

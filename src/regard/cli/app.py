@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import typer
 
 from regard.core import RegardError
-from regard.core.allocator import ALLOCATOR
 
 from . import bugs
 from .advise import advise
@@ -38,9 +37,6 @@ from .taxonomy import taxonomy
 from .train import evaluate, train
 
 TRACEBACK = "--traceback"
-COMPUTING = ("advise", "bench", "distill", "finetune", "probe", "swap-check", "train")
-"""Verbs that compute in this process, with the settings of `ALLOCATOR`, as one run of a study does (`--only`); studies
-set them for their workers."""
 
 app = typer.Typer(
     name="regard",
@@ -139,8 +135,6 @@ def main(interrupts: Sequence[int] = ()) -> int:
     errors while they are imported.
     """
     arguments = sys.argv[1:]
-    if arguments and (arguments[0] in COMPUTING or "--only" in arguments):
-        _fix_allocator(arguments)
     try:
         return run(arguments)
     except Exception as error:
@@ -149,11 +143,3 @@ def main(interrupts: Sequence[int] = ()) -> int:
             return INTERRUPTED
         print(f"regard: {bugs.report(error, arguments, shown=TRACEBACK in arguments)}", file=sys.stderr)
         return 1
-
-
-def _fix_allocator(arguments: list[str]) -> None:
-    """Restart the process with the settings of `ALLOCATOR`, which are read when a process starts."""
-    if sys.platform != "linux" or all(name in os.environ for name in ALLOCATOR):
-        return
-    sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", "regard", *arguments], os.environ | ALLOCATOR)

@@ -1,14 +1,12 @@
 """Records: files with a version and a checksum, which is verified when they are read. Needs no torch.
 
 The checksum is the SHA-256 of all bytes before it: in a JSON file the last entry is "checksum"; a binary file begins
-with a line that has the checksum of what follows. Files of version 1 have none; they are read, with one note.
+with a line that has the checksum of what follows.
 """
 
 import hashlib
-import logging
 import re
 from collections.abc import Collection, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,8 @@ from regard.core import StoreError
 
 from .atomic import json_text, parse_json, read_bytes, read_if_present, write_atomically
 
-log = logging.getLogger("regard.lab.engine")
-
 VERSION = 2
 """Format version of every file in a store."""
-WITHOUT_CHECKSUM = 1
-"""The version whose files have no checksums; it is read, but not written."""
 _END = re.compile(rb',\n "checksum": "([0-9a-f]{64})"\n\}\n')
 _END_LENGTH = len(b',\n "checksum": "') + 64 + len(b'"\n}\n')
 _MAGIC = b"regard checkpoint "
@@ -42,39 +36,43 @@ def write_record(path: Path | str, value: Mapping[str, Any]) -> None:
     write_atomically(path, record_text(value))
 
 
-def read_record(path: Path | str, fields: Collection[str] = ()) -> Any:
-    """The value of a record, without its checksum; a JSON file of version 1 as it is.
+def read_record(path: Path | str, fields: Collection[str] = ()) -> dict[str, Any]:
+    """The value of a record, without its checksum.
 
     fields: all that a record of this version may have; () = any.
-    Raises: StoreError if it is missing, damaged, changed by hand, of a later version, or has an unknown field.
+    Raises: StoreError if it is missing, damaged, changed by hand, of another version, or has an unknown field.
     """
     return parse_record(path, read_bytes(path), fields)
 
 
-def read_record_if_present(path: Path | str, fields: Collection[str] = ()) -> Any:
+def read_record_if_present(path: Path | str, fields: Collection[str] = ()) -> dict[str, Any] | None:
     """As `read_record`, None if there is no file."""
     data = read_if_present(path)
     return None if data is None else parse_record(path, data, fields)
 
 
-def parse_record(path: Path | str, data: bytes, fields: Collection[str] = ()) -> Any:
+def is_record(path: Path | str, data: bytes) -> bool:
+    """Whether JSON data are a record, intact or damaged, and no other file. Raises: StoreError if they are no JSON."""
+    value = parse_json(path, data)
+    return isinstance(value, dict) and bool(value.keys() & {"version", "checksum"})
+
+
+def parse_record(path: Path | str, data: bytes, fields: Collection[str] = ()) -> dict[str, Any]:
     """The value of a record's text. path: named in errors. Raises: StoreError, as `read_record`."""
     end = _END.fullmatch(data[-_END_LENGTH:])
     if end is not None and _digest(data[:-_END_LENGTH]) != end[1].decode():
         raise StoreError(f"{path} does not fit its checksum; {_REMEDY}")
     value = parse_json(path, data)
-    if not isinstance(value, dict):  # no file of regard: the caller says what it expects
-        return value
-    check_version(path, value)
+    if not isinstance(value, dict) or "version" not in value:
+        raise StoreError(f"{path} is no record of Regard; {_REMEDY}")
+    if value["version"] != VERSION:
+        raise StoreError(
+            f"{path} has version {value['version']!r}, this Regard reads {VERSION}; use the Regard that wrote it, or "
+            "another folder with --results"
+        )
     if end is None:
-        if value.get("version", WITHOUT_CHECKSUM) != WITHOUT_CHECKSUM or "checksum" in value:
-            raise StoreError(f"{path} does not end with its checksum; {_REMEDY}")
-        if value.keys() & {"version", "snapshot"}:
-            note_old_file()
-        return value
+        raise StoreError(f"{path} does not end with its checksum; {_REMEDY}")
     del value["checksum"]
-    if value.get("version") != VERSION:
-        raise StoreError(f"{path} has a checksum, but not version {VERSION}; {_REMEDY}")
     if fields and (unknown := sorted(set(value) - {*fields, "version"})):
         raise StoreError(f"{path} has {', '.join(map(repr, unknown))}, which this Regard does not know; update Regard")
     return value
@@ -102,22 +100,6 @@ def unseal(path: Path | str, data: bytes) -> bytes:
     if _digest(content) != header[1].decode():
         raise StoreError(f"{path} does not fit its checksum: it is damaged")
     return content
-
-
-def check_version(path: Path | str, value: Mapping[str, Any]) -> None:
-    """Raises: StoreError if a file of the store has another format version."""
-    version = value.get("version", WITHOUT_CHECKSUM)
-    if version not in (VERSION, WITHOUT_CHECKSUM) or isinstance(version, bool):
-        raise StoreError(
-            f"{path} has version {version!r}, this Regard reads {WITHOUT_CHECKSUM} and {VERSION}; use the Regard that "
-            "wrote it, or another folder with --results"
-        )
-
-
-@cache
-def note_old_file() -> None:
-    """Say, once in a process, that a file has no checksum."""
-    log.warning("files that an earlier version wrote have no checksums: damage in them would not be noticed")
 
 
 def _digest(data: bytes) -> str:

@@ -274,7 +274,7 @@ def test_further_seeds_of_a_row_that_is_trained_otherwise_now_are_listed_no_more
 
 def test_a_foreign_snapshot_is_named(tmp_path: Path) -> None:
     write_json(snapshot_path(tmp_path, "tiny", "smoke"), [1])
-    with pytest.raises(StoreError, match="tiny-smoke.json is not a study's snapshot; delete it"):
+    with pytest.raises(StoreError, match="tiny-smoke.json is no record"):
         write_snapshot(STUDY, "smoke", Results(tmp_path))
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from pilot_store import PILOT, key_of, make_store
 from regard.core import ConfigError, StoreError
-from regard.files.atomic import read_json, write_json
+from regard.files.records import read_record, write_record
 from regard.lab.engine.claims import claim_text, sample_values
 from regard.lab.engine.export import csv_text, evidence, import_runs, json_text, latex, markdown
 from regard.lab.engine.study import Claim
@@ -83,7 +83,6 @@ def test_a_failed_run_is_said_and_left_out(tmp_path: Path) -> None:
     ("outcome", "number"),
     [
         ({"diverged": True, "error": "the loss is inf at step 7"}, 1),
-        ({"step": 7, "error": "the loss is inf at step 7"}, 1),  # as outcomes were before they had the word
         ({"error": "DataError: /data/finance/nan.jpg cannot be read"}, 0),
     ],
 )
@@ -122,9 +121,9 @@ def test_seeds_at_chance_and_failed_ones_are_counted_among_those_that_were_run(t
 
 def test_a_claim_compares_two_differences_seed_by_seed(tmp_path: Path) -> None:
     make_store(tmp_path)
-    snapshot = read_json(snapshot_path(tmp_path, "pilot", "desk"))
+    snapshot = read_record(snapshot_path(tmp_path, "pilot", "desk"))
     claim = {"a": "SKA", "b": "w/o", "metric": "top1", "than": ["softmax", "SKA"]}
-    write_json(snapshot_path(tmp_path, "pilot", "desk"), {**snapshot, "claims": [claim]})
+    write_record(snapshot_path(tmp_path, "pilot", "desk"), {**snapshot, "claims": [claim]})
     (judged,) = load(tmp_path).claims
     assert judged.text == "SKA is further above w/o than softmax is above SKA, in top1"
     expected = [2 * s - w - b for s, w, b in zip(PILOT["SKA"], PILOT["w/o"], PILOT["softmax"], strict=True)]
@@ -142,7 +141,7 @@ def test_a_claim_with_two_differences_has_no_margin() -> None:
 def test_a_damaged_snapshot_is_named(tmp_path: Path, damage: dict) -> None:
     make_store(tmp_path)
     path = snapshot_path(tmp_path, "pilot", "desk")
-    write_json(path, {**read_json(path), **damage})
+    write_record(path, {**read_record(path), **damage})
     with pytest.raises(StoreError, match=r"pilot-desk.json: a (run|row|claim) of a snapshot lacks"):
         load(tmp_path)
 
@@ -205,14 +204,6 @@ def test_data_are_compared_with_data_of_the_same_name(tmp_path: Path) -> None:
     assert said in load(tmp_path).warnings
 
 
-def test_runs_of_before_torch_compile_are_without_it(tmp_path: Path) -> None:
-    store = make_store(tmp_path)
-    run = store.outcome(key_of(1, 0)) or {}
-    store.finish(key_of(1, 0), {**run, "environment": {**run["environment"], "torch.compile": True}})
-    said = "the table mixes runs with and without torch.compile: without (14 runs), with (1 run)"
-    assert said in load(tmp_path).warnings
-
-
 def test_devices_are_never_mixed_in_an_interval(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     changed = {**(store.outcome(key_of(1, 0)) or {}), "environment": {"device": "cuda"}, "metrics": {"top1": 10.0}}
@@ -256,7 +247,7 @@ def test_import_takes_runs_in(tmp_path: Path, form: str) -> None:
     if form == "store":
         counts = import_runs(tmp_path / "there", here)
     elif form == "evidence":
-        write_json(tmp_path / "evidence.json", evidence(tmp_path / "there", "pilot", "desk"))
+        write_record(tmp_path / "evidence.json", evidence(tmp_path / "there", "pilot", "desk"))
         counts = import_runs(tmp_path / "evidence.json", here)
     else:
         make_store(tmp_path / "here")
@@ -292,14 +283,14 @@ def test_import_leaves_another_mechanism_out(tmp_path: Path, field: str) -> None
     before = load(tmp_path / "here").line("SKA")
     path = snapshot_path(tmp_path / "there", "pilot", "desk")
     there = make_store(tmp_path / "there", {**PILOT, "SKA": [1.0, 1.0, 1.0, 1.0]})
-    value = read_json(path)
+    value = read_record(path)
     value["rows"][1][field] = "SKA(scale=1.0)"
     for run in value["runs"]:
         if run["row"] == "SKA":
             outcome = there.outcome(run["key"]) or {}
             run["key"] = f"f{run['key'][1:]}"
             there.finish(run["key"], outcome)
-    write_json(path, value)
+    write_record(path, value)
     assert import_runs(tmp_path / "there", Results(tmp_path / "here"))["left out"] == 4
     after = load(tmp_path / "here").line("SKA")
     assert (after.mean, after.runs, after.n) == (before.mean, 3, 3)
@@ -309,9 +300,9 @@ def test_import_leaves_a_seed_out_that_is_here(tmp_path: Path) -> None:
     make_store(tmp_path / "here", {"softmax": [1.0, 2.0], "SKA": [1.0, 2.0]})
     there = make_store(tmp_path / "there", {"softmax": [1.0, 2.0], "SKA": [1.0, 9.0]})
     path = snapshot_path(tmp_path / "there", "pilot", "desk")
-    value = read_json(path)
+    value = read_record(path)
     value["runs"][3]["key"] = "f" * 12
-    write_json(path, value)
+    write_record(path, value)
     there.finish("f" * 12, there.outcome(key_of(1, 1)) or {})
     assert import_runs(tmp_path / "there", Results(tmp_path / "here"))["left out"] == 1
     assert load(tmp_path / "here").line("SKA").mean == 1.5
@@ -323,7 +314,7 @@ def test_import_of_nothing_is_an_error(tmp_path: Path) -> None:
 
 
 def test_import_refuses_keys_that_are_paths(tmp_path: Path) -> None:
-    write_json(tmp_path / "outcome.json", {"status": "done", "key": "../../etc/x"})
+    write_record(tmp_path / "outcome.json", {"status": "done", "key": "../../etc/x"})
     with pytest.raises(StoreError, match="12 hexadecimal digits"):
         import_runs(tmp_path / "outcome.json", Results(tmp_path / "here"))
 
@@ -356,7 +347,7 @@ def test_tables_need_no_torch(tmp_path: Path) -> None:
     code = f"import sys; from regard.lab.engine.table import Table; {load_it}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-    assert read_json(tmp_path / "studies" / "pilot-desk.json")["study"] == "pilot"
+    assert read_record(tmp_path / "studies" / "pilot-desk.json")["study"] == "pilot"
 
 
 def test_how_far_is_a_claim_of_the_paper_scale_alone() -> None:

@@ -1,15 +1,16 @@
 """A finished study on disk, with the files that its runs write (numbers of the pilot study on digits)."""
 
 import base64
-import csv
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from regard.files.records import write_record
+from regard.lab.results.metrics import Metrics
 
 SCORES = {
     "softmax": (88.9, 89.2, 87.8),
@@ -36,7 +37,7 @@ def write_run(folder: Path, row: str, seed: int, score: float, code: str) -> Non
     (folder / "probes").mkdir(parents=True)
     index = list(SCORES).index(row)
     outcome = {
-        "version": 1, "key": folder.name, "status": "done", "error": None, "study": "demo", "scale": "desk", "row": row,
+        "key": folder.name, "status": "done", "error": None, "study": "demo", "scale": "desk", "row": row,
         "seed": seed, "metrics": {"top1": score, "loss": 2.3 - score / 60}, "seconds": 20.0 + index,
         "images_per_second": 4000.0 - 300 * index, "others": 0.01, "peak_memory_bytes": None,
         "parameters": 19000 - 500 * index,
@@ -44,17 +45,17 @@ def write_run(folder: Path, row: str, seed: int, score: float, code: str) -> Non
         "code": code, "data": {"name": "digits-canvas", "checksum": "4a7d1ed4", "train": 898, "test": 1798},
         "spelling": f"Run(seed={seed})", "finished": "2026-01-01T00:00:00", "probes": {},
     }  # fmt: skip
-    (folder / "outcome.json").write_text(json.dumps(outcome))
-    with (folder / "metrics.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["epoch", "step", "train_loss", "lr", "top1", "loss", "seconds"])
-        for epoch in range(1, 13):
-            top1 = score * epoch / (epoch + 1)
-            writer.writerow([epoch, 28 * epoch, 2.3 / epoch, 0.001, top1, 2.3 - top1 / 60, epoch])
+    write_record(folder / "outcome.json", outcome)
+    metrics = Metrics(folder / "metrics.csv", ("top1", "loss"))
+    metrics.cut(0)
+    for epoch in range(1, 13):
+        top1 = score * epoch / (epoch + 1)
+        metrics.append({"epoch": epoch, "step": 28 * epoch, "train_loss": 2.3 / epoch, "lr": 0.001, "top1": top1,
+                        "loss": 2.3 - top1 / 60, "seconds": epoch})  # fmt: skip
     weights = np.linspace(0, 1, 12).tolist()
     layers = [{"layer": f"blocks.{i}.attn", "heads": [weights, weights[::-1]], "mean": [1 / 12] * 12} for i in range(3)]
     maps = {"image": picture(), "grid": [3, 4], "query": [1, 2], "layers": [] if row == "w/o" else layers}
-    (folder / "probes" / "maps.json").write_text(json.dumps(maps))
+    write_record(folder / "probes" / "maps.json", maps)
 
 
 def write_study(
@@ -79,8 +80,7 @@ def write_study(
         "question": "Does it matter?", "metric": "top1", "baseline": "softmax", "notes": ["A note of the study."],
         "data": {}, "recipe": "Recipe(epochs=12)", "rows": rows, "claims": claims, "runs": runs,
     }  # fmt: skip
-    (root / "studies").mkdir(parents=True, exist_ok=True)
-    (root / "studies" / f"demo-{scale}.json").write_text(json.dumps(snapshot))
+    write_record(root / "studies" / f"demo-{scale}.json", snapshot)
     return root
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from regard.core import ConfigError, StoreError
+from regard.files.records import write_record
 from regard.lab.report import render, write_report
 
 from .conftest import SCORES
@@ -96,7 +97,7 @@ def test_failed_and_missing_runs_are_said(study):
     root = study()
     path = root / f"{3:012x}" / "outcome.json"
     outcome = json.loads(path.read_text())
-    path.write_text(json.dumps({**outcome, "status": "failed", "error": "loss is NaN at step 7", "metrics": {}}))
+    write_record(path, {**outcome, "status": "failed", "error": "loss is NaN at step 7", "metrics": {}})
     (root / f"{4:012x}" / "outcome.json").unlink()
     page = render(root, "demo", "desk")
     assert "SKA: 1 of 2 seeds failed (seed 0: loss is NaN at step 7)." in page
@@ -129,7 +130,7 @@ def test_the_data_of_the_script_is_json(study):
 def shared(root: Path, others: list[float | None]) -> str:
     """The page after the first runs of the store have these shares of others."""
     for path, share in zip(sorted(root.glob("*/outcome.json")), others, strict=False):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"others": share}))
+        write_record(path, json.loads(path.read_text()) | {"others": share})
     return " ".join(render(root, "demo", "desk").split())
 
 
@@ -163,7 +164,7 @@ def test_errata_of_the_paper_stand_on_the_page_of_their_table(study):
     assert "Known errata of the paper" not in render(root, "demo", "desk")
     path = root / "studies" / "demo-desk.json"
     snapshot = json.loads(path.read_text())
-    path.write_text(json.dumps({**snapshot, "source": "Static Key Attention in Vision, Table 1"}))
+    write_record(path, {**snapshot, "source": "Static Key Attention in Vision, Table 1"})
     page = render(root, "demo", "desk")
     part = re.search(r'<section aria-labelledby="h-errata">.*?</section>', page, re.DOTALL)[0]
     assert part.count("<li>") == 6
@@ -194,16 +195,15 @@ def test_reporting_does_not_import_torch(study, tmp_path):
 
 
 def test_what_was_computed_in_several_ways_is_said_and_not_compared(study):
-    """Half of the runs are of before torch.compile was recorded: they ran without."""
     root = study()
     page = render(root, "demo", "desk")
     assert "not by time or memory" not in page
     for path in sorted(root.glob("*/outcome.json"))[::2]:
         outcome = json.loads(path.read_text())
         outcome["environment"] |= {"torch.compile": True, "threads": 1}
-        path.write_text(json.dumps(outcome))
+        write_record(path, outcome)
     page = render(root, "demo", "desk")
-    assert "<dt>torch.compile</dt><dd>true (8 runs)<br>false (7 runs)</dd>" in page
+    assert "<dt>torch.compile</dt><dd>true (8 runs)<br>not recorded (7 runs)</dd>" in page
     assert "<dt>threads</dt><dd>1 (8 runs)<br>not recorded (7 runs)</dd>" in page
     assert "The runs differ in torch.compile and threads: compare rows by MACs and parameters, not by time" in page
     assert '<select id="x-axis"><option value="macs">' in page
@@ -213,7 +213,7 @@ def test_a_damaged_outcome_stops_the_page_of_its_study_only(study, tmp_path):
     root = study()
     snapshot = json.loads((root / "studies" / "demo-desk.json").read_text())
     snapshot |= {"scale": "smoke", "runs": snapshot["runs"][:-1]}
-    (root / "studies" / "demo-smoke.json").write_text(json.dumps(snapshot))
+    write_record(root / "studies" / "demo-smoke.json", snapshot)
     damaged = root / json.loads((root / "studies" / "demo-desk.json").read_text())["runs"][-1]["key"] / "outcome.json"
     damaged.write_text(damaged.read_text()[:-20])
     with pytest.raises(StoreError, match=rf"{damaged.parent.name}.*1 other pages were written"):

@@ -13,21 +13,19 @@ from regard.lab.engine.export import import_runs
 from regard.lab.results.results import Results
 
 KEY = "0" * 12
-OUTCOME = {"version": 1, "key": KEY, "status": "done", "metrics": {"top1": 1.0}}
+OUTCOME = {"key": KEY, "status": "done", "metrics": {"top1": 1.0}}
 CLAIM = {"a": "SKA", "b": "w/o", "metric": "top1"}
-SNAPSHOT = {"version": 1, "study": "x", "scale": "desk", "metric": "top1", "baseline": "a", "rows": [], "runs": []}
+SNAPSHOT = {"study": "x", "scale": "desk", "metric": "top1", "baseline": "a", "rows": [], "runs": []}
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({**OUTCOME, "version": 3}, "has version 3"),
         ({**OUTCOME, "metrics": [1.0]}, "metrics of an outcome is of type list, expected dict or null"),
         ({**OUTCOME, "metrics": {"top1": "high"}}, "metric 'top1' is 'high'"),
         ({**OUTCOME, "bits": 5}, "bits of an outcome is of type int"),
         ({**OUTCOME, "diverged": 1}, "diverged of an outcome is of type int"),
         ({**OUTCOME, "code": ["x"]}, "code of an outcome is of type list"),
-        ({**SNAPSHOT, "version": 7}, "has version 7"),
         ({**SNAPSHOT, "study": "../x"}, "not the name of a study"),
         ({**SNAPSHOT, "rows": [{"spelling": "SKA()"}]}, "a row of a snapshot lacks label"),
         ({**SNAPSHOT, "runs": [5]}, "has int instead of a run of a snapshot"),
@@ -58,22 +56,26 @@ SNAPSHOT = {"version": 1, "study": "x", "scale": "desk", "metric": "top1", "base
         ({"snapshot": None, "outcomes": []}, "has NoneType instead of a snapshot"),
         ({"snapshot": {"study": "x"}, "outcomes": []}, "a snapshot lacks scale, metric, baseline, rows, runs"),
         ({"snapshot": SNAPSHOT, "outcomes": {"a": 1}}, "an outcome lacks status, key"),
-        ({"snapshot": SNAPSHOT, "outcomes": [{**OUTCOME, "version": 3}]}, "has version 3"),
     ],
 )
-def test_a_value_of_another_version_or_kind_is_named_and_nothing_is_written(
-    tmp_path: Path, value: Any, said: str
-) -> None:
-    (tmp_path / "given.json").write_text(json.dumps(value))
+def test_a_value_of_another_kind_is_named_and_nothing_is_written(tmp_path: Path, value: Any, said: str) -> None:
+    write_record(tmp_path / "given.json", value)
     with pytest.raises(StoreError, match="given.json") as error:
         import_runs(tmp_path / "given.json", Results(tmp_path / "here"))
     assert said in str(error.value)
     assert not (tmp_path / "here").exists()
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
-    (tmp_path / "given.json").write_bytes(bytes(range(256)))
-    with pytest.raises(StoreError, match=r"given.json is not JSON"):
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (bytes(range(256)), "is not JSON"), (b'{"version": 3, "key": "0"}', "has version 3"), (b"{}", "is no record"),
+        (b"[]", "is no record"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_record_of_this_version_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "given.json").write_bytes(content)
+    with pytest.raises(StoreError, match=f"given.json {said}"):
         import_runs(tmp_path / "given.json", Results(tmp_path / "here"))
 
 

@@ -140,8 +140,8 @@ RUNS: dict[str, tuple[str, str]] = {
         "place='cross', beam=1, penalty=1), mixer=Factors('0110', preset='transformer_xl', axes=1, scale=None), "
         "recipe=Recipe(augment='none', optimizer='adam', schedule='rsqrt', average=2))",
     ),
-    "own texts, an older revision": (
-        "f64df7a8d910",
+    "own texts, a bias of the kernels": (
+        "0982c194aa07",
         "Run(task=Translation(host='translator(drop=0.2)', data='FOLDER/texts', source='de', target='en', longest=40), "
         "mixer=DynamicConv(kernel=3, axes=1, causal=True, kernel_bias=True), recipe=Recipe(augment='none'))",
     ),

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from regard.explain.pictures import CREDITS, attention_maps, sample_image
-from regard.files.atomic import read_json, write_json
+from regard.files.records import read_record, write_record
 from regard.lab.report.page_data import read_maps, read_study
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
@@ -56,7 +56,7 @@ def test_colour_models_look_at_the_photograph_and_say_whose_it_is(colours: Path,
         run = run_of(str(colours), mixer)
         execute(run, store, device="cpu")
         assert probe_maps(run, store) == "done"
-        found.append(read_json(store.folder(run.key) / "probes" / "maps.json"))
+        found.append(read_record(store.folder(run.key) / "probes" / "maps.json"))
     assert found[0]["image"] == found[1]["image"]
     assert found[0]["credit"] == CREDITS["flower"]
     assert np.array_equal(picture(found[0]), sample_image((12, 16), name="flower"))
@@ -66,7 +66,7 @@ def test_the_photograph_is_normalised_as_the_task_does(colours: Path, tmp_path: 
     store, run = Results(tmp_path), run_of(str(colours), Softmax())
     execute(run, store, device="cpu")
     probe_maps(run, store)
-    found = read_json(store.folder(run.key) / "probes" / "maps.json")
+    found = read_record(store.folder(run.key) / "probes" / "maps.json")
     pixels = torch.from_numpy(sample_image((12, 16), name="flower").copy()).permute(2, 0, 1)[None]
     image = run.task.prepared(pixels, torch.device("cpu"))[0]
     expected = attention_maps(trained(run, store), image)["layers"]
@@ -79,7 +79,7 @@ def test_grey_models_look_at_a_digit(tmp_path: Path) -> None:
     store, run = Results(tmp_path), run_of("digits-canvas", Softmax(), (12, 12))
     execute(run, store, device="cpu")
     assert probe_maps(run, store) == "done"
-    found = read_json(store.folder(run.key) / "probes" / "maps.json")
+    found = read_record(store.folder(run.key) / "probes" / "maps.json")
     assert found["credit"] == CREDITS["digit"]
     assert "scikit-learn" in found["credit"]
     assert np.array_equal(picture(found), sample_image((12, 12), grey=True)[..., 0])
@@ -102,7 +102,7 @@ def test_the_page_has_the_credit(tmp_path: Path) -> None:
     for row, credit in ((0, CREDITS["flower"]), (1, CREDITS["flower"]), (2, None)):
         maps = {"image": "", "grid": [1, 2], "query": [0, 1],
                 "layers": [{"layer": "a", "heads": [[0.5, 0.5]], "mean": [0.5, 0.5]}]}  # fmt: skip
-        write_json(
+        write_record(
             store.folder(key_of(row, 0)) / "probes" / "maps.json", maps | ({} if credit is None else {"credit": credit})
         )
     assert [maps.credit for maps in read_maps(read_study(tmp_path, "pilot", "desk"))] == [CREDITS["flower"]] * 2 + [""]

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 
 from operators import check_layer_transforms
 from regard.core import ConfigError, Grid, Mask, ShapeError, Site
-from regard.lab.train.run import canonical
 from regard.mixers.convolutions.dynamic import (
     CHUNK,
     DynamicConv,
@@ -254,11 +253,6 @@ def test_texts_of_revision_2_have_the_kernel_bias():
     assert parse("DynamicConv(kernel=3)", revisions={"DynamicConv": 3}) == DynamicConv(kernel=3)
     assert parse("DynamicConv(kernel_bias=False)", revisions={"DynamicConv": 1}) == DynamicConv()
     assert previous_revisions() == {"DynamicConv": 2}
-
-
-def test_with_the_kernel_bias_runs_keep_the_keys_of_revision_2():
-    assert canonical(DynamicConv(kernel=3, kernel_bias=True)) == "DynamicConv@2(kernel=3)"
-    assert canonical(DynamicConv(kernel=3)) == "DynamicConv@3(kernel=3)"
 
 
 def test_half_precision():

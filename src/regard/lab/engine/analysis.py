@@ -103,8 +103,7 @@ def load_analysis(path: Path | str) -> dict[str, Any]:
         scales = ", ".join(f"--scale {setting}" for setting in setting_names(results, name, "analyses"))
         hint = f"there are results with {scales}" if scales else "`regard study run` computes it"
         raise StoreError(f"no result of {name}{f' at {scale} scale' if scale else ''} in {results}; {hint}")
-    value: dict[str, Any] = read_record(path)
-    return value
+    return read_record(path)
 
 
 def analyses(results: Path | str) -> list[Path]:

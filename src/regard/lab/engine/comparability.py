@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from regard.lab.results.results import OLD_FILE_VALUES
-
 _FIELDS = {
     "devices": "device", "numbers of devices": "devices", "numbers of threads": "threads",
     "runs with and without compiled kernels": "compiled kernels",
@@ -46,7 +44,7 @@ def mixture_warnings(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     values: dict[str, Iterable[Any]] = {
         "code versions": [outcome.get("code") for outcome in outcomes],
         "machines": map(_machine, environments),
-        **{text: [recorded(environment, name) for environment in environments] for text, name in _FIELDS.items()},
+        **{text: [environment.get(name) for environment in environments] for text, name in _FIELDS.items()},
         **{
             f"data checksums of {'your data' if name == 'own' else name}": [
                 entry.get("checksum") for entry, other in zip(data, names, strict=True) if other == name
@@ -61,11 +59,6 @@ def mixture_warnings(runs: Sequence[Mapping[str, Any]]) -> list[str]:
             parts = (f"{item} ({number} run{'s' * (number > 1)})" for item, number in counts.items())
             warnings.append(f"the table mixes {text}: {', '.join(parts)}")
     return warnings
-
-
-def recorded(environment: Mapping[str, Any], name: str) -> Any:
-    """A field of an outcome's environment; None if it is not recorded."""
-    return environment.get(name, OLD_FILE_VALUES.get(name) if environment else None)
 
 
 def _text(value: Any) -> str:

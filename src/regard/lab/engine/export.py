@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.core import StoreError
-from regard.files.records import read_record, write_record
+from regard.files.atomic import read_bytes
+from regard.files.records import is_record, parse_record, write_record
 from regard.lab.results.housekeeping import remove_training
 from regard.lab.results.import_checks import check_name, check_outcome, check_same_run, check_snapshot, further_runs
 from regard.lab.results.layout import setting_name_of
@@ -138,9 +139,10 @@ def _read_files(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
         raise StoreError(f"there is no {path}; give a file or folder with finished runs")
     outcomes, snapshots = list[dict[str, Any]](), list[dict[str, Any]]()
     for file in [path] if path.is_file() else sorted(path.rglob("*.json")):
-        if path.is_dir() and (file.name == "run.json" or file.parent.name == "probes"):
+        data = read_bytes(file)
+        if path.is_dir() and (file.name == "run.json" or file.parent.name == "probes" or not is_record(file, data)):
             continue
-        file_outcomes, file_snapshots = _contents(read_record(file))
+        file_outcomes, file_snapshots = _contents(parse_record(file, data))
         for snapshot in file_snapshots:
             check_snapshot(file, snapshot)
             check_name(file, snapshot)
@@ -156,10 +158,8 @@ def _read_files(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
     return outcomes, snapshots
 
 
-def _contents(value: Any) -> tuple[list[Any], list[Any]]:
+def _contents(value: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     """(outcomes, snapshots) in the content of a file."""
-    if not isinstance(value, dict):
-        return [], []
     if "status" in value and "key" in value:
         return [value], []
     if {"rows", "runs", "metric", "study"} <= value.keys():

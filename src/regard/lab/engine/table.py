@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.core import ConfigError, StoreError, nearest
+from regard.core import ConfigError, nearest
 from regard.files.records import read_record
 from regard.lab.results.import_checks import check_listed, check_snapshot
 from regard.lab.results.results import Results
@@ -118,8 +118,6 @@ def load_snapshot(root: Path | str, name: str, scale: str) -> dict[str, Any]:
         content = f"it has {', '.join(settings)}" if settings else "it has no study yet"
         raise ConfigError(f"no results of {name} at {scale} scale in {root}; {content}; run or import them first")
     value = read_record(path)
-    if not isinstance(value, dict):
-        raise StoreError(f"{path} is not a study's snapshot; delete it and run the study again")
     check_snapshot(path, {"study": name, "scale": scale, **value})  # the file's name has both
     return value
 
@@ -203,8 +201,8 @@ def _count(row: Mapping[str, Any], done: Sequence[Mapping[str, Any]], name: str)
 
 
 def _diverged(outcome: Mapping[str, Any]) -> bool:
-    """Whether the loss or score of a failed run was not finite. Old outcomes have a step instead of the field."""
-    return bool(outcome.get("diverged")) or isinstance(outcome.get("step"), int)
+    """Whether the loss or score of a failed run was not finite."""
+    return bool(outcome.get("diverged"))
 
 
 def _run_warnings(lines: Sequence[Line], runs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,14 +1,13 @@
 """The data of a study's page, read from the store. Needs no torch."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from regard.files.records import read_record
-from regard.lab.engine.comparability import recorded
 from regard.lab.engine.table import listed_outcome, load_snapshot
 from regard.lab.results.metrics import FIXED, Metrics
 from regard.lab.results.results import Results
@@ -174,7 +173,7 @@ def environment(study_data: StudyData) -> list[tuple[str, list[str]]]:
     runs = [*study_data.runs, *study_data.failed]
     environments = [value for run in runs if (value := run.outcome.get("environment"))]
     facts = {
-        name.replace("_", " "): _values(_recorded(environment, name) for environment in environments)
+        name.replace("_", " "): _values(environment.get(name, "not recorded") for environment in environments)
         for name in dict.fromkeys(name for environment in environments for name in environment)
     }
     facts["code version"] = _values(run.outcome.get("code") for run in runs)
@@ -188,13 +187,6 @@ def environment(study_data: StudyData) -> list[tuple[str, list[str]]]:
     )
     facts["seeds"] = [", ".join(str(seed) for seed in sorted({run.seed for run in runs}))]
     return [(name, values) for name, values in facts.items() if values and values != [""]]
-
-
-def _recorded(environment: Mapping[str, Any], name: str) -> Any:
-    if name in environment:
-        return environment[name]
-    value = recorded(environment, name)
-    return "not recorded" if value is None else value
 
 
 def _values(values: Iterable[Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Checks of outcomes and snapshots: versions, types, whether their fields agree, and which runs belong to a study.
+"""Checks of outcomes and snapshots: types, whether their fields agree, and which runs belong to a study.
 
 Needs no torch.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.core import StoreError
-from regard.files.records import check_version, read_record_if_present
+from regard.files.records import read_record_if_present
 
 _TEXT: tuple[type, ...] = (str,)
 _LIST: tuple[type, ...] = (list,)
@@ -58,7 +58,6 @@ def check_outcome(path: Path, value: Any) -> None:
     Raises: StoreError with the file's name.
     """
     _check(path, "an outcome", value, _OUTCOME, ("status", "key"))
-    check_version(path, value)
     _check_key(path, value["key"])
     if value["status"] not in ("done", "failed"):
         raise StoreError(f"{path}: the status is {value['status']!r}, expected done or failed; the file is damaged")
@@ -83,9 +82,8 @@ def check_same_run(path: Path, outcome: Mapping[str, Any]) -> None:
     """
     if not outcome.get("spelling"):
         return
-    described = read_record_if_present(path.parent / "run.json")
-    spelling = described.get("spelling") if isinstance(described, dict) else None
-    here, there = spelled_fields(outcome["spelling"]), spelled_fields(spelling)
+    described = read_record_if_present(path.parent / "run.json") or {}
+    here, there = spelled_fields(outcome["spelling"]), spelled_fields(described.get("spelling"))
     for name in ("mixer", "seed", "removed"):
         mine, other = (fields.get(name, "None").partition("(")[0] for fields in (here, there))
         if there and mine != other:
@@ -122,7 +120,6 @@ def spelled_fields(spelling: str | None) -> dict[str, str]:
 def check_snapshot(path: Path, value: Any) -> None:
     """Check the content of a snapshot file. Raises: StoreError with the file's name."""
     _check(path, "a snapshot", value, _SNAPSHOT, ("study", "scale", "metric", "baseline", "rows", "runs"))
-    check_version(path, value)
     claims = value.get("claims") or []
     for name, items, types, required in (
         ("row", value["rows"], _ROW, ("label",)),

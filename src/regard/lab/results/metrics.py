@@ -1,8 +1,7 @@
 """metrics.csv: the table of a run's epochs, cut to the step of the checkpoint when a run continues. Needs no torch.
 
 The last column of each line is a checksum of the line, of all lines before it and of the run's key, so that lines can
-be added; a line that a killed process left incomplete has no end, and is left out. A file whose checksums begin without
-the key, as the first versions with checksums wrote it, is read.
+be added; a line that a killed process left incomplete has no end, and is left out.
 """
 
 import csv
@@ -15,7 +14,6 @@ from typing import Any
 
 from regard.core import StoreError
 from regard.files.atomic import append, read_if_present, write_atomically
-from regard.files.records import note_old_file
 
 log = logging.getLogger("regard.lab.engine")
 
@@ -77,29 +75,20 @@ class Metrics:
         if data is None:
             return [], _digest(self.path.parent.name, ",".join((*self.columns, CHECKSUM)))
         try:
-            text = data.decode()
-            header, *lines = (text.replace("\r\n", "\n") if CHECKSUM not in text else text).split("\n")
+            header, *lines = data.decode().split("\n")
         except ValueError as error:
             raise self._damaged(f"it is not text: {error}") from error
         columns = header.split(",")
-        new = columns[-2:] == ["seconds", CHECKSUM]
-        if columns[: len(FIXED)] != list(FIXED) or not (new or columns[-1] == "seconds") or not lines:
+        if columns[: len(FIXED)] != list(FIXED) or columns[-2:] != ["seconds", CHECKSUM] or not lines:
             raise self._damaged("its first line does not have the columns of metrics")
-        if not new:
-            if len(lines) == 1:  # perhaps the beginning of a new one: nothing would be read, and nothing noticed
-                raise self._damaged("its first line names no checksum, and no epoch follows")
-            note_old_file()
         rows, last = list[dict[str, str]](), _digest(self.path.parent.name, header)
-        without_key = _digest("", header)
-        if len(lines) > 1 and _digest(without_key, lines[0][:-DIGITS]) == lines[0][-DIGITS:]:
-            last = without_key
         for number, line in enumerate(lines[:-1], 2):
-            if new and _digest(last, line[:-DIGITS]) != line[-DIGITS:]:
+            if _digest(last, line[:-DIGITS]) != line[-DIGITS:]:
                 raise self._damaged(f"line {number} does not fit its checksum")
             row = self._row(columns, line, number)
             last = line[-DIGITS:]
             rows.append({name: value for name, value in row.items() if name != CHECKSUM})
-        if new and len(lines[-1]) > DIGITS and _digest(last, lines[-1][:-1][:-DIGITS]) == lines[-1][:-1][-DIGITS:]:
+        if len(lines[-1]) > DIGITS and _digest(last, lines[-1][:-1][:-DIGITS]) == lines[-1][:-1][-DIGITS:]:
             raise self._damaged("the end of its last line was changed")
         if not re.fullmatch(r"[\w.,+-]*", lines[-1], re.ASCII):
             raise self._damaged("its end is not text of metrics")

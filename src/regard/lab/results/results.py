@@ -32,8 +32,6 @@ Status = Literal["new", "running", "begun", "failed", "done"]
 
 RENEW_SECONDS = 5.0
 STALE_SECONDS = 60.0
-OLD_FILE_VALUES = {"torch.compile": False, "calibration": False}
-"""The values of fields that did not exist when an old file was written."""
 
 
 class Busy(StoreError):

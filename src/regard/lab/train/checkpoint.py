@@ -3,7 +3,6 @@
 A checkpoint has a checksum, which is verified when it is read, and the key of its run; nothing in it is pickled.
 """
 
-import io
 import logging
 import os
 from collections.abc import Iterator
@@ -11,11 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from regard.core import StoreError
 from regard.files.atomic import read_if_present, store_errors, sync_folder, write_atomically
-from regard.files.records import WITHOUT_CHECKSUM, is_sealed, note_old_file, seal, unseal
+from regard.files.records import seal, unseal
 from regard.files.tensor_files import decode, encode
 
 log = logging.getLogger("regard.lab.engine")
@@ -83,26 +80,14 @@ def _read(path: Path, fields: set[str]) -> dict[str, Any] | None:
     if data is None:
         return None
     try:
-        state = decode(unseal(path, data)) if is_sealed(data) else _old(data)
+        state = decode(unseal(path, data))
     except StoreError as error:
         raise StoreError(f"checkpoint {path} cannot be read ({error})") from error
-    except Exception as error:  # torch raises various errors for a damaged file of version 1
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StoreError(f"checkpoint {path} cannot be read ({reason})") from error
     if unknown := sorted(state.keys() - fields):
         raise StoreError(f"checkpoint {path} cannot be read (it has {', '.join(unknown)}, which is unknown)")
     if state.get("run", path.parent.resolve().name) != path.parent.resolve().name:
         raise StoreError(f"checkpoint {path} cannot be read (it is of run {state['run']})")
     return state
-
-
-def _old(data: bytes) -> dict[str, Any]:
-    """A checkpoint of version 1, without a checksum: a file of torch with tensors and plain values only."""
-    state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    if state["version"] != WITHOUT_CHECKSUM:
-        raise ValueError(f"it has version {state['version']}, not {WITHOUT_CHECKSUM}")
-    note_old_file()
-    return {name: value for name, value in state.items() if name != "version"}
 
 
 def save_best(folder: Path, weights: dict[str, Any], step: int, value: float) -> None:

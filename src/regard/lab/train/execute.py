@@ -19,7 +19,7 @@ from torch import nn
 from regard.core import DataError, DeviceError, RegardError, require
 from regard.files.records import write_record
 from regard.images.normalise import Renormalised, Statistics, expected, is_pretrained
-from regard.lab.results.results import OLD_FILE_VALUES, Busy, Results, check_held
+from regard.lab.results.results import Busy, Results, check_held
 from regard.lab.tasks.base import Score
 from regard.lab.tasks.classification import Classification
 from regard.lab.tasks.image_task import ImageTask
@@ -311,8 +311,8 @@ def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: 
     if path.exists():
         written = run_file(path)
         for field, value in execution.items():
-            before = written.get(field, OLD_FILE_VALUES.get(field, value))
-            if before not in (value, "auto"):  # old files may say "auto"
+            before = written.get(field, value)
+            if before != value:
                 text = "run %s started with %s %s and continues with %s: the results will not be equal bit for bit"
                 log.warning(text, run.key, field, before, value)
         return written.get("threads") or torch.get_num_threads()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,8 +32,7 @@ from .recipe import Recipe
 def canonical(value: Any) -> str:
     """The text whose digest is the key: like the spelling, but with sorted fields and with class revisions above 1.
 
-    Fields with their default values are left out, so a new field does not change the keys of old runs. A mechanism that
-    equals an older revision (`MixerConfig.older_revisions`) is written as that revision.
+    Fields with their default values are left out, so a new field does not change the keys of old runs.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
@@ -43,9 +41,6 @@ def canonical(value: Any) -> str:
             if not _is_default(field, value)
         }
         revision = getattr(type(value), "revision", 1)
-        for older, values in getattr(type(value), "older_revisions", {}).items():
-            if all(getattr(value, name) == item for name, item in values.items()):
-                revision, fields = older, {name: item for name, item in fields.items() if name not in values}
         name = type(value).__name__ + (f"@{revision}" if revision != 1 else "")
         return f"{name}({', '.join(f'{key}={canonical(item)}' for key, item in sorted(fields.items()))})"
     if isinstance(value, list | tuple):
@@ -142,28 +137,21 @@ class Run:
         return [run for run in (self.start, self.teacher) if isinstance(run, Run)]
 
 
-def _revisions(text: str) -> dict[str, int]:
-    """Revision by class name in a canonical text; the newest if a class occurs with several."""
-    names = re.findall(r"(\w+)(?:@(\d+))?\(", text)
-    return {name: max(int(number or 1) for label, number in names if label == name) for name, _ in names}
-
-
 RUN_FIELDS = frozenset({
     "key", "spelling", "canonical", "seed", "threads", "device", "devices", "compiled kernels", "torch.compile",
     "calibration", "code", "started",
 })  # fmt: skip
 """All that a run.json may have."""
-_KINDS = {"key": str, "canonical": str, "seed": int, "threads": int, "device": str, "devices": int}
+_KINDS: dict[str, Any] = {
+    "spelling": str, "key": str | None, "canonical": str | None, "seed": int | None, "threads": int | None,
+    "device": str | None, "devices": int | None,
+}  # fmt: skip
 
 
 def run_file(path: Path) -> dict[str, Any]:
     """The content of a run.json. Raises: StoreError if it is damaged, or does not describe the run of its folder."""
     content = read_record(path, RUN_FIELDS)
-    if not isinstance(content, dict) or any(
-        not isinstance(content[name], kind) for name, kind in _KINDS.items() if content.get(name) is not None
-    ):
-        raise StoreError(f"{path} is damaged; delete its folder and run again")
-    if not isinstance(content.get("spelling"), str):
+    if any(not isinstance(content.get(name), kind) for name, kind in _KINDS.items()):
         raise StoreError(f"{path} does not describe a run; delete its folder and run again")
     canonical = content.get("canonical")
     described = hashlib.sha256(canonical.encode()).hexdigest()[:12] if isinstance(canonical, str) else path.parent.name
@@ -206,7 +194,7 @@ def read_run(store: Results, key: str, extra: Extra = ()) -> Run:
     if not exists:
         raise StoreError(f"{store.root} has no run {key!r}; `regard study status` lists its runs")
     content = run_file(path)
-    run = parse(content["spelling"], (*TASKS, Recipe, Run, Saved, *extra), _revisions(content.get("canonical") or ""))
+    run = parse(content["spelling"], (*TASKS, Recipe, Run, Saved, *extra))
     if not isinstance(run, Run):
         raise StoreError(f"{path} does not hold a run")
     return run.with_extra(extra) if extra else run

@@ -1,11 +1,9 @@
 """Analyses of transfer runs: regressions of the published numbers, and cosines of known codes."""
 
-import json
-
 import pytest
 import torch
 
-from regard.files.atomic import write_json
+from regard.files.records import write_record
 from regard.lab.engine.analysis import Source, trained_runs
 from regard.lab.engine.table import snapshot_path
 from regard.lab.results.results import Results
@@ -19,16 +17,16 @@ TABLE4 = load_study("sne_table4")
 
 def put(store: Results, run: Run, **outcome) -> None:
     store.folder(run.key).mkdir(parents=True, exist_ok=True)
-    (store.folder(run.key) / "run.json").write_text(json.dumps({"version": 1, "spelling": spell(run)}))
+    write_record(store.folder(run.key) / "run.json", {"spelling": spell(run)})
     store.finish(run.key, {"status": "done", **outcome})
 
 
 def listed(store: Results, scale: str, runs) -> Source:
     """The store with a snapshot that lists the runs."""
     rows = [{"label": row.label, "spelling": ""} for row, _ in runs]
-    value = {"version": 1, "rows": rows, "metric": "top1", "baseline": "linear",
+    value = {"rows": rows, "metric": "top1", "baseline": "linear",
              "runs": [{"row": row.label, "seed": run.seed, "key": run.key} for row, run in runs]}  # fmt: skip
-    write_json(snapshot_path(store.root, "sne_table4", scale), value)
+    write_record(snapshot_path(store.root, "sne_table4", scale), value)
     return Source(store, scale)
 
 
