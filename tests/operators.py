@@ -1,8 +1,10 @@
-"""Checks of operator functions on tensors (batch, heads, tokens, width), and one of layers."""
+"""Checks of operator functions on tensors (batch, heads, tokens, width), one of layers, and one of errors."""
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -10,6 +12,14 @@ from regard.core import Grid, Mixer
 from regard.testing.subject import gap
 
 Run = Callable[..., Tensor]
+
+
+def check_error(
+    error: type[Exception], message: str, call: Callable[..., object], /, *args: Any, **kwargs: Any
+) -> None:
+    """The call raises this error, with a message in which the pattern `message` occurs."""
+    with pytest.raises(error, match=message):
+        call(*args, **kwargs)
 
 
 def check_gradients(fast: Tensor, plain: Tensor, inputs: Sequence[Tensor], tolerance: float = 1e-11) -> None:

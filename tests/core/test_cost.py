@@ -5,6 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from operators import check_error
 from regard import FSNE, PSNE, PVT, SNE, ConfigError, Conv, Cost, Grid, IdentityQuery, LinearQKV, Site, Softmax, parse
 from regard.core import attention_cost, linear_cost
 
@@ -68,6 +69,5 @@ def test_projections_of_two_inputs_cost_what_is_counted(projection) -> None:  # 
 @pytest.mark.parametrize("text", ["Softmax", "PVT", "Conv", "DeformableConv", "DynamicConv(groups=4)", "ViT3"])
 def test_an_unknown_accounting_is_refused(text: str) -> None:
     site = Site(16, 2, Grid(4, 4))
-    with pytest.raises(ConfigError, match="there is no accounting 'Paper'; did you mean paper"):
-        parse(text).cost(site, "Paper")
+    check_error(ConfigError, "there is no accounting 'Paper'; did you mean paper", parse(text).cost, site, "Paper")
     assert Conv().cost(site, "paper") == Conv().cost(site)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from operators import check_error
 from regard import Grid
 from regard.core import GridError
 
@@ -38,8 +39,7 @@ def test_counts() -> None:
 
 @pytest.mark.parametrize("sides", [(0, 3), (3, 0), (-1, 2)])
 def test_a_grid_has_cells(sides: tuple[int, int]) -> None:
-    with pytest.raises(GridError, match="at least 1x1"):
-        Grid(*sides)
+    check_error(GridError, "at least 1x1", Grid, *sides)
     with pytest.raises(GridError):
         Grid(2, 2, prefix=-1)
 
@@ -51,8 +51,7 @@ def test_wrong_number_of_tokens_says_both_numbers() -> None:
 
 def test_a_transposed_map_is_refused() -> None:
     grid = Grid(2, 3)
-    with pytest.raises(GridError, match="3x2"):
-        grid.from_map(torch.zeros(1, 0, 4), torch.zeros(1, 4, 3, 2))
+    check_error(GridError, "3x2", grid.from_map, torch.zeros(1, 0, 4), torch.zeros(1, 4, 3, 2))
 
 
 @pytest.mark.parametrize(
@@ -75,8 +74,7 @@ def test_windows_follow_the_aspect(grid: Grid, m: int, expected: tuple[int, int]
 def test_windows_fit_or_are_refused_with_possible_numbers(grid: Grid, m: int) -> None:
     possible = any(m % r == 0 and r <= grid.height and m // r <= grid.width for r in range(1, m + 1))
     if not possible:
-        with pytest.raises(GridError, match="nearest possible"):
-            grid.factor(m)
+        check_error(GridError, "nearest possible", grid.factor, m)
         return
     rows, columns = grid.factor(m)
     assert rows * columns == m
@@ -86,7 +84,5 @@ def test_windows_fit_or_are_refused_with_possible_numbers(grid: Grid, m: int) ->
 
 def test_an_absurd_number_of_windows_is_refused_at_once() -> None:
     """No loop goes to the number itself."""
-    with pytest.raises(GridError, match="nearest possible: 24, 25, 28, 30"):
-        Grid(5, 7).factor(26)
-    with pytest.raises(GridError, match="nearest possible: 25, 28, 30, 35"):
-        Grid(5, 7).factor(10**10)
+    check_error(GridError, "nearest possible: 24, 25, 28, 30", Grid(5, 7).factor, 26)
+    check_error(GridError, "nearest possible: 25, 28, 30, 35", Grid(5, 7).factor, 10**10)

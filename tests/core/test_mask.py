@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from operators import check_error
 from regard import Grid, Mask, Site, parse
 from regard.core import ShapeError, softmax_rows
 from regard.ops import mita_plan, softmax_reference
@@ -67,14 +68,12 @@ def test_sizes_that_do_not_fit_are_named() -> None:
     ids=["float", "int", "one axis", "list"],
 )
 def test_what_is_kept_is_boolean_with_two_axes(keep: Any, came: str) -> None:
-    with pytest.raises(ShapeError, match=f"Mask.keep is {came}; expected bool .*pass keep.bool"):
-        Mask(keep=keep)
+    check_error(ShapeError, f"Mask.keep is {came}; expected bool .*pass keep.bool", Mask, keep=keep)
 
 
 @pytest.mark.untyped
 def test_a_bias_is_added_and_says_no_yes_or_no() -> None:
-    with pytest.raises(ShapeError, match=r"Mask.bias is torch.bool \(1, 4\); expected the floating-point"):
-        Mask(bias=KEEP[:1])  # type: ignore[arg-type]
+    check_error(ShapeError, r"Mask.bias is torch.bool \(1, 4\); expected the floating-point", Mask, bias=KEEP[:1])
 
 
 @pytest.mark.parametrize("text", ["Softmax", "MiTA(m=4, k=5)", "Linear", "Window(size=3)", "TopK(k=5)", "Conv"])
@@ -83,8 +82,7 @@ def test_a_layer_refuses_the_mask_of_other_tokens(text: str) -> None:
     layer, x = parse(text).build(Site(16, 2, grid)), torch.randn(2, 25, 16)
     for shape in ((3, 25), (1, 25), (2, 24)):
         said = re.escape(f"Mask.keep is {shape}; expected (batch, keys) = (2, 25)")
-        with pytest.raises(ShapeError, match=said):
-            layer(x, grid, Mask(keep=torch.ones(shape, dtype=torch.bool)))
+        check_error(ShapeError, said, layer, x, grid, Mask(keep=torch.ones(shape, dtype=torch.bool)))
 
 
 def test_in_cross_attention_the_mask_counts_the_memory() -> None:
@@ -108,8 +106,7 @@ def test_a_memory_has_the_batch_of_the_queries() -> None:
 @pytest.mark.untyped
 def test_operators_name_a_batch_that_does_not_fit() -> None:
     q = torch.zeros(3, 1, 4, 2)
-    with pytest.raises(ShapeError, match="keep has a batch of 2, the operator has 3"):
-        Mask(keep=KEEP).dense(q, 4)
+    check_error(ShapeError, "keep has a batch of 2, the operator has 3", Mask(keep=KEEP).dense, q, 4)
     with pytest.raises(ShapeError, match="keep has a batch of 2, the operator has 1"):
         softmax_reference(q[:1], q[:1], q[:1], mask=Mask(keep=KEEP))
     with pytest.raises(ShapeError, match="keep has a batch of 2, the operator has 1"):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from operators import check_error
 from regard import ConfigError, Grid, Site
 
 
@@ -12,11 +13,9 @@ def test_the_width_is_the_share_of_a_head() -> None:
 
 
 def test_channels_that_heads_do_not_divide_need_a_width() -> None:
-    with pytest.raises(ConfigError, match=r"dim 10 is not a multiple of 3 heads; pass Site\(width=\)"):
-        Site(10, 3, Grid(2, 2))
+    check_error(ConfigError, r"dim 10 is not a multiple of 3 heads; pass Site\(width=\)", Site, 10, 3, Grid(2, 2))
 
 
 @pytest.mark.parametrize(("dim", "heads", "width"), [(0, 1, 0), (8, 0, 0), (8, 2, -4)])
 def test_numbers_below_one_are_refused(dim: int, heads: int, width: int) -> None:
-    with pytest.raises(ConfigError, match="at least 1"):
-        Site(dim, heads, Grid(2, 2), width=width)
+    check_error(ConfigError, "at least 1", Site, dim, heads, Grid(2, 2), width=width)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pytest
 
+from operators import check_error
 from regard import Card, ConfigError, Grid, LinearQKV, MiTA, RegardError, Site, Softmax, create_model, parse, retune
 from regard.cli.app import run
 from regard.core.validation import check_fields
@@ -63,8 +64,7 @@ def test_the_command_line_says_so_and_exits_with_2(text: str, capsys: pytest.Cap
 def test_a_trained_model_is_not_retuned_to_half_a_key() -> None:
     model = create_model("vit_desk(size=8, patch=2, dim=8, depth=1, heads=2)", MiTA(m=4, k=5))
     for wrong in ({"k": 2.5}, {"m": (5,)}):
-        with pytest.raises(ConfigError, match="a whole number"):
-            retune(model, **wrong)
+        check_error(ConfigError, "a whole number", retune, model, **wrong)
     assert model.blocks[0].attn.mixer.config == MiTA(m=4, k=5)
 
 
@@ -78,15 +78,13 @@ def test_a_number_of_numpy_becomes_one_of_python() -> None:
 
 @pytest.mark.parametrize("scale", [1e308, -1e19, 10**400, float("nan"), "0.5", True])
 def test_a_factor_that_overflows_is_refused(scale: object) -> None:
-    with pytest.raises(ConfigError, match="Softmax has scale="):
-        Softmax(scale=scale)  # type: ignore[arg-type]
+    check_error(ConfigError, "Softmax has scale=", Softmax, scale=scale)
 
 
 @pytest.mark.parametrize("wrong", [2.5, float("nan"), True, "3", None, 1j, 10**30])
 def test_grids_and_sites_have_whole_numbers(wrong: object) -> None:
     for make in (lambda: Grid(wrong, 4), lambda: Grid(3, 4, wrong), lambda: Site(16, wrong, Grid(3, 4))):
-        with pytest.raises(RegardError, match=r"whole number|2\^63"):
-            make()
+        check_error(RegardError, r"whole number|2\^63", make)
 
 
 def test_right_values_pass() -> None:
@@ -114,8 +112,7 @@ def test_fields_of_a_users_own_mechanism_are_checked() -> None:
         ({"names": "x"}, "names='x'; a list is expected"),
     )
     for values, said in wrong:
-        with pytest.raises(ConfigError, match=said):
-            Own(**values)
+        check_error(ConfigError, said, Own, **values)
 
 
 def test_an_annotation_that_cannot_be_read_is_no_error() -> None:

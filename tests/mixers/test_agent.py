@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from operators import check_hidden
+from operators import check_error, check_hidden
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers.agent import Agent, AgentBias, agent, agent_reference, bilinear
 from regard.mixers.shared.landmarks import pool_landmarks
@@ -105,8 +105,7 @@ def test_bias_on_another_grid():
     rows = F.interpolate(bias.rows, (7, 1), mode="bilinear", align_corners=False)
     columns = F.interpolate(bias.columns, (1, 5), mode="bilinear", align_corners=False)
     assert torch.allclose(resized[:, :, 1:], (table + rows + columns).flatten(2), atol=1e-6)
-    with pytest.raises(GridError, match="prefix and suffix tokens must be the same"):
-        bias(Grid(4, 6, 2))
+    check_error(GridError, "prefix and suffix tokens must be the same", bias, Grid(4, 6, 2))
 
 
 @pytest.mark.parametrize(("old", "new"), [(7, 14), (7, 3), (7, 7), (1, 4), (5, 1)])
@@ -167,24 +166,17 @@ def test_half_precision(dtype):
 
 def test_refusals():
     site = Site(16, 2, Grid(4, 6))
-    with pytest.raises(UnsupportedError, match="bias=False"):
-        Agent(m=4, bias=True).build_cross(site)
-    with pytest.raises(GridError, match="nearest possible"):
-        Agent(m=17).operator(site)
-    with pytest.raises(ConfigError, match="m is at least 1"):
-        Agent(m=(0, 2))
-    with pytest.raises(ConfigError, match='bias=True needs preset="paper"'):
-        Agent(bias=True, preset="official")
+    check_error(UnsupportedError, "bias=False", Agent(m=4, bias=True).build_cross, site)
+    check_error(GridError, "nearest possible", Agent(m=17).operator, site)
+    check_error(ConfigError, "m is at least 1", Agent, m=(0, 2))
+    check_error(ConfigError, 'bias=True needs preset="paper"', Agent, bias=True, preset="official")
 
 
 @pytest.mark.untyped
 def test_errors_of_wrong_calls():
     q, k, v, landmarks = tensors()
-    with pytest.raises(ConfigError, match="no preset='code': preset is paper or official"):
-        Agent(preset="code")
-    with pytest.raises(ShapeError, match="landmarks has width 7, q has 8"):
-        agent(q, k, v, landmarks[..., 1:])
+    check_error(ConfigError, "no preset='code': preset is paper or official", Agent, preset="code")
+    check_error(ShapeError, "landmarks has width 7, q has 8", agent, q, k, v, landmarks[..., 1:])
     with pytest.raises(ShapeError, match=r"read_bias has tokens 4, q has 13"):
         agent(q, k, v, landmarks, read_bias=torch.zeros(2, 4, 13, dtype=F64))
-    with pytest.raises(UnsupportedError, match="causal"):
-        agent(q, k, v, landmarks, mask=Mask(causal=True))
+    check_error(UnsupportedError, "causal", agent, q, k, v, landmarks, mask=Mask(causal=True))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from operators import check_gradients, check_hidden
+from operators import check_error, check_gradients, check_hidden
 from regard import BRA, ConfigError, Grid, Mask, Site
 from regard.core import GridError, ShapeError, UnsupportedError
 from regard.mixers.bra import BRAPlan
@@ -126,16 +126,11 @@ def test_half_precision_with_a_frozen_plan() -> None:
 def test_what_is_refused() -> None:
     grid = Grid(4, 6)
     q, k, v = draw(grid)
-    with pytest.raises(GridError, match=r"nearest possible: \(4, 6\)"):
-        bra(q, k, v, grid, 7, 4)
-    with pytest.raises(GridError, match=r"nearest: regions=\(4, 6\)"):
-        BRA().build(Site(16, 2, grid))
-    with pytest.raises(ShapeError, match="top=5 of 4 regions"):
-        bra(q, k, v, grid, 2, 5)
-    with pytest.raises(ConfigError, match="k=5 of 4 regions"):
-        BRA(regions=2, k=5)
-    with pytest.raises(UnsupportedError, match="bra cannot apply a causal mask"):
-        bra(q, k, v, grid, 2, 1, mask=Mask(causal=True))
+    check_error(GridError, r"nearest possible: \(4, 6\)", bra, q, k, v, grid, 7, 4)
+    check_error(GridError, r"nearest: regions=\(4, 6\)", BRA().build, Site(16, 2, grid))
+    check_error(ShapeError, "top=5 of 4 regions", bra, q, k, v, grid, 2, 5)
+    check_error(ConfigError, "k=5 of 4 regions", BRA, regions=2, k=5)
+    check_error(UnsupportedError, "bra cannot apply a causal mask", bra, q, k, v, grid, 2, 1, mask=Mask(causal=True))
     with pytest.raises(ShapeError, match="plan.regions"):
         bra(q, k, v, grid, 2, 1, plan=BRAPlan(torch.zeros(3, 4, 2, dtype=torch.long)))
     for wrong in (4, -1):  # would be a region of the next or of the last head

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from operators import check_error
 from regard.core import ConfigError, Grid, GridError, Mask, Site, UnsupportedError
 from regard.mixers.flatten import FLatten, flatten, flatten_reference, focused
 from regard.mixers.linear import linear_reference
@@ -91,8 +92,7 @@ def test_positions_are_added_to_keys_and_resampled():
     resized = operator.positions(larger)[:, 1:31, 0].unflatten(1, (6, 5))
     assert torch.allclose(resized, resized[:, :, :1].expand_as(resized), atol=1e-9)
     assert (resized.diff(dim=1) > 0).all()
-    with pytest.raises(GridError, match="prefix and suffix tokens must be the same"):
-        operator.positions(Grid(3, 5, 1))
+    check_error(GridError, "prefix and suffix tokens must be the same", operator.positions, Grid(3, 5, 1))
 
 
 def test_local_branch_shifts_all_heads_by_one_row():
@@ -124,7 +124,5 @@ def test_hidden_keys_are_hidden_from_the_local_branch():
 def test_refusals():
     with pytest.raises(UnsupportedError, match="FLatten has no cross-attention: its local branch"):
         FLatten(local=5).build_cross(Site(16, 2, Grid(3, 5)))
-    with pytest.raises(ConfigError, match="odd kernel"):
-        FLatten(local=4)
-    with pytest.raises(ConfigError, match="over is channels or head"):
-        FLatten(over="tokens")
+    check_error(ConfigError, "odd kernel", FLatten, local=4)
+    check_error(ConfigError, "over is channels or head", FLatten, over="tokens")

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from operators import check_hidden
+from operators import check_error, check_hidden
 from regard.core import ConfigError, Grid, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers.linear import Linear, linear, linear_reference
 
@@ -102,11 +102,8 @@ def test_wrong_calls_say_what_was_expected():
     q, k, v = tensors()
     with pytest.raises(UnsupportedError, match=r"linear cannot apply a causal mask \(it can: padding\)"):
         linear(q, k, v, mask=Mask(causal=True))
-    with pytest.raises(ConfigError, match="did you mean elu"):
-        linear(q, k, v, feature="elu1")
-    with pytest.raises(ShapeError, match="k has width 7, q has 8"):
-        linear(q, k[..., 1:], v)
+    check_error(ConfigError, "did you mean elu", linear, q, k, v, feature="elu1")
+    check_error(ShapeError, "k has width 7, q has 8", linear, q, k[..., 1:], v)
     with pytest.raises(ShapeError, match="Mask.keep has 8 keys, the operator has 9"):
         linear(q, k, v, mask=Mask(keep=torch.ones(3, 8, dtype=torch.bool)))
-    with pytest.raises(ConfigError, match="norm"):
-        Linear(norm="layer")
+    check_error(ConfigError, "norm", Linear, norm="layer")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from operators import check_hidden
+from operators import check_error, check_hidden
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site
 from regard.mixers.linformer import Linformer, linformer, linformer_reference
 from regard.mixers.shared.landmarks import pool_landmarks, pool_matrix
@@ -73,8 +73,7 @@ def test_another_grid_keeps_constants_and_extra_columns():
     assert resampled.shape == (1, 4, 45)
     assert torch.allclose(resampled[..., 1:43].sum(-1), projection.cells.sum(-1), atol=1e-9)
     assert torch.equal(resampled[..., [0, 43, 44]], projection.extra)
-    with pytest.raises(GridError, match="prefix and suffix tokens must be the same"):
-        projection(Grid(3, 5))
+    check_error(GridError, "prefix and suffix tokens must be the same", projection, Grid(3, 5))
 
 
 def test_resampling_follows_the_image():
@@ -109,13 +108,11 @@ def test_starts():
 def test_too_many_rows_are_refused():
     with pytest.raises(ConfigError, match="m=16, but the site has 15 keys; choose m between 1 and 15"):
         Linformer(m=16).operator(Site(16, 2, Grid(3, 5)))
-    with pytest.raises(GridError, match="nearest possible"):
-        Linformer(m=7, init="pool").operator(Site(16, 2, Grid(3, 5)))
+    check_error(GridError, "nearest possible", Linformer(m=7, init="pool").operator, Site(16, 2, Grid(3, 5)))
 
 
 @pytest.mark.untyped
 def test_wrong_calls_say_what_was_expected():
     q, k, v = tensors()
     matrix = torch.randn(1, 4, 8, dtype=F64)
-    with pytest.raises(ShapeError, match="project_k has tokens 8, k has 9"):
-        linformer(q, k, v, matrix, matrix)
+    check_error(ShapeError, "project_k has tokens 8, k has 9", linformer, q, k, v, matrix, matrix)

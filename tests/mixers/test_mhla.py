@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from operators import check_error
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site
 from regard.mixers.linear import linear_reference
 from regard.mixers.mhla import MHLA, block_of, mhla, mhla_reference
@@ -122,15 +123,12 @@ def test_another_grid_keeps_the_blocks_and_extra_tokens_are_checked():
     operator = MHLA(m=(2, 2)).operator(Site(16, 2, Grid(4, 4, 1)))
     q, k, v = (x.float() for x in tensors(36))
     assert operator(q, k, v, grid=Grid(5, 7, 1)).shape == (3, 2, 36, 5)
-    with pytest.raises(GridError, match="prefix and suffix tokens are a block"):
-        operator(q, k, v, grid=Grid(6, 6))
+    check_error(GridError, "prefix and suffix tokens are a block", operator, q, k, v, grid=Grid(6, 6))
 
 
 def test_refusals():
-    with pytest.raises(GridError, match="4x4 landmarks cannot be laid on"):
-        MHLA(m=(4, 4)).operator(Site(16, 2, Grid(3, 5)))
-    with pytest.raises(ConfigError, match="m is at least 1"):
-        MHLA(m=0)
+    check_error(GridError, "4x4 landmarks cannot be laid on", MHLA(m=(4, 4)).operator, Site(16, 2, Grid(3, 5)))
+    check_error(ConfigError, "m is at least 1", MHLA, m=0)
 
 
 @pytest.mark.untyped
@@ -139,13 +137,10 @@ def test_wrong_calls_say_what_was_expected():
     where = Grid(3, 5), (1, 3)
     with pytest.raises(ShapeError, match=r"mixing has shape \(2, 2\); expected \(3, 3\)"):
         mhla(q, k, v, torch.ones(2, 2, dtype=F64), *where)
-    with pytest.raises(ShapeError, match="k has tokens 15, q has 14"):
-        mhla(q[:, :, 1:], k, v, torch.ones(3, 3, dtype=F64), *where)
-    with pytest.raises(GridError, match="15"):
-        mhla(q, k, v, torch.ones(3, 3, dtype=F64), Grid(4, 4), (1, 3))
+    check_error(ShapeError, "k has tokens 15, q has 14", mhla, q[:, :, 1:], k, v, torch.ones(3, 3, dtype=F64), *where)
+    check_error(GridError, "15", mhla, q, k, v, torch.ones(3, 3, dtype=F64), Grid(4, 4), (1, 3))
     with pytest.raises(GridError, match="4x1 landmarks cannot be laid on"):
         mhla(q, k, v, torch.ones(4, 4, dtype=F64), Grid(3, 5), (4, 1))
     with pytest.raises(ConfigError, match="normalize is correct or none"):
         mhla(q, k, v, torch.ones(3, 3, dtype=F64), *where, normalize="official")
-    with pytest.raises(ConfigError, match="did you mean cos"):
-        MHLA(init="cosine")
+    check_error(ConfigError, "did you mean cos", MHLA, init="cosine")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from operators import check_gradients, check_heads_apart, check_transforms
+from operators import check_error, check_gradients, check_heads_apart, check_transforms
 from regard import ConfigError, Grid, Mask, MoBA, Site
 from regard.core import ShapeError, UnsupportedError
 from regard.mixers.shared.block_attention import BlockPlan
@@ -106,14 +106,10 @@ def test_function_transforms(form: str) -> None:
 def test_what_is_refused() -> None:
     grid = Grid(4, 6)
     q, k, v = draw(grid)
-    with pytest.raises(ShapeError, match="top=5 of 4 blocks"):
-        moba(q, k, v, grid, (2, 3), 5)
-    with pytest.raises(ConfigError, match=r"4 blocks of \(2, 3\); k is at most 4"):
-        MoBA(block=(2, 3), k=5).build(Site(16, 2, grid))
-    with pytest.raises(ConfigError, match="at least 1"):
-        MoBA(block=0)
-    with pytest.raises(UnsupportedError, match="cannot apply a causal mask"):
-        moba(q, k, v, grid, 4, 1, mask=Mask(causal=True))
+    check_error(ShapeError, "top=5 of 4 blocks", moba, q, k, v, grid, (2, 3), 5)
+    check_error(ConfigError, r"4 blocks of \(2, 3\); k is at most 4", MoBA(block=(2, 3), k=5).build, Site(16, 2, grid))
+    check_error(ConfigError, "at least 1", MoBA, block=0)
+    check_error(UnsupportedError, "cannot apply a causal mask", moba, q, k, v, grid, 4, 1, mask=Mask(causal=True))
     with pytest.raises(ShapeError, match="plan.blocks"):
         moba(q, k, v, grid, 4, 1, plan=BlockPlan(torch.zeros(3, 2, 24, 2, dtype=torch.long)))
     with pytest.raises(ConfigError, match="execution is auto, triton, varlen, dense, gather or grouped, not 'native'"):

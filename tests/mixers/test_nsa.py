@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from operators import check_gradients, check_heads_apart, check_transforms
+from operators import check_error, check_gradients, check_heads_apart, check_transforms
 from regard import NSA, ConfigError, Grid, Mask, Site
 from regard.core import ShapeError
 from regard.mixers.nsa import neighbours
@@ -90,12 +90,9 @@ def test_function_transforms(form: str) -> None:
 @pytest.mark.untyped
 def test_what_is_refused() -> None:
     q, k, v, gates = draw(grid := Grid(4, 6))
-    with pytest.raises(ConfigError, match="odd"):
-        nsa(q, k, v, gates, grid, 4, 1, 2)
-    with pytest.raises(ConfigError, match="group=3 does not divide 2 heads"):
-        NSA(group=3).build(Site(16, 2, grid))
-    with pytest.raises(ShapeError, match="top=7 of 6 blocks"):
-        nsa(q, k, v, gates, grid, 4, 7, 3)
+    check_error(ConfigError, "odd", nsa, q, k, v, gates, grid, 4, 1, 2)
+    check_error(ConfigError, "group=3 does not divide 2 heads", NSA(group=3).build, Site(16, 2, grid))
+    check_error(ShapeError, "top=7 of 6 blocks", nsa, q, k, v, gates, grid, 4, 7, 3)
     plan = BlockPlan(torch.full((3, 2, 24, 1), 6))
     with pytest.raises(ShapeError, match="plan.blocks has indices from 6 to 6; expected 0 to 5"):
         nsa(q, k, v, gates, grid, 4, 1, 3, plan=plan)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from operators import check_hidden
+from operators import check_error, check_hidden
 from regard.core import ConfigError, Grid, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers.nystrom import Nystrom, inverse, nystrom, nystrom_reference, segment_means
 from regard.mixers.softmax import softmax_reference
@@ -146,20 +146,15 @@ def test_refusals():
     site = Site(16, 2, Grid(3, 5))
     with pytest.raises(ConfigError, match="m=16, but the site has 15 tokens; choose m between 1 and 15"):
         Nystrom(m=16).operator(site)
-    with pytest.raises(ConfigError, match="windows need landmarks='avg2d'"):
-        Nystrom(m=(2, 2))
+    check_error(ConfigError, "windows need landmarks='avg2d'", Nystrom, m=(2, 2))
     with pytest.raises(UnsupportedError, match="Nystrom has no cross-attention: its convolution"):
         Nystrom(m=4, kernel=3).build_cross(site)
-    with pytest.raises(ConfigError, match="iterations is at least 1"):
-        Nystrom(iterations=0)
+    check_error(ConfigError, "iterations is at least 1", Nystrom, iterations=0)
 
 
 @pytest.mark.untyped
 def test_wrong_calls_say_what_was_expected():
     q, k, v = tensors()
-    with pytest.raises(ShapeError, match="landmarks_k has m 5, landmarks_q has 4"):
-        nystrom(q, k, v, q[:, :, :4], k[:, :, :5])
-    with pytest.raises(ConfigError, match="start is matrix or batch"):
-        nystrom(q, k, v, q, k, start="all")
-    with pytest.raises(ShapeError, match="14 segments of 13 tokens"):
-        segment_means(q, 14)
+    check_error(ShapeError, "landmarks_k has m 5, landmarks_q has 4", nystrom, q, k, v, q[:, :, :4], k[:, :, :5])
+    check_error(ConfigError, "start is matrix or batch", nystrom, q, k, v, q, k, start="all")
+    check_error(ShapeError, "14 segments of 13 tokens", segment_means, q, 14)

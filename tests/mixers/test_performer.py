@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from operators import check_hidden
+from operators import check_error, check_hidden
 from regard.core import ConfigError, Grid, Mask, ShapeError, Site
 from regard.mixers.performer import Performer, orthogonal_features, performer, performer_reference
 from regard.mixers.softmax import softmax_reference
@@ -124,7 +124,5 @@ def test_macs_are_4_n_r_c():
 @pytest.mark.untyped
 def test_wrong_calls_say_what_was_expected():
     q, k, v, features = tensors()
-    with pytest.raises(ShapeError, match="features has width 7, q has 8"):
-        performer(q, k, v, features[:, 1:])
-    with pytest.raises(ConfigError, match="kernel is softmax or relu"):
-        performer(q, k, v, features, kernel="elu")
+    check_error(ShapeError, "features has width 7, q has 8", performer, q, k, v, features[:, 1:])
+    check_error(ConfigError, "kernel is softmax or relu", performer, q, k, v, features, kernel="elu")

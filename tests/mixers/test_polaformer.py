@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from operators import check_hidden
+from operators import check_error, check_hidden
 from regard.core import Grid, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers.linear import linear_reference
 from regard.mixers.polaformer import PolaFormer, polaformer, polaformer_reference
@@ -124,5 +124,4 @@ def test_odd_width_in_a_layer():
 @pytest.mark.untyped
 def test_wrong_power_says_what_was_expected():
     q, k, v, power = tensors()
-    with pytest.raises(ShapeError, match=r"power has shape \(2, 8\); expected \(heads, 1, width\)"):
-        polaformer(q, k, v, power[:, 0])
+    check_error(ShapeError, r"power has shape \(2, 8\); expected \(heads, 1, width\)", polaformer, q, k, v, power[:, 0])

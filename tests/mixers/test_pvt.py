@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from operators import check_error
 from regard import PVT, ConfigError, Grid, Site
 from regard.core import GridError, UnsupportedError
 
@@ -58,11 +59,7 @@ def test_counts() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ConfigError, match="dwc must be 0"):
-        PVT(dwc=3)
-    with pytest.raises(ConfigError, match="remove ratio=4"):
-        PVT(ratio=4, pool=7)
-    with pytest.raises(GridError, match="pool=7 is larger"):
-        PVT(pool=7).build(Site(16, 2, Grid(4, 9)))
-    with pytest.raises(UnsupportedError, match="no rotary"):
-        PVT().build(Site(16, 2, Grid(4, 4), rotary=True))
+    check_error(ConfigError, "dwc must be 0", PVT, dwc=3)
+    check_error(ConfigError, "remove ratio=4", PVT, ratio=4, pool=7)
+    check_error(GridError, "pool=7 is larger", PVT(pool=7).build, Site(16, 2, Grid(4, 9)))
+    check_error(UnsupportedError, "no rotary", PVT().build, Site(16, 2, Grid(4, 4), rotary=True))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from operators import check_gradients
+from operators import check_error, check_gradients
 from regard import ConfigError, Grid, Mask, Reformer, Site
 from regard.core import ShapeError
 from regard.mixers.reformer import LSHPlan
@@ -150,9 +150,6 @@ def test_layers_differ_in_their_hashes_and_buckets_are_as_many_as_chunks_rounded
 @pytest.mark.untyped
 def test_what_is_refused() -> None:
     q, v, plan = draw(9, 2)
-    with pytest.raises(ShapeError, match="plan.buckets has shape"):
-        reformer(q[:, :, :8], v[:, :, :8], plan, 4)
-    with pytest.raises(ConfigError, match="once or every"):
-        reformer(q, v, plan, 4, duplicates="both")
-    with pytest.raises(ConfigError, match="at least 1"):
-        Reformer(chunk=0)
+    check_error(ShapeError, "plan.buckets has shape", reformer, q[:, :, :8], v[:, :, :8], plan, 4)
+    check_error(ConfigError, "once or every", reformer, q, v, plan, 4, duplicates="both")
+    check_error(ConfigError, "at least 1", Reformer, chunk=0)

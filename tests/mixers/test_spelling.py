@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from operators import check_error
 from regard import ConfigError, LinearQKV, Softmax, parse, spell
 from regard.mixers.spelling import parse_mixer
 
@@ -47,10 +48,8 @@ def test_a_bare_name_and_spaces() -> None:
     ],
 )
 def test_wrong_text_says_what_is_wrong(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse(text)
+    check_error(ConfigError, message, parse, text)
 
 
 def test_a_projection_is_no_mechanism() -> None:
-    with pytest.raises(ConfigError, match="is not a mechanism; known: Softmax"):
-        parse_mixer("LinearQKV()")
+    check_error(ConfigError, "is not a mechanism; known: Softmax", parse_mixer, "LinearQKV()")

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from operators import check_gradients
+from operators import check_error, check_gradients
 from regard import ConfigError, Grid, Site, ViT3
 from regard.core import ShapeError, UnsupportedError
 from regard.ops import ttt, ttt_conv, ttt_conv_reference, ttt_reference
@@ -85,11 +85,7 @@ def test_half_precision_steps_in_float32() -> None:
 @pytest.mark.untyped
 def test_what_is_refused() -> None:
     q, k, v = draw(3, 2, 11, 8)
-    with pytest.raises(ShapeError, match="w1 has width 7, v has 8"):
-        ttt(q, k, v, torch.zeros(2, 8, 7, dtype=torch.float64))
-    with pytest.raises(ConfigError, match="swiglu or linear"):
-        ViT3(inner="mlp")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="lr must be positive"):
-        ViT3(lr=0.0)
-    with pytest.raises(UnsupportedError, match="without normalisation"):
-        ViT3().build(Site(16, 2, Grid(4, 4), qk_norm="rms"))
+    check_error(ShapeError, "w1 has width 7, v has 8", ttt, q, k, v, torch.zeros(2, 8, 7, dtype=torch.float64))
+    check_error(ConfigError, "swiglu or linear", ViT3, inner="mlp")
+    check_error(ConfigError, "lr must be positive", ViT3, lr=0.0)
+    check_error(UnsupportedError, "without normalisation", ViT3().build, Site(16, 2, Grid(4, 4), qk_norm="rms"))

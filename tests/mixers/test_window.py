@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from operators import check_gradients, check_hidden
+from operators import check_error, check_gradients, check_hidden
 from regard import ConfigError, Grid, Mask, Site, Window
 from regard.core import ShapeError, UnsupportedError
 from regard.mixers.shared.tiles import balanced_tiles, fixed_size_tiles
@@ -148,13 +148,9 @@ def test_a_window_larger_than_the_grid_costs_what_the_grid_reaches(
 def test_what_is_refused() -> None:
     grid = Grid(4, 6)
     q, k, v = draw(grid)
-    with pytest.raises(ConfigError, match="below the window's side"):
-        Window(size=3, shift=3)
-    with pytest.raises(ConfigError, match="at least 1x1"):
-        window(q, k, v, grid, 0)
+    check_error(ConfigError, "below the window's side", Window, size=3, shift=3)
+    check_error(ConfigError, "at least 1x1", window, q, k, v, grid, 0)
     with pytest.raises(ShapeError, match="table has shape"):
         window(q, k, v, grid, 2, table=torch.zeros(2, 3, 5, dtype=torch.float64))
-    with pytest.raises(UnsupportedError, match="cannot apply a causal mask"):
-        window(q, k, v, grid, 2, mask=Mask(causal=True))
-    with pytest.raises(ShapeError, match="k has tokens 24, q has 5"):
-        window(q[:, :, :5], k, v, grid, 2)
+    check_error(UnsupportedError, "cannot apply a causal mask", window, q, k, v, grid, 2, mask=Mask(causal=True))
+    check_error(ShapeError, "k has tokens 24, q has 5", window, q[:, :, :5], k, v, grid, 2)

@@ -5,6 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from operators import check_error
 from regard.core import Grid, Mask, ShapeError, Site, UnsupportedError
 from regard.lab.train.optimizer import param_groups
 from regard.mixers.spelling import parse, spell
@@ -110,8 +111,7 @@ def test_refuses_masks_and_maps():
     x = torch.randn(2, 15, 16, dtype=F64)
     with pytest.raises(UnsupportedError, match=r"XCA cannot apply a causal mask \(it can: none\)"):
         layer(x, Grid(3, 5), Mask(causal=True))
-    with pytest.raises(UnsupportedError, match="no cross-attention"):
-        XCA().build_cross(layer.site)
+    check_error(UnsupportedError, "no cross-attention", XCA().build_cross, layer.site)
     with pytest.raises(UnsupportedError, match="mixes channels"):
         layer.operator.weights(**layer.project_heads(x, Grid(3, 5)), grid=Grid(3, 5))
     assert not XCA.card.row_maps
@@ -142,10 +142,8 @@ def test_gradients_are_those_of_finite_differences():
 @pytest.mark.untyped
 def test_wrong_shapes_say_what_was_expected():
     q, k, v, t = tensors()
-    with pytest.raises(ShapeError, match="must be equal"):
-        xca(q[:, :, 1:], k, v, t)
-    with pytest.raises(ShapeError, match=r"temperature has shape \(2,\); expected \(heads, 1, 1\)"):
-        xca(q, k, v, t.flatten())
+    check_error(ShapeError, "must be equal", xca, q[:, :, 1:], k, v, t)
+    check_error(ShapeError, r"temperature has shape \(2,\); expected \(heads, 1, 1\)", xca, q, k, v, t.flatten())
 
 
 @pytest.mark.untyped

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from operators import check_error
 from regard.core import ConfigError, Grid, ShapeError, Site, UnsupportedError
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
@@ -197,10 +198,8 @@ def test_checkpoints_of_host_and_swapped_model_differ_by_named_keys(projection):
     back = host.load_state_dict(made.state_dict(), strict=False)
     assert set(back.unexpected_keys) == own
     assert all("attn.qkv" in key for key in back.missing_keys)
-    with pytest.raises(RuntimeError, match=r"regard\.qkv\.weight1"):
-        made.load_state_dict(host.state_dict())
-    with pytest.raises(RuntimeError, match=r"regard\.qkv\.weight1"):
-        host.load_state_dict(made.state_dict())
+    check_error(RuntimeError, r"regard\.qkv\.weight1", made.load_state_dict, host.state_dict())
+    check_error(RuntimeError, r"regard\.qkv\.weight1", host.load_state_dict, made.state_dict())
 
 
 @pytest.mark.untyped
@@ -236,8 +235,7 @@ def test_checkpoints_of_host_and_swapped_model_differ_by_named_keys(projection):
     ],
 )
 def test_wrong_use_says_what_was_expected(make, error, words):
-    with pytest.raises(error, match=words):
-        make()
+    check_error(error, words, make)
 
 
 def layer(projection):

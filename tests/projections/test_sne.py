@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from operators import check_error
 from regard.core import ConfigError, Grid, Site
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import parse, spell
@@ -513,8 +514,7 @@ def test_autocast_gives_half_precision_roles():
     ],
 )
 def test_wrong_use_says_what_was_expected(make, words):
-    with pytest.raises(ConfigError, match=words):
-        make()
+    check_error(ConfigError, words, make)
 
 
 @pytest.mark.untyped

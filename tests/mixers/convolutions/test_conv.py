@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from operators import check_error
 from regard.core import ConfigError, Grid, GridError, Mask, Site, UnsupportedError
 from regard.mixers.convolutions.conv import Conv
 from regard.mixers.convolutions.deformable import DeformableConv
@@ -173,22 +174,16 @@ def test_spellings():
 def test_wrong_use_is_said():
     site = Site(12, 2, Grid(4, 5, 1))
     for cls in (Conv, DeformableConv, DynamicConv):
-        with pytest.raises(ConfigError, match="odd number of taps"):
-            cls(kernel=4)
-        with pytest.raises(ConfigError, match="needs axes=1"):
-            cls(causal=True)
-        with pytest.raises(ConfigError, match="axes is 1 or 2"):
-            cls(axes=3)
+        check_error(ConfigError, "odd number of taps", cls, kernel=4)
+        check_error(ConfigError, "needs axes=1", cls, causal=True)
+        check_error(ConfigError, "axes is 1 or 2", cls, axes=3)
         with pytest.raises(ConfigError, match=r"5 groups do not divide 12 channels; nearest possible: 3, 4, 6"):
             cls(groups=5).build(site)
-        with pytest.raises(ConfigError, match="at least 1"):
-            cls(groups=0)
+        check_error(ConfigError, "at least 1", cls, groups=0)
         layer = cls(groups=4, axes=1).build(site)
-        with pytest.raises(GridError, match="one row"):
-            layer(torch.randn(2, 21, 12), site.grid)
+        check_error(GridError, "one row", layer, torch.randn(2, 21, 12), site.grid)
         layer = cls(groups=4).build(site)
-        with pytest.raises(UnsupportedError, match="causal"):
-            layer(torch.randn(2, 21, 12), site.grid, Mask(causal=True))
+        check_error(UnsupportedError, "causal", layer, torch.randn(2, 21, 12), site.grid, Mask(causal=True))
 
 
 def test_the_mean_of_many_cells_in_half_precision_is_finite() -> None:

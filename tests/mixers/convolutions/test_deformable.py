@@ -12,6 +12,7 @@ from timm.layers import StdConv2d
 from torch import nn
 
 from kernels import needs_kernels
+from operators import check_error
 from regard.core import ConfigError, Grid, ShapeError, Site, UnsupportedError
 from regard.mixers.convolutions.deformable import (
     DeformableConv,
@@ -347,8 +348,7 @@ def test_auto_takes_the_kernel_unless_the_environment_forbids(monkeypatch):
     compiled = torch.compile(lambda: deformable_conv(x.detach(), weight, offsets, padding=1), backend="eager")
     assert torch.allclose(compiled(), deformable_conv(x, weight, offsets, padding=1), rtol=0, atol=1e-12)
     (grad,) = torch.autograd.grad(deformable_conv(x, weight, offsets, padding=1).sum(), x, create_graph=True)
-    with pytest.raises(UnsupportedError, match="cannot be differentiated twice"):
-        grad.sum().backward()
+    check_error(UnsupportedError, "cannot be differentiated twice", grad.sum().backward)
     with pytest.raises(ConfigError, match="execution is auto, torchvision, native or eager"):
         deformable_conv(x, weight, offsets, padding=1, execution="fast")
     with pytest.raises(UnsupportedError, match="without torch.func.grad"):
@@ -416,25 +416,17 @@ def test_wrong_use_is_said():
         deformable_conv(x, weight, offsets[:, :17], padding=1)
     with pytest.raises(ShapeError, match="dividing 4 channels"):
         deformable_conv(x, weight, torch.cat([offsets, offsets[:, :18]], 1), padding=1)
-    with pytest.raises(ShapeError, match=r"offsets \(3, 36, 7, 9\); expected \(3, 36, 5, 7\)"):
-        deformable_conv(x, weight, offsets)
-    with pytest.raises(ShapeError, match="mask"):
-        deformable_conv(x, weight, offsets, mask=mask[:, :9], padding=1)
-    with pytest.raises(ShapeError, match="does not fit 4 channels"):
-        deformable_conv(x, weight[:, :3], offsets, padding=1)
-    with pytest.raises(ShapeError, match="bias"):
-        deformable_conv(x, weight, offsets, bias=torch.zeros(5), padding=1)
+    check_error(ShapeError, r"offsets \(3, 36, 7, 9\); expected \(3, 36, 5, 7\)", deformable_conv, x, weight, offsets)
+    check_error(ShapeError, "mask", deformable_conv, x, weight, offsets, mask=mask[:, :9], padding=1)
+    check_error(ShapeError, "does not fit 4 channels", deformable_conv, x, weight[:, :3], offsets, padding=1)
+    check_error(ShapeError, "bias", deformable_conv, x, weight, offsets, bias=torch.zeros(5), padding=1)
     with pytest.raises(ShapeError, match="3x3 taps with dilation 4 do not fit a map of 7x9 cells with padding 0"):
         deformable_conv(x, weight, offsets, dilation=4)
-    with pytest.raises(ShapeError, match=r"expected \(batch, channels, h, w\)"):
-        deformable_conv(x[0], weight, offsets, padding=1)
-    with pytest.raises(ConfigError, match="stride"):
-        deformable_conv(x, weight, offsets, stride=0, padding=1)
+    check_error(ShapeError, r"expected \(batch, channels, h, w\)", deformable_conv, x[0], weight, offsets, padding=1)
+    check_error(ConfigError, "stride", deformable_conv, x, weight, offsets, stride=0, padding=1)
     for wrong in ({"version": 3}, {"mask_init": 0.0}, {"offset_kernel": 2}, {"dilation": 0}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            DeformableConv(**wrong)
-    with pytest.raises(ConfigError, match="version=1 has no factors, so no mask_init=0.5"):
-        DeformableConv(mask_init=0.5)
+        check_error(ConfigError, next(iter(wrong)), DeformableConv, **wrong)
+    check_error(ConfigError, "version=1 has no factors, so no mask_init=0.5", DeformableConv, mask_init=0.5)
     with pytest.raises(ConfigError, match="5 groups of offsets do not divide 6"):
         DeformableConv2d(6, 6, 3, padding=1, options=DeformableConv(groups=5))
     with pytest.raises(ConfigError, match="offset_kernel=1 gives another size"):

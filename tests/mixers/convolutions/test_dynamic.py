@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from operators import check_layer_transforms
+from operators import check_error, check_layer_transforms
 from regard.core import ConfigError, Grid, Mask, ShapeError, Site
 from regard.mixers.convolutions.dynamic import (
     CHUNK,
@@ -282,19 +282,12 @@ def test_function_transforms_take_plain_sums_and_products(options, kernel, monke
 @pytest.mark.untyped
 def test_wrong_use_is_said():
     x, kernels = inputs()
-    with pytest.raises(ShapeError, match="4 groups do not divide 6 channels"):
-        dynamic_conv(x, kernels, groups=4)
+    check_error(ShapeError, "4 groups do not divide 6 channels", dynamic_conv, x, kernels, groups=4)
     with pytest.raises(ShapeError, match=r"expected \(B, groups, taps, h, w\) = \(3, 3, 9, 4, 7\)"):
         dynamic_conv(x, kernels, groups=3)
-    with pytest.raises(ShapeError, match="8 taps are not 2x2"):
-        dynamic_conv(x, kernels[:, :, :8], groups=2)
-    with pytest.raises(ShapeError, match="odd in number"):
-        dynamic_conv(x, kernels[:, :, :4], groups=2)
-    with pytest.raises(ShapeError, match="one row"):
-        dynamic_conv(x, kernels, groups=2, causal=True)
-    with pytest.raises(ShapeError, match="one dtype"):
-        dynamic_conv(x.float(), kernels, groups=2)
-    with pytest.raises(ShapeError, match=r"expected \(batch, channels, h, w\)"):
-        dynamic_conv(x[0], kernels, groups=2)
-    with pytest.raises(ConfigError, match="16 groups do not divide 24 channels"):
-        DynamicConv().build(Site(24, 2, Grid(4, 4)))
+    check_error(ShapeError, "8 taps are not 2x2", dynamic_conv, x, kernels[:, :, :8], groups=2)
+    check_error(ShapeError, "odd in number", dynamic_conv, x, kernels[:, :, :4], groups=2)
+    check_error(ShapeError, "one row", dynamic_conv, x, kernels, groups=2, causal=True)
+    check_error(ShapeError, "one dtype", dynamic_conv, x.float(), kernels, groups=2)
+    check_error(ShapeError, r"expected \(batch, channels, h, w\)", dynamic_conv, x[0], kernels, groups=2)
+    check_error(ConfigError, "16 groups do not divide 24 channels", DynamicConv().build, Site(24, 2, Grid(4, 4)))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from operators import check_gradients
+from operators import check_error, check_gradients
 from regard import DAT, ConfigError, Grid, Site
 from regard.core import UnsupportedError
 from regard.ops import sample_points, sample_points_reference
@@ -113,11 +113,7 @@ def test_counts() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ConfigError, match="groups=3 does not divide 2 heads"):
-        DAT(groups=3).build(Site(16, 2, Grid(4, 4)))
-    with pytest.raises(ConfigError, match="odd kernel"):
-        DAT(kernel=4)
-    with pytest.raises(ConfigError, match="dwc must be 0"):
-        DAT(dwc=3)
-    with pytest.raises(UnsupportedError, match="no rotary"):
-        DAT().build(Site(16, 2, Grid(4, 4), rotary=True))
+    check_error(ConfigError, "groups=3 does not divide 2 heads", DAT(groups=3).build, Site(16, 2, Grid(4, 4)))
+    check_error(ConfigError, "odd kernel", DAT, kernel=4)
+    check_error(ConfigError, "dwc must be 0", DAT, dwc=3)
+    check_error(UnsupportedError, "no rotary", DAT().build, Site(16, 2, Grid(4, 4), rotary=True))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from operators import check_hidden
+from operators import check_error, check_hidden
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import parse, spell
@@ -363,8 +363,7 @@ def test_windows_of_the_trained_grid_cover_others(config, grid):
     keep = torch.rand(2, grid.tokens) > 0.3
     for mask in (None, Mask(keep=keep)):
         assert torch.allclose(layer(x, grid, mask), layer.reference(x, grid, mask), atol=1e-12)
-    with pytest.raises(UnsupportedError, match="bias"):
-        layer(x, grid, Mask(bias=torch.zeros(grid.tokens, grid.tokens, dtype=F64)))
+    check_error(UnsupportedError, "bias", layer, x, grid, Mask(bias=torch.zeros(grid.tokens, grid.tokens, dtype=F64)))
 
 
 def test_windows_see_nothing_of_their_neighbours():
@@ -389,8 +388,7 @@ def test_a_detection_grid_runs_in_windows():
 
 def test_resize_error_and_other_extra_tokens_are_refused():
     layer = mixer(CSKA(resize="error"), Grid(3, 5, 1))
-    with pytest.raises(GridError, match="3x5.*5x3"):
-        layer(torch.randn(1, 16, 16, dtype=F64), Grid(5, 3, 1))
+    check_error(GridError, "3x5.*5x3", layer, torch.randn(1, 16, 16, dtype=F64), Grid(5, 3, 1))
     with pytest.raises(GridError, match="prefix and suffix tokens must be the same"):
         layer(torch.randn(1, 17, 16, dtype=F64), Grid(3, 5, 2))
 
@@ -516,8 +514,7 @@ def test_frozen_keys_are_constants_for_one_grid(config):
     out = layer(x, new)
     layer.operator.freeze(new)
     assert torch.allclose(layer(x, new), out, atol=1e-13)
-    with pytest.raises(GridError, match="frozen for 5x6"):
-        layer(torch.randn(2, 16, 16, dtype=F64), Grid(3, 5, 1))
+    check_error(GridError, "frozen for 5x6", layer, torch.randn(2, 16, 16, dtype=F64), Grid(3, 5, 1))
     assert not any("frozen" in name for name in layer.state_dict())
 
 
@@ -609,20 +606,13 @@ def test_freeze_keys_follows_one_forward_pass():
 def test_wrong_calls_say_what_was_expected():
     q, weight, bias, v = tensors()
     grid = Grid(3, 5)
-    with pytest.raises(ShapeError, match="bias has HM 30, weight has 29"):
-        cska(q, weight[1:], bias, v, grid)
-    with pytest.raises(ShapeError, match=r"bias has HM 29, weight has 30"):
-        cska(q, weight, bias[1:], v, grid)
-    with pytest.raises(ShapeError, match="one dtype|cast filters"):
-        cska(q, weight.float(), bias, v, grid)
-    with pytest.raises(GridError, match="patch tokens alone"):
-        cska(q, weight, bias, v, Grid(2, 5, 5))
-    with pytest.raises(GridError, match="do not fit"):
-        cska(q, weight, bias, v, Grid(3, 4))
-    with pytest.raises(ConfigError, match="lean"):
-        cska(q, weight, bias, v, grid, path="leen")
-    with pytest.raises(ConfigError, match="gelu"):
-        cska(q, weight, bias, v, grid, activation="gellu")
+    check_error(ShapeError, "bias has HM 30, weight has 29", cska, q, weight[1:], bias, v, grid)
+    check_error(ShapeError, r"bias has HM 29, weight has 30", cska, q, weight, bias[1:], v, grid)
+    check_error(ShapeError, "one dtype|cast filters", cska, q, weight.float(), bias, v, grid)
+    check_error(GridError, "patch tokens alone", cska, q, weight, bias, v, Grid(2, 5, 5))
+    check_error(GridError, "do not fit", cska, q, weight, bias, v, Grid(3, 4))
+    check_error(ConfigError, "lean", cska, q, weight, bias, v, grid, path="leen")
+    check_error(ConfigError, "gelu", cska, q, weight, bias, v, grid, activation="gellu")
     for wrong in ({"kernel": 2}, {"rows": "x"}, {"cols": "x"}, {"resize": "x"}, {"factorised": True, "cols": "conv"}):
         with pytest.raises(ConfigError):
             CSKA(**wrong)

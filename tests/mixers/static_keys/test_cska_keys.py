@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from operators import check_error
 from regard.core import ConfigError, Grid, GridError, Mask, Site, UnsupportedError
 from regard.measure.cost import count_macs
 from regard.mixers.softmax import softmax
@@ -220,10 +221,8 @@ def test_wrong_options_are_refused():
         ({"reading": "key", "init": "calibrate"}, "has no init='calibrate'"),
         ({"reading": "key", "activation": "relu"}, "has no activation"),
     ):
-        with pytest.raises(ConfigError, match=said):
-            CSKA(**options)
+        check_error(ConfigError, said, CSKA, **options)
     with pytest.raises(UnsupportedError, match="cross-attention"):
         KEY.build_cross(Site(dim=16, heads=2, grid=Grid(3, 5), memory=Grid(2, 2)))
     layer = KEY.build(Site(dim=16, heads=2, grid=Grid(3, 5)))
-    with pytest.raises(UnsupportedError, match="causal"):
-        layer(torch.randn(1, 15, 16), Grid(3, 5), Mask(causal=True))
+    check_error(UnsupportedError, "causal", layer, torch.randn(1, 15, 16), Grid(3, 5), Mask(causal=True))

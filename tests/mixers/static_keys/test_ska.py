@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from operators import check_hidden
+from operators import check_error, check_hidden
 from regard.core import NO_MASK, ConfigError, Grid, GridError, Mask, ShapeError, Site, SwapError, UnsupportedError
 from regard.measure.cost import count_macs
 from regard.mixers.softmax import Softmax, softmax
@@ -299,8 +299,7 @@ def test_other_extra_tokens_are_refused():
 def test_resize_error_names_both_grids():
     layer = mixer(SKA(resize="error"))
     layer(torch.randn(1, 15, 16, dtype=F64), Grid(3, 5))
-    with pytest.raises(GridError, match="3x5.*5x3"):
-        layer(torch.randn(1, 15, 16, dtype=F64), Grid(5, 3))
+    check_error(GridError, "3x5.*5x3", layer, torch.randn(1, 15, 16, dtype=F64), Grid(5, 3))
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -439,8 +438,7 @@ def test_s9_windows_equal_tiled_keys_and_a_block_mask(activation, grid):
     for mask in (None, Mask(keep=keep)):
         assert torch.allclose(layer(x, grid, mask), layer.reference(x, grid, mask), atol=1e-12)
     for mask in (Mask(causal=True), Mask(bias=torch.zeros(1, grid.tokens, dtype=F64))):
-        with pytest.raises(UnsupportedError, match="windows of static keys cannot apply"):
-            layer(x, grid, mask)
+        check_error(UnsupportedError, "windows of static keys cannot apply", layer, x, grid, mask)
 
 
 def test_windows_see_nothing_of_their_neighbours():
@@ -515,8 +513,7 @@ def test_frozen_keys_are_constants_for_one_grid(resize):
     assert not any("frozen" in name for name in layer.state_dict())
     layer(x, new).sum().backward()
     assert layer.operator.keys.grad is None
-    with pytest.raises(GridError, match="frozen for 5x6.*not for 3x5"):
-        layer(torch.randn(2, 16, 16, dtype=F64), Grid(3, 5, 1))
+    check_error(GridError, "frozen for 5x6.*not for 3x5", layer, torch.randn(2, 16, 16, dtype=F64), Grid(3, 5, 1))
     layer.load_state_dict(mixer(SKA(init="paper"), Grid(3, 5, 1)).state_dict())
     assert layer.operator.frozen is None
     assert not torch.allclose(layer(x, new), out, atol=1e-3)
@@ -608,22 +605,17 @@ def test_keys_of_other_heads_are_refused(heads):
     images = torch.randn(2, *first_shape(host), dtype=F64)
     student = swap(copy.deepcopy(host), SKA(init="calibrate", heads=4))
     said = rf"keys are \({heads}, 16, 8\) .*the student's \(4, 16, 8\); leave out heads="
-    with pytest.raises(SwapError, match=said):
-        calibrate(student, teacher, [images])
+    check_error(SwapError, said, calibrate, student, teacher, [images])
 
 
 def test_calibration_says_what_is_missing():
     host = vit(None)
     teacher = swap(copy.deepcopy(host), Softmax())
-    with pytest.raises(ConfigError, match="no layer has static keys"):
-        calibrate(swap(copy.deepcopy(host), SKA()), teacher, [])
+    check_error(ConfigError, "no layer has static keys", calibrate, swap(copy.deepcopy(host), SKA()), teacher, [])
     student = swap(copy.deepcopy(host), SKA(init="calibrate"))
-    with pytest.raises(ConfigError, match="at least one batch"):
-        calibrate(student, teacher, [])
-    with pytest.raises(SwapError, match="swap Softmax"):
-        calibrate(student, host, [])
-    with pytest.raises(ConfigError, match="no static keys to freeze"):
-        freeze_keys(teacher, torch.zeros(1))
+    check_error(ConfigError, "at least one batch", calibrate, student, teacher, [])
+    check_error(SwapError, "swap Softmax", calibrate, student, host, [])
+    check_error(ConfigError, "no static keys to freeze", freeze_keys, teacher, torch.zeros(1))
     image = torch.randn(1, *first_shape(host), dtype=F64)
     out = student(image)
     assert len(freeze_keys(student, image)) == 2
@@ -673,26 +665,20 @@ def test_a_checkpoint_of_another_grid_is_resampled(config, old, new):
 @pytest.mark.untyped
 @pytest.mark.parametrize("field", ["init", "resize", "activation", "normalise"])
 def test_unknown_values_are_refused_with_the_known_ones(field):
-    with pytest.raises(ConfigError, match=f"no {field}="):
-        SKA(**{field: "nonsense"})
+    check_error(ConfigError, f"no {field}=", SKA, **{field: "nonsense"})
 
 
 @pytest.mark.untyped
 def test_wrong_shapes_say_what_was_expected():
     q, keys, v = tensors()
-    with pytest.raises(ShapeError, match="v has tokens 17, keys has 16"):
-        ska(q, keys[:, 1:], v)
-    with pytest.raises(ShapeError, match="one dtype"):
-        ska(q, keys.float(), v)
-    with pytest.raises(ConfigError, match="relu"):
-        ska(q, keys, v, activation="rellu")
+    check_error(ShapeError, "v has tokens 17, keys has 16", ska, q, keys[:, 1:], v)
+    check_error(ShapeError, "one dtype", ska, q, keys.float(), v)
+    check_error(ConfigError, "relu", ska, q, keys, v, activation="rellu")
     for config in (SKA(heads=3), CSKA(heads=3), CSKA(heads=3, reading="key")):
         with pytest.raises(ShapeError, match="bias is of 2 heads, the queries have 3"):
             mixer(config)(torch.randn(1, 15, 16, dtype=F64), GRIDS[0], Mask(bias=torch.zeros(2, 15, 15, dtype=F64)))
-    with pytest.raises(ConfigError, match="not heads=-1"):
-        SKA(heads=-1)
-    with pytest.raises(ConfigError, match="sums to 1 already"):
-        CSKA(normalise="1/N")
+    check_error(ConfigError, "not heads=-1", SKA, heads=-1)
+    check_error(ConfigError, "sums to 1 already", CSKA, normalise="1/N")
 
 
 @pytest.mark.untyped
