@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from regard.core import ConfigError, DataError, DeviceError, StoreError
-from regard.lab.results.results import Busy, Results
+from regard.lab.results.lock import Busy
+from regard.lab.results.results import Results
 from regard.lab.train.execute import execute
 from regard.lab.train.watch import Watch
 

@@ -11,9 +11,10 @@ import pytest
 
 from regard.core import StoreError
 from regard.files.atomic import TEMPORARY, read_bytes, write_atomically
-from regard.lab.results import results
+from regard.lab.results import lock as lock_file
+from regard.lab.results.lock import Busy
 from regard.lab.results.metrics import Metrics
-from regard.lab.results.results import Busy, Results
+from regard.lab.results.results import Results
 from threads import in_threads
 
 KEY = "0123456789ab"
@@ -108,7 +109,7 @@ def test_a_lock_of_another_machine_says_whose_it_is_and_how_to_clear_it(tmp_path
 @pytest.mark.parametrize("pid", [-1, 0, 10**30, "x", True, None, [1]], ids=repr)
 def test_a_lock_without_a_process_is_explained(tmp_path: Path, pid: Any) -> None:
     store = Results(tmp_path)
-    lock = lock_of(store, {**results._this_process(), "pid": pid}, None)
+    lock = lock_of(store, {**lock_file._this_process(), "pid": pid}, None)
     with pytest.raises(Busy, match=f"an unknown process, .* delete {lock}"), store.lock(KEY):
         pass
     os.utime(lock, (1.0, 1.0))
@@ -118,7 +119,7 @@ def test_a_lock_without_a_process_is_explained(tmp_path: Path, pid: Any) -> None
 
 def test_a_lock_of_a_dead_process_is_taken_whatever_its_date(tmp_path: Path) -> None:
     store = Results(tmp_path)
-    lock_of(store, {**results._this_process(), "pid": 2**22 - 7}, YEAR_2099)
+    lock_of(store, {**lock_file._this_process(), "pid": 2**22 - 7}, YEAR_2099)
     with store.lock(KEY):
         assert store.status(KEY) == "running"
 
@@ -137,7 +138,7 @@ def test_what_killed_processes_left_is_cleared(tmp_path: Path) -> None:
 
 def test_a_kill_while_a_dead_lock_was_removed_holds_nothing(tmp_path: Path) -> None:
     """The guard of that process stays behind, beside the lock that it wanted to remove."""
-    store, dead = Results(tmp_path), {**results._this_process(), "pid": 2**22 - 7}
+    store, dead = Results(tmp_path), {**lock_file._this_process(), "pid": 2**22 - 7}
     lock = lock_of(store, dead, None)
     (lock.parent / "takeover").write_text(json.dumps(dead))
     with store.lock(KEY) as folder:

@@ -26,7 +26,7 @@ from regard.mixers.mita.mita import MiTA
 from regard.mixers.shared.native import processor_name
 from regard.mixers.static_keys.ska import SKA
 from regard.mixers.window import Window
-from regard.swapping.layer_plan import spell_or_none
+from regard.swapping.layer_plan import spell_or_none, write_layer_plan
 from regard.swapping.removed import Removed
 from regard.swapping.swap import plan_swap
 
@@ -47,7 +47,7 @@ VERIFIED = 8
 VERIFYING, LEARNING = 0.25, 0.6
 """The largest share of the time for verifying, and of the rest the share for learning; each change alone has what is
 left."""
-STATE = "advice.state"
+STATE, PLAN = "advice.state", "plan.json"
 
 Report = Callable[[str], None]
 
@@ -70,17 +70,23 @@ def recommend(
 ) -> Recommendation:
     """The plan that changes the class scores of a model least within a budget, found in about `question.minutes`.
 
-    folder: where what was learned and measured is kept, so that the same question goes on after an interruption; None
-    keeps nothing. report: called with a line of text at each step. The model is not changed.
+    folder: gets the plan, plan.json, which `regard.swap` takes, and keeps what was learned and measured, so that the
+    same question goes on after an interruption; None keeps nothing. report: called with a line of text at each step.
+    The model is not changed.
     Raises: SwapError if nothing can be replaced, UnsupportedError without class scores, StoreError for a damaged state,
     ConfigError, MissingExtra.
     """
     model.check()
     work = _Work(model, images, question, folder, report or (lambda text: None))
     try:
-        return work.answer()
+        result = work.answer()
     finally:
         work.substitutes.close()
+    if folder is not None and result.best.spelling:
+        write_layer_plan(as_plan(result.best.choice), folder / PLAN, model.label)
+    elif folder is not None:  # the plan of an earlier question would contradict this answer
+        (folder / PLAN).unlink(missing_ok=True)
+    return result
 
 
 class _Work:

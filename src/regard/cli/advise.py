@@ -107,9 +107,8 @@ def advise(
     use_data(data_root)
     from regard.advice.answer import Question
     from regard.advice.page import answer, write_advice
-    from regard.advice.recommend import recommend
+    from regard.advice.recommend import PLAN, recommend
     from regard.advice.search import Budget, read_budget
-    from regard.swapping.layer_plan import write_layer_plan
 
     question = Question(
         budget=read_budget(budget) if budget else Budget(),
@@ -125,14 +124,11 @@ def advise(
     user.network.to(place)
     result = recommend(user, read_images(user, data, images), question, folder=out, report=progress)
     page = write_advice(out / "advice.html", result)
-    plan = write_layer_plan(_plan(result), out / "plan.json", model) if result.best.spelling else None
-    if plan is None:  # that of an earlier question would contradict the page
-        (out / "plan.json").unlink(missing_ok=True)
     if as_json:
         show(_rows(result), as_json)
         return
     hints = [f"page: {page}"]
-    if plan is not None:
+    if (plan := out / PLAN).exists():
         hints.append(f"plan: {plan}; regard.swap(model, {str(plan)!r}) applies it")
         if user.saveable and user.trained:
             given = [*(["--pretrained"] if pretrained else []), *(["--size", size] if size else [])]
@@ -151,12 +147,6 @@ def _mixer_or_none(text: str, extra: Extra) -> "MixerConfig":
     from regard.swapping.removed import Removed
 
     return parse_mixer(text.strip(), extra) or Removed()
-
-
-def _plan(result: "Recommendation") -> "dict[str, MixerConfig]":
-    from regard.advice.search import as_plan
-
-    return as_plan(result.best.choice)
 
 
 def _rows(result: "Recommendation") -> list[dict[str, Any]]:

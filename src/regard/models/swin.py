@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.core import ConfigError, GridError, Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.swapping.per_window import PerWindow
-from regard.swapping.ports.timm.biased import TimmSwin
+from regard.swapping.ports.timm.relative_position_bias import TimmSwin
 
 from .pyramids import Pyramid, init_linear
 

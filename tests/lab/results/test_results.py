@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from regard.core import StoreError
-from regard.lab.results import results
-from regard.lab.results.results import Busy, Results
+from regard.lab.results import lock as lock_file
+from regard.lab.results.lock import Busy
+from regard.lab.results.results import Results
 
 KEY = "0123456789ab"
 
@@ -29,7 +30,8 @@ with Results(sys.argv[1]).lock(sys.argv[2]):
 
 WORK = """
 import sys, time
-from regard.lab.results.results import Busy, Results
+from regard.lab.results.lock import Busy
+from regard.lab.results.results import Results
 store = Results(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
@@ -137,7 +139,7 @@ def test_a_silent_lock_of_another_machine_becomes_stale(tmp_path: Path) -> None:
     lock.write_text('{"host": "a name\\nof two lines", "pid": 1}')
     with pytest.raises(Busy, match="on a name of two lines"), store.lock(KEY):
         pass
-    old = time.time() - results.STALE_SECONDS - 1
+    old = time.time() - lock_file.STALE_SECONDS - 1
     os.utime(lock, (old, old))
     with store.lock(KEY):
         assert store.status(KEY) == "running"
@@ -165,7 +167,7 @@ def test_a_suspended_process_keeps_its_lock_until_it_is_gone(tmp_path: Path) -> 
 def test_a_number_that_another_process_got_holds_no_lock(tmp_path: Path) -> None:
     store, lock = Results(tmp_path), Results(tmp_path).folder(KEY) / "lock"
     lock.parent.mkdir()
-    own = results._this_process()
+    own = lock_file._this_process()
     lock.write_text(json.dumps({**own, "begun": own["begun"] - 1}))
     assert store.status(KEY) == "new"
     del own["begun"]  # as locks were before they had it: the time of the lock counts
@@ -176,7 +178,7 @@ def test_a_number_that_another_process_got_holds_no_lock(tmp_path: Path) -> None
 
 
 def test_a_lock_keeps_beating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(lock_file, "RENEW_SECONDS", 0.01)
     with Results(tmp_path).lock(KEY) as folder:
         os.utime(folder / "lock", (1.0, 1.0))
         until = time.time() + 10

@@ -18,8 +18,9 @@ import torch
 
 from regard.core import DataError, StoreError
 from regard.lab.engine.jobs import Job, execute_job
-from regard.lab.results import results
-from regard.lab.results.results import Busy, Results
+from regard.lab.results import lock as lock_file
+from regard.lab.results.lock import Busy
+from regard.lab.results.results import Results
 from regard.lab.train import checkpoint
 from regard.lab.train.execute import execute
 from regard.lab.train.recipe import Recipe
@@ -261,7 +262,7 @@ def test_a_lock_that_came_to_life_meanwhile_is_left_alone(tmp_path: Path) -> Non
     store = Results(tmp_path)
     with store.lock(KEY) as folder:
         held = (folder / "lock").read_text()
-        assert not results._remove_dead_lock(folder)
+        assert not lock_file._remove_dead_lock(folder)
         assert (folder / "lock").read_text() == held
         assert not (folder / "takeover").exists()
 
@@ -270,15 +271,15 @@ def test_one_takes_a_dead_lock_away_while_the_other_waits(tmp_path: Path) -> Non
     """The guard of a living process keeps others from removing the lock; that of a dead one is cleared."""
     folder = tmp_path / KEY
     dead_lock(folder)
-    results._create(folder / "takeover", results._this_process())
+    lock_file._create(folder / "takeover", lock_file._this_process())
     os.utime(folder / "takeover", (1.0, 1.0))  # its process is only slow
-    assert not results._remove_dead_lock(folder)
+    assert not lock_file._remove_dead_lock(folder)
     assert (folder / "lock").exists()
     (folder / "takeover").write_text((folder / "lock").read_text())  # of a process that is gone
     os.utime(folder / "takeover", (1.0, 1.0))
-    assert not results._remove_dead_lock(folder)
+    assert not lock_file._remove_dead_lock(folder)
     assert not (folder / "takeover").exists()
-    assert results._remove_dead_lock(folder)
+    assert lock_file._remove_dead_lock(folder)
     assert not (folder / "lock").exists()
 
 
@@ -291,7 +292,7 @@ def test_of_many_threads_that_want_a_dead_lock_one_gets_it(tmp_path: Path) -> No
         def want(folder: Path = folder, barrier: threading.Barrier = barrier, got: list = got) -> None:
             barrier.wait()
             with contextlib.suppress(Busy):
-                got.append(results._acquire(folder, folder.name)["token"])
+                got.append(lock_file._acquire(folder, folder.name)["token"])
 
         threads = [threading.Thread(target=want) for _ in range(4)]
         for thread in threads:

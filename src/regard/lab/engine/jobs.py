@@ -6,7 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from regard.lab.results.results import Busy, Results
+from regard.lab.results.lock import Busy
+from regard.lab.results.results import Results
 from regard.lab.train.environment import is_environment_error
 from regard.lab.train.torchrun import launch
 from regard.lab.train.watch import Watch

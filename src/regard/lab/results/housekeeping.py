@@ -13,7 +13,8 @@ from regard.files.atomic import store_errors
 from regard.files.records import read_record_if_present
 
 from .import_checks import spelled_fields
-from .results import Busy, Results
+from .lock import Busy
+from .results import Results
 
 STATES = ("done", "failed", "begun", "running", "damaged")
 """Of stored runs; "damaged": the outcome or the lock cannot be read."""

@@ -19,7 +19,8 @@ from torch import nn
 from regard.core import DataError, DeviceError, RegardError, require
 from regard.files.records import write_record
 from regard.images.normalise import Renormalised, Statistics, expected, is_pretrained
-from regard.lab.results.results import Busy, Results, check_held
+from regard.lab.results.lock import Busy, check_held
+from regard.lab.results.results import Results
 from regard.lab.tasks.base import Score
 from regard.lab.tasks.classification import Classification
 from regard.lab.tasks.image_task import ImageTask
@@ -29,6 +30,7 @@ from regard.models.create import create_model
 from regard.models.saving import load, model_recipe, read_description
 
 from . import checkpoint
+from .announcement import announcement
 from .distributed import check_devices, in_processes
 from .environment import (
     PeakMemory,
@@ -42,7 +44,6 @@ from .environment import (
 from .initial_weights import Saved, copy_weights
 from .load import trained
 from .loop import Diverged, Loop
-from .opening import opening
 from .run import Run, canonical, run_file
 from .sharding import check_shared, sharding_strategy
 from .torchrun import FirstFailed, Group, check_launch, fabric_of, joined, launch
@@ -223,7 +224,7 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
     loop = Loop(run.task, run.recipe, run.seed, model, fabric, folder, watch, peak, _teacher(run, store, model))
     loop.resume()
     if watch.say is not None and fabric.is_global_zero:
-        watch.say(opening(run, model))
+        watch.say(announcement(run, model))
     common: dict[str, Any] = {
         "error": None,
         "study": None,

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from regard.core import DeviceError, RegardError, StoreError
 from regard.core.eval_mode import eval_mode
 from regard.images.streams import seed_all
+from regard.lab.results.lock import check_held
 from regard.lab.results.metrics import Metrics
-from regard.lab.results.results import check_held
 from regard.lab.tasks.base import Score, Task
 
 from . import checkpoint

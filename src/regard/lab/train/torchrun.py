@@ -19,7 +19,7 @@ import torch
 from torch import distributed
 
 from regard.core import ConfigError, DataError, DeviceError, RegardError
-from regard.lab.results.results import Busy
+from regard.lab.results.lock import Busy
 
 from .distributed import check_number
 from .environment import quiet_lightning

@@ -33,7 +33,6 @@ from .hugging_face import (
     HuggingYOLOS,
 )
 from .open_clip import OpenCLIPAttention
-from .timm.biased import TimmBeit, TimmRelPos, TimmSwin, TimmSwinV2, TimmSwinV2Cr
 from .timm.cait import TimmCaiT
 from .timm.cascade import TimmCascade
 from .timm.combined import TimmConViT, TimmDifferential
@@ -53,6 +52,7 @@ from .timm.mobilevit import TimmMobileViT, TimmSeparable
 from .timm.pooled import TimmHiera, TimmHieraDetPooled, TimmHieraPooled, TimmMultiQuery, TimmMViT, TimmNextViT
 from .timm.pvt import TimmPVT, TimmTwins
 from .timm.reinitialised import TimmChannel, TimmCoaT, TimmOutlook, TimmSwiftFormer
+from .timm.relative_position_bias import TimmBeit, TimmRelPos, TimmSwin, TimmSwinV2, TimmSwinV2Cr
 from .timm.vit import TimmRope, TimmRopeHalves, TimmViT
 from .timm.wide import TimmEfficientFormer, TimmLeViT, TimmLeViTDownsample, TimmTinyViT
 from .timm.windows import TimmDaViT, TimmNesT, TimmTwinsLocal

@@ -22,7 +22,8 @@ from typing import Any, ClassVar
 from regard.core import ConfigError, DeviceError, StoreError, require
 from regard.core.allocator import ALLOCATOR
 from regard.files.atomic import store_errors
-from regard.lab.results.results import RENEW_SECONDS, STALE_SECONDS, Results
+from regard.lab.results.lock import RENEW_SECONDS, STALE_SECONDS
+from regard.lab.results.results import Results
 
 from .base import ClusterLost, Ending, Executor, Handle
 

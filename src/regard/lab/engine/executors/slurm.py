@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 
 from regard.core import ConfigError, StoreError, require
 from regard.files.atomic import read_json, store_errors, write_json
-from regard.lab.results.results import RENEW_SECONDS, STALE_SECONDS, Results
+from regard.lab.results.lock import RENEW_SECONDS, STALE_SECONDS
+from regard.lab.results.results import Results
 
 from .base import Ending, Executor, Handle
 

@@ -8,7 +8,7 @@ from regard.swapping.layer import Port
 from .run import Run
 
 
-def opening(run: Run, model: nn.Module) -> str:
+def announcement(run: Run, model: nn.Module) -> str:
     """Host, attention, image size, tokens of the swapped layers (each number once) and parameters, as a sentence."""
     own = "a plan of layers" if run.plan else "no attention" if run.removed else "its own attention"
     grids = [layer.mixer.site.grid for layer in model.modules() if isinstance(layer, Port)]
