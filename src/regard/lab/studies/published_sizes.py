@@ -68,10 +68,8 @@ def printed_rows() -> tuple[Printed, ...]:
     """All rows of `published_sizes.csv`, in the order of the papers."""
     counts = ("official", "official_100", "corrected", "corrected_100")
     with TABLE.open(encoding="utf-8", newline="") as file:
-        return tuple(
-            Printed(**row | {name: int(row[name]) if row[name] else None for name in counts})
-            for row in csv.DictReader(file)
-        )
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    return tuple(Printed(**row | {name: int(row[name]) if row[name] else None for name in counts}) for row in rows)
 
 
 def published_counts(tables: str = "*") -> Iterator[Counted]:

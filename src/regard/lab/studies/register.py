@@ -3,14 +3,18 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from .paper_claim import PaperClaim
 
 
 def _read(paper: str) -> tuple[PaperClaim, ...]:
-    rows = json.loads(Path(__file__).with_name(paper).joinpath("claims.json").read_text(encoding="utf-8"))
-    pairs = {"judges": lambda judges: tuple(map(tuple, judges)), "counts": tuple}
-    return tuple(PaperClaim(**{name: pairs.get(name, str)(value) for name, value in row.items()}) for row in rows)
+    rows: list[dict[str, Any]] = json.loads(
+        Path(__file__).with_name(paper).joinpath("claims.json").read_text(encoding="utf-8")
+    )
+    for row in rows:
+        row["judges"], row["counts"] = tuple(map(tuple, row.get("judges", ()))), tuple(row.get("counts", ()))
+    return tuple(PaperClaim(**row) for row in rows)
 
 
 REGISTER: Mapping[str, tuple[PaperClaim, ...]] = {paper: _read(paper) for paper in ("mita", "ska", "sne", "esa")}
