@@ -153,7 +153,7 @@ def test_bad_sources_are_named(tmp_path):
     with pytest.raises(DataError, match="there is no file none.txt"):
         task.predict(model, ["none.txt"], CPU, record)
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(DataError, match="is no text in UTF-8"):
+    with pytest.raises(DataError, match="is not UTF-8"):
         task.predict(model, [tmp_path / "bad.txt"], CPU, record)
 
 
