@@ -24,7 +24,9 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
     A field is annotated as the parameter of a verb is, `Annotated[int, typer.Option(...)] = 0`.
     """
     parameters = inspect.signature(verb).parameters.values()
-    groups = {parameter.name: parameter.annotation for parameter in parameters if is_dataclass(parameter.annotation)}
+    groups: dict[str, Any] = {
+        parameter.name: parameter.annotation for parameter in parameters if is_dataclass(parameter.annotation)
+    }
     options = []
     for parameter in parameters:
         if parameter.name not in groups:
