@@ -12,7 +12,7 @@ from PIL import Image
 
 from regard.cli.app import run as command
 from regard.cli.finetune import DEFAULTS, bring_start, finetuning
-from regard.cli.run_options import make_run
+from regard.cli.run_options import RunOptions, make_run
 from regard.core import ConfigError
 from regard.images.normalise import expected
 from regard.lab.data.cued import canvas
@@ -43,7 +43,7 @@ def still(start: str, results: Path, mixer: str = "", plan: str = "", **fields: 
     """A finetuning run that hardly moves its weights."""
     changes = ["recipe.lr=1e-12", "recipe.weight_decay=0.0", "recipe.epochs=1", "task.limit=32"]
     changes += [f"{name}={value}" for name, value in fields.items()]
-    return finetuning(start, mixer, "digits-canvas", None, 0, changes, False, results, plan=plan)
+    return finetuning(start, mixer, "digits-canvas", RunOptions(change=changes, results=results), plan=plan)
 
 
 def test_a_saved_model_keeps_its_weights_and_gets_a_new_head(saved: Path, tmp_path: Path) -> None:
@@ -95,13 +95,15 @@ def test_the_verb_trains_and_prints(saved: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_timm_weights_are_asked_for_and_kept(tmp_path: Path) -> None:
-    run = finetuning("deit_tiny_patch16_224", "MiTA", "digits", None, 3, ["recipe.epochs=2"], False, tmp_path)
+    run = finetuning(
+        "deit_tiny_patch16_224", "MiTA", "digits", RunOptions(seed=3, change=["recipe.epochs=2"], results=tmp_path)
+    )
     assert run.start is None
     assert run.task.host == "deit_tiny_patch16_224(pretrained=True)"
     assert (run.task.size, run.seed, run.mixer) == ((224, 224), 3, MiTA())
     assert getattr(run.task, "init") == "host"  # noqa: B009
     assert (run.recipe.lr, run.recipe.epochs) == (DEFAULTS["lr"], 2)
-    sized = finetuning("deit_tiny_patch16_224", "", "digits", (32, 48), 0, [], False, tmp_path)
+    sized = finetuning("deit_tiny_patch16_224", "", "digits", RunOptions(size="32x48", results=tmp_path))
     assert sized.task.host == "deit_tiny_patch16_224(pretrained=True, img_size=(32, 48))"
 
 
@@ -113,7 +115,7 @@ def test_a_pretrained_host_gets_grey_images_as_its_weights_expect(tmp_path: Path
     told = {"file": str(tmp_path / "weights.pth"), "mean": (0.2, 0.5, 0.8), "std": (0.5, 0.5, 0.2)}
     start = f"deit_tiny_patch16_224({small}, pretrained_cfg_overlay={told})"
     changes = ["recipe.epochs=1", "recipe.lr=1e-12", "recipe.weight_decay=0.0", "task.limit=8", "recipe.batch=4"]
-    run = finetuning(start, "", "digits", (32, 32), 0, changes, False, tmp_path)
+    run = finetuning(start, "", "digits", RunOptions(size="32x32", change=changes, results=tmp_path))
     assert isinstance(run.task, Classification)
     assert run.task.statistics() == ([pytest.approx(0.5)], [pytest.approx(0.4)])
     store = Results(tmp_path / "results")
@@ -192,10 +194,10 @@ def test_a_run_finds_its_data_from_another_folder(tmp_path: Path, monkeypatch: p
         pixels = np.random.default_rng(number).integers(0, 255, (12, 12, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
     monkeypatch.chdir(tmp_path)
-    run = make_run("SKA()", "photos", HOST, (12, 12), 0, ["recipe.epochs=1"], False)
+    run = make_run("SKA()", "photos", HOST, RunOptions(size="12x12", change=["recipe.epochs=1"]))
     assert run.task.data == str(tmp_path / "photos")
     assert run.key == dataclasses.replace(run, task=run.task.on("photos")).key
-    assert make_run("SKA()", "digits", HOST, (12, 12), 0, [], False).task.data == "digits"
+    assert make_run("SKA()", "digits", HOST, RunOptions(size="12x12")).task.data == "digits"
     arguments = ["--results", str(tmp_path / "results"), "--device", "cpu"]
     assert command(["train", "SKA()", "--data", "photos", "--host", HOST, "--size", "12", *arguments,
                     "--set", "recipe.epochs=1"]) == 0  # fmt: skip
@@ -211,7 +213,7 @@ def test_a_run_keeps_its_image_size(tmp_path: Path) -> None:
     store = Results(tmp_path)
     execute(first, store, device="cpu")
     changes = ["recipe.epochs=1", "task.limit=32"]
-    again = finetuning(first.key, "Softmax()", "digits", None, 0, changes, False, tmp_path)
+    again = finetuning(first.key, "Softmax()", "digits", RunOptions(change=changes, results=tmp_path))
     assert again.task.size == (8, 8)
     assert execute(again, store, device="cpu")["status"] == "done"
 
@@ -219,7 +221,11 @@ def test_a_run_keeps_its_image_size(tmp_path: Path) -> None:
 def test_a_segmenter_starts_from_a_classifier(saved: Path, tmp_path: Path) -> None:
     changes = ["task.limit=4", "recipe.epochs=1", "recipe.batch=2"]
     run = finetuning(
-        str(saved), "", "cued-digits", (84, 84), 0, changes, False, tmp_path / "results", task="segmentation"
+        str(saved),
+        "",
+        "cued-digits",
+        RunOptions(size="84x84", change=changes, results=tmp_path / "results"),
+        task="segmentation",
     )
     assert run.task.name == "segmentation"
     model, source = run.task.model(run.mixer, 0), load(saved)
@@ -243,7 +249,7 @@ def test_a_segmenter_keeps_its_head_on_other_data(tmp_path: Path) -> None:
     first = Run(task=task, mixer=Softmax(), recipe=Recipe(epochs=1, batch=4, augment="none", smoothing=0.0))
     execute(first, Results(tmp_path), device="cpu")
     changes = ["task.limit=4", "recipe.epochs=1"]
-    run = finetuning(first.key, "", "cued-digits", None, 0, changes, False, tmp_path)
+    run = finetuning(first.key, "", "cued-digits", RunOptions(change=changes, results=tmp_path))
     assert (run.task.name, run.task.head, run.start.key) == ("segmentation", "cbt(heads=1)", first.key)
 
 
@@ -262,7 +268,7 @@ def test_a_segmenter_is_distilled_saved_and_trained_further(tmp_path: Path) -> N
     results = ["--results", str(tmp_path / "results")]
     assert command(["distill", first.key, "--plan", layer, "--data", str(photos), *arguments, *results]) == 0
     changes = ["task.limit=16", "recipe.epochs=1", "recipe.lr=1e-12", "recipe.weight_decay=0.0"]
-    run = finetuning(str(folder), "", "cued-digits", None, 0, changes, False, tmp_path / "results")
+    run = finetuning(str(folder), "", "cued-digits", RunOptions(change=changes, results=tmp_path / "results"))
     assert (run.task.name, run.task.head, run.task.size, run.plan) == ("segmentation", "pixels", (84, 84), layer)
     assert execute(run, Results(tmp_path / "results"), device="cpu")["status"] == "done"
     before, after = load(folder).state_dict(), trained(run, Results(tmp_path / "results")).state_dict()
@@ -296,7 +302,7 @@ def test_outputs_of_a_saved_model_follow_the_names_too(tmp_path: Path) -> None:
     made = create_model(HOST, num_classes=2)
     folder = save(made, tmp_path / "saved", data={"class_names": ["dog", "cat"]})
     changes = ["recipe.lr=1e-12", "recipe.weight_decay=0.0", "recipe.epochs=1", "recipe.batch=4"]
-    run = finetuning(str(folder), "", str(photos(tmp_path / "photos")), None, 0, changes, False, tmp_path)
+    run = finetuning(str(folder), "", str(photos(tmp_path / "photos")), RunOptions(change=changes, results=tmp_path))
     store = Results(tmp_path / "results")
     assert execute(run, store, device="cpu")["status"] == "done"
     head = trained(run, store).state_dict()["head.weight"]
@@ -326,15 +332,15 @@ def test_images_are_normalised_as_the_weights_expect(tmp_path: Path, monkeypatch
     record = Results(tmp_path / "results").outcome(key)["data"]
     folder = save(load_run(tmp_path / "results" / key), tmp_path / "saved", data=record)
     for start in (key, str(folder)):
-        run = finetuning(start, "", str(other), None, 0, [], False, tmp_path / "results")
+        run = finetuning(start, "", str(other), RunOptions(results=tmp_path / "results"))
         assert run.task.record()["normal"] == record["normal"]
         assert run.task.own_statistics() != tuple(record["normal"])
         changes = ["task.mean=0.5,0.4,0.3", "task.std=0.25,0.2,0.2"]
-        again = finetuning(start, "", str(other), None, 0, changes, False, tmp_path / "results")
+        again = finetuning(start, "", str(other), RunOptions(change=changes, results=tmp_path / "results"))
         assert again.task.record()["normal"] == [[0.5, 0.4, 0.3], [0.25, 0.2, 0.2]]
-    same = finetuning(key, "", str(first), None, 0, [], False, tmp_path / "results").task
+    same = finetuning(key, "", str(first), RunOptions(results=tmp_path / "results")).task
     assert (same.mean, same.std) == ((), ())  # which would give the same run another key
-    task = finetuning(key, "", "digits-canvas", None, 0, [], False, tmp_path / "results").task  # grey
+    task = finetuning(key, "", "digits-canvas", RunOptions(results=tmp_path / "results")).task  # grey
     assert task.record()["normal"] == [list(part) for part in task.own_statistics()]
     assert task.mean == ()
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from pilot_store import make_store
 from regard.cli.app import run
-from regard.cli.study_options import find_study
+from regard.cli.study_options import StudyOptions, find_study
 from regard.lab.results.results import Results
 from regard.lab.studies import load_study
 
@@ -56,7 +56,7 @@ def test_paths_of_data_hold_in_every_folder(tmp_path: Path, monkeypatch: pytest.
     class_folders(tmp_path / "photos")
     (tmp_path / "digits").mkdir()
     tasks: dict[str, Any] = {
-        data: find_study("quickstart", "smoke", data, None, None, None, None).setting("smoke").task
+        data: find_study("quickstart", "smoke", StudyOptions(data=data)).setting("smoke").task
         for data in ("./photos", "digits")
     }
     assert os.environ["REGARD_DATA"] == str(tmp_path / "sets")

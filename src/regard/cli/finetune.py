@@ -10,26 +10,11 @@ import typer
 from regard.core import ConfigError, Extra
 from regard.files.paths import named_folder
 
-from .imports import Imports, imported
-from .run_display import Execution, execute_run
+from .given import grouped
+from .run_display import execute_run
 from .run_options import (
-    AsJson,
-    Changes,
-    Compile,
-    DeviceOption,
-    Devices,
-    Digest,
-    Download,
-    Log,
-    Nodes,
-    Precision,
-    ResultsOption,
-    RootOption,
-    Seed,
-    Shard,
-    Size,
-    UsualWorkers,
-    all_changes,
+    RunOptions,
+    TrainingOptions,
     checked_text,
     find_task,
     make_run,
@@ -49,6 +34,7 @@ DEFAULTS: dict[str, Any] = {"epochs": 10, "lr": 2e-4}
 """Fields of the recipe: fewer epochs and a smaller learning rate than from scratch."""
 
 
+@grouped
 def finetune(
     start: Annotated[
         str, typer.Argument(help="A folder that `save` wrote, a finished run (folder or key), or a model of timm.")
@@ -66,36 +52,16 @@ def finetune(
     plan: Annotated[
         str, typer.Option(help="A mechanism for each layer: plan.json of `regard advise`, or 'LAYER=MECHANISM; ...'.")
     ] = "",
-    size: Size = "",
-    seed: Seed = 0,
-    change: Changes = None,
-    precision: Precision = "",
-    device: DeviceOption = "auto",
-    devices: Devices = 1,
-    nodes: Nodes = 1,
-    shard: Shard = False,
-    compile: Compile = False,
-    data_root: RootOption = None,
-    results: ResultsOption = Path("results"),
-    workers: UsualWorkers = None,
-    log: Log = "",
-    download: Download = False,
-    digest: Digest = None,
-    as_json: AsJson = False,
-    modules: Imports = None,
     task: Annotated[str, typer.Option("--task", help="The problem. Default: that of the run, or classification.")] = "",
+    *,
+    options: RunOptions,
+    training: TrainingOptions,
 ) -> None:
     """Train a model further on your data, with the same or another mechanism (10 epochs, lr 2e-4; see --set)."""
-    use_data(data_root)
-    run = finetuning(
-        start, mixer, data, read_size(size) if size else None, seed, all_changes(change, precision, digest), download,
-        results, imported(modules), task, plan,
-    )  # fmt: skip
-    execution = Execution(
-        device=device, devices=devices, nodes=nodes, shard=shard, workers=workers, log=log, compile=compile
-    )
-    bring_start(run, start, results)
-    execute_run(run, results, execution, as_json)
+    use_data(options.data_root)
+    run = finetuning(start, mixer, data, options, task, plan)
+    bring_start(run, start, options.results)
+    execute_run(run, options.results, training, options.as_json)
 
 
 def bring_start(run: "Run", start: str, results: Path) -> None:
@@ -110,22 +76,11 @@ def bring_start(run: "Run", start: str, results: Path) -> None:
         print(f"run {key} is copied from {store.root} into {results}: the new run starts from it", file=sys.stderr)
 
 
-def finetuning(
-    start: str,
-    mixer: str,
-    data: str,
-    size: tuple[int, int] | None,
-    seed: int,
-    changes: list[str],
-    download: bool,
-    results: Path,
-    extra: Extra = (),
-    task: str = "",
-    plan: str = "",
-) -> "Run":
+def finetuning(start: str, mixer: str, data: str, options: RunOptions, task: str = "", plan: str = "") -> "Run":
     """The run that starts from the weights of `start`. Raises: ConfigError, StoreError."""
     from regard.models.sizes import size_of, sized
 
+    extra, results = options.extra, options.results
     host, present, present_plan, source = _start(start, results, extra)
     own_task, host, own_fields = _own_task(host, source)
     if plan and mixer:
@@ -140,13 +95,18 @@ def finetuning(
     if own_task == task:
         defaults["task"] |= {name: own_fields[name] for name in kind.model_fields if name in own_fields}
     if "size" in kind.__dataclass_fields__:
-        size = size or own_fields.get("size") or size_of(host, extra)
-        host = sized(host, size, extra)
-    rest = (data, host, size, seed, changes, download, defaults, source, extra, task)
+        given = read_size(options.size) if options.size else None
+        height, width = given or own_fields.get("size") or size_of(host, extra)
+        host, options = sized(host, (height, width), extra), replace(options, size=f"{height}x{width}")
+
+    def made(mixer: str, plan: str) -> "Run":
+        run = make_run(mixer, data, host, options, task=task, defaults=defaults, start=source, plan=plan)
+        return _without_usual(run)
+
     if plan:
-        bare = _without_usual(make_run("host", *rest))
+        bare = made("host", "")
         return replace(bare, plan=_overlaid(plan, bare, present, present_plan, extra))
-    return _without_usual(make_run(mixer or present, *rest, "" if mixer else present_plan))
+    return made(mixer or present, "" if mixer else present_plan)
 
 
 def _without_usual(run: "Run") -> "Run":

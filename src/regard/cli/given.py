@@ -1,8 +1,10 @@
 """Which options a user gave: one without effect, given twice or empty is refused, and not ignored."""
 
+import inspect
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,12 +18,51 @@ else:
     Context = typer.Context.__base__  # what typer passes is not of its own class
 
 
+def grouped(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb as the parser reads it: a parameter that is a dataclass becomes an option for each of its fields.
+
+    A field is annotated as the parameter of a verb is, `Annotated[int, typer.Option(...)] = 0`.
+    """
+    parameters = inspect.signature(verb).parameters.values()
+    groups: dict[str, Any] = {
+        parameter.name: parameter.annotation for parameter in parameters if is_dataclass(parameter.annotation)
+    }
+    options = []
+    for parameter in parameters:
+        if parameter.name not in groups:
+            options.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+            continue
+        for field in fields(groups[parameter.name]):
+            options.append(
+                parameter.replace(
+                    name=field.name, default=field.default, annotation=field.type, kind=parameter.KEYWORD_ONLY
+                )
+            )
+
+    def command(**values: Any) -> None:
+        built = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        verb(**built, **values)
+
+    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    command.__annotations__ = {option.name: option.annotation for option in options}
+    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
+    return command
+
+
+def given(context: Context, names: Sequence[str]) -> list[str]:
+    """Those of the parameters of a verb that the user gave, as options: "--data-root"."""
+    sources = ((name, context.get_parameter_source(name)) for name in names)
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    return [flags[name] for name, source in sources if source is not None and source.name != "DEFAULT"]
+
+
 def refuse_given(context: Context, names: Sequence[str], reason: str) -> None:
     """names: of parameters of the verb. Raises: ConfigError "--NAME REASON" for the first that the user gave."""
-    for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name != "DEFAULT":
-            raise ConfigError(f"--{name.replace('_', '-')} {reason}")
+    for option in given(context, names):
+        raise ConfigError(f"{option} {reason}")
 
 
 class StrictCommand(TyperCommand):
@@ -41,8 +82,8 @@ class StrictCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As in the base class. Raises: ConfigError."""
         if not ctx.resilient_parsing:  # as while a shell completes a command
-            values, _, given = self.make_parser(ctx).parse_args(args=list(args))
-            for option, number in Counter(option for option in given if option.param_type_name == "option").items():
+            values, _, options = self.make_parser(ctx).parse_args(args=list(args))
+            for option, number in Counter(option for option in options if option.param_type_name == "option").items():
                 if number > 1 and not option.multiple and not option.is_eager:
                     raise ConfigError(f"{option.opts[0]} is given {number} times; give it once")
                 value = values[option.name]

@@ -4,70 +4,48 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .run_options import find_device
+from .run_options import TrainingOptions, find_device
 
 FEW = 3
 """Up to so many details of an evaluation are printed; more are in the outcome."""
 
 if TYPE_CHECKING:
     from regard.lab.train.run import Run
-    from regard.lab.train.watch import Progress, Watch
+    from regard.lab.train.watch import Progress
 
 
-@dataclass(frozen=True, kw_only=True)
-class Execution:
-    """How the options of a verb execute its run; see `run_options`."""
-
-    device: str
-    devices: int
-    nodes: int
-    shard: bool
-    workers: int | None
-    log: str
-    compile: bool
-
-    def watch(self, run: "Run", folder: Path, report: Any, say: Any) -> "Watch":
-        """Raises: ConfigError."""
-        from regard.lab.train.child_processes import check_workers
-        from regard.lab.train.loggers import loggers
-        from regard.lab.train.watch import Watch
-
-        check_workers(self.workers)
-        return Watch(
-            report=report,
-            say=say,
-            workers=self.workers,
-            loggers=loggers(self.log, folder, run.label),
-            compile=self.compile,
-            shard=self.shard,
-        )
-
-
-def execute_run(run: "Run", results: Path, execution: Execution, as_json: bool) -> None:
+def execute_run(run: "Run", results: Path, options: TrainingOptions, as_json: bool) -> None:
     """Train with progress on standard error, and show the outcome; of torchrun's processes the first one shows it.
 
     Ctrl-C keeps a checkpoint and exits with 130; a run that fails ends the command with exit code 1.
     Raises: ConfigError; what `execute` raises.
     """
     from regard.lab.results.results import Results
+    from regard.lab.train.child_processes import check_workers
     from regard.lab.train.execute import execute
+    from regard.lab.train.loggers import loggers
     from regard.lab.train.torchrun import FirstFailed, check_launch, launch
-    from regard.lab.train.watch import Interrupted
+    from regard.lab.train.watch import Interrupted, Watch
 
-    store, torch_device, launched = Results(results), find_device(execution.device), launch()
-    check_launch(launched, execution.devices, execution.nodes)
-    if not launched.first:
-        execution = dataclasses.replace(execution, log="")
+    store, torch_device, launched = Results(results), find_device(options.device), launch()
+    check_launch(launched, options.devices, options.nodes)
+    check_workers(options.workers)
     with progress() if launched.first else nullcontext((None, None)) as (report, say):
-        watch = execution.watch(run, store.folder(run.key), report, say)
+        watch = Watch(
+            report=report,
+            say=say,
+            workers=options.workers,
+            loggers=loggers(options.log if launched.first else "", store.folder(run.key), run.label),
+            compile=options.compile,
+            shard=options.shard,
+        )
         try:
-            outcome = execute(run, store, execution.devices, device=torch_device.type, watch=watch)
+            outcome = execute(run, store, options.devices, device=torch_device.type, watch=watch)
         except Interrupted as stop:
             folder = store.folder(run.key)
             if launched.first:

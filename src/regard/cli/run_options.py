@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,9 @@ import typer
 from regard.core import ConfigError, Extra, nearest
 from regard.core.validation import as_float
 from regard.files.paths import named_folder, user_path
+
+from .imports import Imports, imported
+from .sizes import read_size
 
 if TYPE_CHECKING:
     from regard.lab.results.results import Results
@@ -132,50 +136,88 @@ def recorded_data(store: "Results", key: str) -> dict[str, Any]:
     return (store.outcome(key) or {}).get("data") or {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What `regard train` and `finetune` say of a run besides its mechanism, data and host."""
+
+    size: Size = ""
+    seed: Seed = 0
+    change: Changes = None
+    precision: Precision = ""
+    data_root: RootOption = None
+    results: ResultsOption = Path("results")
+    download: Download = False
+    digest: Digest = None
+    as_json: AsJson = False
+    modules: Imports = None
+
+    @property
+    def extra(self) -> Extra:
+        """What the modules of --import have."""
+        return imported(self.modules)
+
+    @property
+    def changes(self) -> list[str]:
+        """The values of --set; --precision and --digest are the last ones."""
+        more = [f"recipe.precision={self.precision}"] if self.precision else []
+        return [*(self.change or ()), *more, *([f"task.digest={self.digest}"] if self.digest else ())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """How `regard train` and `finetune` execute a run."""
+
+    device: DeviceOption = "auto"
+    devices: Devices = 1
+    nodes: Nodes = 1
+    shard: Shard = False
+    compile: Compile = False
+    workers: UsualWorkers = None
+    log: Log = ""
+
+
 def make_run(
     mixer: str,
     data: str,
     host: str,
-    size: "tuple[int, int] | None",
-    seed: int,
-    changes: list[str],
-    download: bool,
+    options: RunOptions,
+    *,
+    task: str = "classification",
     defaults: "dict[str, dict[str, Any]] | None" = None,
     start: "Run | Saved | None" = None,
-    extra: Extra = (),
-    task: str = "classification",
     plan: str = "",
 ) -> "Run":
     """The run that the options describe; empty ones have the task's defaults.
 
     mixer: a spelling, "host" (the host's own attention) or "None" (attention is removed). plan: of layers, in the place
-    of a mixer. changes: values of --set,
-    such as "recipe.lr=1e-3". defaults: fields of task and recipe that `changes` may replace.
+    of a mixer. defaults: fields of task and recipe that the values of --set may replace.
     Raises: ConfigError.
     """
     from regard.lab.train.recipe import Recipe
     from regard.lab.train.run import Run
     from regard.mixers.spelling import parse_mixer
 
+    extra, changes = options.extra, options.changes
     kind = find_task(task, extra)
-    options = {"data": data, "host": host, "size": size, "download": download}
+    sides = read_size(options.size) if options.size else None
+    given = {"data": data, "host": host, "size": sides, "download": options.download}
     if data in kind.sets and Path(data).is_dir():
         print(f"{data} is a built-in set; for the folder of this name write ./{data}", file=sys.stderr)
     data = data if data in kind.sets else absolute(data)
     data = data or kind.example_data
     fields = {"task": dict(kind.__dataclass_fields__), "recipe": Recipe.__dataclass_fields__}
     del fields["task"]["extra"]  # the option --import
-    values: dict[str, dict[str, Any]] = {"task": {}, "recipe": {}}
-    for given in (kind.defaults(data), defaults or {}):
-        for part, fields_of_part in given.items():
-            values[part] |= fields_of_part
-    for name in ("size", "download"):
-        if options[name] and name not in fields["task"]:
+    own = {name: value for name, value in given.items() if value and name != "data"}
+    for name in own:
+        if name not in fields["task"]:
             raise ConfigError(f"--{name} has no meaning for --task {task}")
-    values["task"] |= {name: value for name, value in options.items() if value and name != "data"}
-    refuse_twice(changes, options)
-    for part, changed in read_changes(changes, fields).items():
-        values[part] |= changed
+    refuse_twice(changes, given)
+    changed = read_changes(changes, fields)
+    values: dict[str, dict[str, Any]] = {
+        part: {**kind.defaults(data).get(part, {}), **(defaults or {}).get(part, {})} for part in fields
+    }
+    values["task"] |= own | changed["task"]
+    values["recipe"] |= changed["recipe"]
     _shorten_average(values["recipe"], changes)
     try:
         problem = kind(**{"data": data, "extra": tuple(extra), **values["task"]})
@@ -185,12 +227,11 @@ def make_run(
         raise ConfigError(f"--set has a value of the wrong type: {error}") from error
     except ConfigError as error:
         raise ConfigError(_with_options(str(error), changes)) from error
-    without_mixer = mixer in ("host", "None")
     return Run(
         task=problem,
-        mixer=None if without_mixer else parse_mixer(mixer, extra),
+        mixer=None if mixer in ("host", "None") else parse_mixer(mixer, extra),
         recipe=recipe,
-        seed=seed,
+        seed=options.seed,
         removed=mixer == "None",
         start=start,
         plan=plan,
@@ -311,12 +352,6 @@ def find_device(name: str) -> Any:
     if (name == "cuda" and not torch.cuda.is_available()) or (name == "mps" and not torch.backends.mps.is_available()):
         raise ConfigError(f"this machine has no {name} device; pass --device cpu")
     return torch.device(name)
-
-
-def all_changes(change: list[str] | None, precision: str, digest: str | None = None) -> list[str]:
-    """The values of --set; --precision and --digest are added as the last ones."""
-    more = [f"recipe.precision={precision}"] if precision else []
-    return [*(change or []), *more, *([f"task.digest={digest}"] if digest else [])]
 
 
 def check_results(results: Path) -> None:

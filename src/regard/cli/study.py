@@ -15,10 +15,10 @@ from regard.lab.results.results import Results
 from regard.lab.studies import ANALYSES, STUDIES
 
 from .analysis import analysis_text, show_analysis
-from .imports import Imports
-from .run_options import Changes, ResultsOption, RootOption, check_results
+from .given import grouped
+from .run_options import ResultsOption, check_results
 from .study_display import show_prospects
-from .study_options import Data, Host, LargestScale, Name, Scale, Size, find_study
+from .study_options import LargestScale, Name, Scale, StudyOptions, Workers, find_study
 from .study_run import run
 from .tables import AsJson, show, show_list
 
@@ -41,24 +41,18 @@ def list_studies(as_json: AsJson = False) -> None:
 
 
 @study_app.command("show")
+@grouped
 def show_study(
     name: Name,
     scale: Scale = "desk",
     results: ResultsOption = Path("results"),
-    data: Data = None,
-    host: Host = None,
-    size: Size = None,
-    change: Changes = None,
-    data_root: RootOption = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Runs at the same time. Default: one for each GPU, or for each core without GPUs."),
-    ] = None,
+    workers: Workers = None,
     estimate: Annotated[
         bool, typer.Option("--estimate/--no-estimate", help="Time a few steps of each row, to estimate the hours.")
     ] = True,
     as_json: AsJson = False,
-    modules: Imports = None,
+    *,
+    options: StudyOptions,
 ) -> None:
     """Show rows, seeds, finished runs, and the estimated hours on this machine (smoke and desk scale)."""
     if workers is not None and workers < 1:
@@ -67,7 +61,7 @@ def show_study(
         show_analysis(name, scale, results, as_json)
         return None
     if "+" in scale:
-        if change or data or host or size:
+        if options.change or options.data or options.host or options.size:
             raise ConfigError(
                 f"--scale {scale} names results with their changes: leave out --data, --host, --size, --set"
             )
@@ -77,7 +71,7 @@ def show_study(
     from regard.lab.engine.table import load_snapshot
     from regard.lab.results.layout import setting_names
 
-    study = find_study(name, scale, data, host, size, data_root, modules, changes=change)
+    study = find_study(name, scale, options)
     store, setting = Results(results), study.setting_name(scale)
     if setting in setting_names(results, study.name) and load_snapshot(results, study.name, setting).get("decide"):
         return _show_snapshot(name, setting, results, as_json)  # with the rates that were chosen, and all seeds
@@ -156,10 +150,7 @@ def power(
     scale: LargestScale = None,
     results: ResultsOption = Path("results"),
     hours: Annotated[float | None, typer.Option(help="Say which claims can be decided in so many hours.")] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Runs at the same time. Default: one for each GPU, or for each core without GPUs."),
-    ] = None,
+    workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
     """Say from the finished (pilot) seeds which differences more seeds would decide, and in how many hours."""

@@ -2,8 +2,7 @@
 
 import os
 import sys
-from dataclasses import fields as dataclass_fields
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +11,23 @@ import typer
 from regard.core import ConfigError
 from regard.lab.studies import load_study
 
-from .imports import imported
-from .run_options import absolute, checked_text, pair, read_changes, refuse_twice, use_data
+from .imports import Imports, imported
+from .run_options import (
+    Changes,
+    Compile,
+    Devices,
+    Digest,
+    ResultsOption,
+    RootOption,
+    absolute,
+    checked_text,
+    pair,
+    read_changes,
+    refuse_twice,
+    use_data,
+)
 from .sizes import read_size
+from .tables import AsJson
 
 if TYPE_CHECKING:
     from regard.lab.engine.executors.base import Place
@@ -28,106 +41,134 @@ LargestScale = Annotated[
     str | None,
     typer.Option("--scale", help="smoke, desk or paper, with changes such as desk+cifar10. Default: the largest here."),
 ]
-Rows = Annotated[
-    str,
-    typer.Option(
-        help="Rows by label or glob, such as 'MiTA*', separated by commas. With --decide: these too get three seeds, "
-        "last of all, if no claim needs them."
-    ),
-]
-Seeds = Annotated[int | None, typer.Option(help="Number of seeds. Default: the study's own.")]
-Data = Annotated[
-    str | None,
-    typer.Option(help="A data set by name, a folder of class folders, or a parquet file.", callback=checked_text),
-]
-Host = Annotated[str | None, typer.Option(help="A host model for all rows, such as 'vit_tiny_patch16_224'.")]
-Size = Annotated[str | None, typer.Option(help="Height and width of images, with --data or --host: 32 or 224x160.")]
-
 Workers = Annotated[
     int | None,
-    typer.Option(help="Processes for runs. Default: one for each GPU, or for each core without GPUs; 0: none."),
-]
-On = Annotated[
-    str,
-    typer.Option(
-        metavar="PLACE",
-        help="Where runs are executed: local, ray (the cluster of this machine), ray://HOST:PORT, slurm; print: only "
-        "print one command for each missing run.",
-    ),
-]
-Only = Annotated[str | None, typer.Option(metavar="KEY", help="Execute only the run with this key; no table.")]
-Cpus = Annotated[int | None, typer.Option(min=1, max=4096, help="With --on ray or slurm: cores of each run [1].")]
-NodesOfRun = Annotated[
-    int, typer.Option("--nodes", min=1, help="With --on slurm: machines that share each batch of a run.")
-]
-Memory = Annotated[
-    float | None,
-    typer.Option(min=0.1, max=100_000, help="With --on ray or slurm: memory of each run in GB. Default: not counted."),
-]
-SlurmOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--slurm",
-        metavar="NAME=VALUE",
-        help="With --on slurm: an option of sbatch, such as partition=gpu, gpus_per_node=1 or exclusive=True, or "
-        "timeout_min=600. May be repeated.",
-    ),
-]
-
-Gpu = Annotated[
-    str | None,
-    typer.Option(help="With --dry-run: the GPU for which hours and memory are estimated, such as H100 [A100]."),
-]
-Utilisation = Annotated[
-    float | None, typer.Option(help="With --dry-run: the assumed share of the GPU's peak, between 0 and 1 [0.3].")
+    typer.Option(help="Runs at the same time. Default: one for each GPU, or for each core without GPUs."),
 ]
 
 
-def find_cluster(
-    word: str, workers: int | None, cpus: int | None, memory: float | None, nodes: int, slurm: list[str] | None
-) -> "Place | None":
-    """The cluster of --on; None for this machine. Raises: ConfigError for an unknown word, or options of another."""
-    from regard.lab.engine.executors import find_place
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """What a user changes in a study: data, host, size, and fields of task and recipe."""
 
-    place = find_place(
-        word, workers=workers, cpus=cpus, memory=memory, nodes=nodes, options=list(map(pair, slurm or ()))
+    data: Annotated[
+        str | None,
+        typer.Option(help="A data set by name, a folder of class folders, or a parquet file.", callback=checked_text),
+    ] = None
+    host: Annotated[str | None, typer.Option(help="A host model for all rows, such as 'vit_tiny_patch16_224'.")] = None
+    size: Annotated[
+        str | None, typer.Option(help="Height and width of images, with --data or --host: 32 or 224x160.")
+    ] = None
+    change: Changes = None
+    data_root: RootOption = None
+    digest: Digest = None
+    modules: Imports = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions:
+    """Where the runs of a study are executed."""
+
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE",
+            help="Where runs are executed: local, ray (the cluster of this machine), ray://HOST:PORT, slurm; print: "
+            "only print one command for each missing run.",
+        ),
+    ] = "local"
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes for runs. Default: one for each GPU, or for each core without GPUs; 0: none."),
+    ] = None
+    cpus: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="With --on ray or slurm: cores of each run [1].")
+    ] = None
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, max=100_000, help="With --on ray or slurm: memory of each run in GB. Default: not counted."
+        ),
+    ] = None
+    nodes: Annotated[
+        int, typer.Option("--nodes", min=1, help="With --on slurm: machines that share each batch of a run.")
+    ] = 1
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slurm",
+            metavar="NAME=VALUE",
+            help="With --on slurm: an option of sbatch, such as partition=gpu, gpus_per_node=1 or exclusive=True, or "
+            "timeout_min=600. May be repeated.",
+        ),
+    ] = None
+
+    def cluster(self) -> "Place | None":
+        """None for this machine. Raises: ConfigError for an unknown word of --on, or options of another place."""
+        from regard.lab.engine.executors import find_place
+
+        place = find_place(
+            self.on,
+            workers=self.workers,
+            cpus=self.cpus,
+            memory=self.memory,
+            nodes=self.nodes,
+            options=list(map(pair, self.slurm or ())),
+        )
+        return None if place.here else place
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions:
+    """Which runs of a study are executed, and how."""
+
+    scale: Scale = "smoke"
+    rows: Annotated[
+        str,
+        typer.Option(
+            help="Rows by label or glob, such as 'MiTA*', separated by commas. With --decide: these too get three "
+            "seeds, last of all, if no claim needs them."
+        ),
+    ] = "*"
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds. Default: the study's own.")] = None
+    devices: Devices = 1
+    compile: Compile = False
+    results: ResultsOption = Path("results")
+    only: Annotated[str | None, typer.Option(metavar="KEY", help="Execute only the run with this key; no table.")] = (
+        None
     )
-    return None if place.here else place
+    retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs.")] = False
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the results of all runs first, and repeat them.")] = (
+        False
+    )
+    hours: Annotated[float | None, typer.Option(help="With --decide: no run begins after so many hours [6].")] = None
+    as_json: AsJson = False
 
 
-def find_study(
-    name: str,
-    scale: str,
-    data: str | None,
-    host: str | None,
-    size: str | None,
-    root: Path | None,
-    modules: list[str] | None,
-    digest: str | None = None,
-    changes: list[str] | None = None,
-) -> "Study":
-    """The study, on the user's data, host and image size if these are given, with `changes`, the values of --set.
+def find_study(name: str, scale: str, options: StudyOptions) -> "Study":
+    """The study as the options change it.
 
     Paths of data become absolute, also that of REGARD_DATA: runs are executed in other folders, too.
     Raises: ConfigError.
     """
-    use_data(root)
+    use_data(options.data_root)
     if folder := os.environ.get("REGARD_DATA"):
         os.environ["REGARD_DATA"] = os.path.abspath(os.path.expanduser(folder))
     study = load_study(name)
     setting = study.setting(scale)
-    if digest is not None:
-        if data is None or "digest" not in setting.task.__dataclass_fields__:
+    if options.digest is not None:
+        if options.data is None or "digest" not in setting.task.__dataclass_fields__:
             raise ConfigError("--digest is for your own images: give them with --data")
-        task = replace(setting.task, digest=digest)  # type: ignore[call-arg]
+        task = replace(setting.task, digest=options.digest)  # type: ignore[call-arg]
         study = replace(study, settings={**study.settings, scale: replace(setting, task=task)})
-    values = _changes(study, scale, changes or [])
+    values = _changes(study, scale, options.change or [])
     for row in study.rows(scale):
         if own := sorted({*row.recipe} & {*values["recipe"]} | {*row.task} & {*values["task"]}):
             print(f"{row.label} keeps its own {', '.join(own)}", file=sys.stderr)
-    data = own_data(setting.task, data)
-    sides = read_size(size) if size else None
-    return study.elsewhere(scale, data, host, sides, imported(modules), recipe=values["recipe"], fields=values["task"])
+    data = own_data(setting.task, options.data)
+    sides = read_size(options.size) if options.size else None
+    extra = imported(options.modules)
+    return study.elsewhere(scale, data, options.host, sides, extra, recipe=values["recipe"], fields=values["task"])
 
 
 def own_data(task: "Task", data: str | None) -> str | None:
@@ -138,18 +179,11 @@ def own_data(task: "Task", data: str | None) -> str | None:
 def _changes(study: "Study", scale: str, changes: list[str]) -> dict[str, dict[str, Any]]:
     """The values of --set, by part. Raises: ConfigError."""
     setting = study.setting(scale)
-    own = (
-        "data",
-        "host",
-        "size",
-        "extra",
-        "digest",
-        "revision",
-    )  # the others have options, and this no value to choose
-    fields = {
-        part: {each.name: each for each in dataclass_fields(value) if each.init and each.name not in own}
+    own = ("data", "host", "size", "extra", "digest", "revision")  # have options, or no value to choose
+    known = {
+        part: {each.name: each for each in fields(value) if each.init and each.name not in own}
         for part, value in (("recipe", setting.recipe), ("task", setting.task))
         if value is not None
     }
     refuse_twice(changes)
-    return {"recipe": {}, "task": {}} | read_changes(changes, fields)
+    return {"recipe": {}, "task": {}} | read_changes(changes, known)

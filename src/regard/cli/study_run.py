@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,68 +15,28 @@ from regard.lab.results.results import Results
 from regard.lab.studies import ANALYSES
 
 from .analysis import run_and_print_analysis
-from .imports import Imports
-from .run_options import Changes, Compile, Devices, Digest, ResultsOption, RootOption, use_data
+from .given import Context, given, grouped
+from .run_options import use_data
 from .study_all import run_all
 from .study_display import Display, print_table
-from .study_options import (
-    Cpus,
-    Data,
-    Gpu,
-    Host,
-    Memory,
-    NameOrNone,
-    NodesOfRun,
-    On,
-    Only,
-    Rows,
-    Scale,
-    Seeds,
-    Size,
-    SlurmOptions,
-    Utilisation,
-    Workers,
-    find_cluster,
-    find_study,
-    own_data,
-)
-from .tables import AsJson, show, without_empty_columns
+from .study_options import NameOrNone, PlaceOptions, StudyOptions, WorkOptions, find_study, own_data
+from .tables import show, without_empty_columns
 
 if TYPE_CHECKING:
+    from regard.lab.engine.executors.base import Place
     from regard.lab.engine.study import Study
 
+CHANGES = ("rows", "seeds", "devices", "compile", "data", "host", "size", "digest", "change")
+PLACE = ("on", "workers", "cpus", "memory", "nodes", "slurm", "only")
+WORK = ("retry", "fresh", "dry_run", "decide", "hours")
+"""Names of options, by what they are about."""
 
+
+@grouped
 def run(
+    context: Context,
     name: NameOrNone = "",
-    every: Annotated[
-        bool,
-        typer.Option(
-            "--all", help="All studies, with --decide: the most promising first; with --dry-run: only the plan."
-        ),
-    ] = False,
-    scale: Scale = "smoke",
-    rows: Rows = "*",
-    seeds: Seeds = None,
-    on: On = "local",
-    workers: Workers = None,
-    cpus: Cpus = None,
-    memory: Memory = None,
-    nodes: NodesOfRun = 1,
-    slurm: SlurmOptions = None,
-    devices: Devices = 1,
-    compile: Compile = False,
-    results: ResultsOption = Path("results"),
-    data: Data = None,
-    host: Host = None,
-    size: Size = None,
-    change: Changes = None,
-    data_root: RootOption = None,
-    digest: Digest = None,
-    only: Only = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs.")] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Delete the results of all runs first, and repeat them.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="All studies, with --decide: the most promising first.")] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -85,8 +44,6 @@ def run(
             help="Only build every row, train one step, and compare its counts with the published ones; needs no data.",
         ),
     ] = False,
-    gpu: Gpu = None,
-    utilisation: Utilisation = None,
     decide: Annotated[
         bool,
         typer.Option(
@@ -94,102 +51,95 @@ def run(
             help="Train the gate, then add seeds to undecided claims until they are decided or --hours are spent.",
         ),
     ] = False,
-    hours: Annotated[float | None, typer.Option(help="With --decide: no run begins after so many hours [6].")] = None,
-    as_json: AsJson = False,
-    modules: Imports = None,
+    *,
+    options: StudyOptions,
+    work: WorkOptions,
+    place: PlaceOptions,
 ) -> None:
     """Execute the missing runs of a study, or compute an analysis; print the tables."""
-    study_options = {
-        "--rows": None if rows == "*" else rows, "--seeds": seeds, "--devices": None if devices == 1 else devices,
-        "--compile": compile, "--data": data, "--host": host, "--size": size, "--digest": digest,
-        "--set": change,
-    }  # fmt: skip
-    place_options = {"--on": None if on == "local" else on, "--workers": workers, "--cpus": cpus, "--memory": memory,
-                     "--nodes": None if nodes == 1 else nodes, "--slurm": slurm, "--only": only}  # fmt: skip
-    work_options = {"--retry": retry, "--fresh": fresh, "--dry-run": dry_run, "--decide": decide, "--hours": hours}
     if every == bool(name):
         both = ", not both" if every else ""
         raise ConfigError(f"give the name of a study (`regard study list` shows all), or --all for all of them{both}")
+    _check_options(context, name, every, dry_run, decide, place.on)
+    use_data(options.data_root)
     if every:
-        refused = study_options | place_options | work_options | {"--gpu": gpu, "--utilisation": utilisation}
-        for option in ("--workers", "--compile", "--dry-run", "--decide", "--hours"):
-            refused.pop(option)
-        if (given := _given(refused | {"--import": modules})) or not decide:
-            what = f"leave out {', '.join(given)}" if given else "add --decide"
-            raise ConfigError(f"--all plans which studies to decide, each as it is: {what}")
-        use_data(data_root)
-        raise typer.Exit(
-            run_all(scale, Results(results), 6.0 if hours is None else hours, workers, compile, dry_run, as_json)
-        )
+        raise typer.Exit(run_all(work, place.workers))
     if name in ANALYSES:
-        given = _given(study_options | place_options | work_options)
-        if given:
-            raise ConfigError(f"{name} is an analysis, which trains nothing: leave out {', '.join(given)}")
-        use_data(data_root)
-        run_and_print_analysis(name, scale, results, as_json)
+        run_and_print_analysis(name, work.scale, work.results, work.as_json)
         return
-    chosen = {"--seeds": seeds, "--fresh": fresh,
-              "--dry-run": dry_run, "--only": only}  # fmt: skip
-    if decide and (given := _given(chosen)):
-        raise ConfigError(f"--decide chooses seeds itself: leave out {', '.join(given)}")
-    if hours is not None and not decide:
-        raise ConfigError("--hours is for --decide, which adds seeds; without it the number of seeds is fixed")
+    cluster = None if place.on == "print" else place.cluster()
+    study = find_study(name, work.scale, options)
+    study.rows(work.scale, work.rows)
     if dry_run:
-        unused = place_options | {"--seeds": seeds, "--compile": compile, "--retry": retry, "--fresh": fresh}
-        if given := _given(unused):
-            raise ConfigError(
-                f"--dry-run executes nothing, and counts the seeds of the study: leave out {', '.join(given)}"
-            )
-    elif given := _given({"--gpu": gpu, "--utilisation": utilisation}):
-        raise ConfigError(f"{' and '.join(given)} estimate what a --dry-run needs: add it, or leave them out")
-    if only is not None and as_json:
-        raise ConfigError("--only prints no table, also none as JSON: leave out --json")
-    place = None if on == "print" else find_cluster(on, workers, cpus, memory, nodes, slurm)
-    study = find_study(name, scale, data, host, size, data_root, modules, digest, change)
-    study.rows(scale, rows)
-    if dry_run:
-        raise typer.Exit(_dry_run(study, scale, rows, ("A100" if gpu is None else gpu, utilisation), devices, as_json))
-    store = Results(results)
-    if on == "print":
-        refused = place_options | {"--on": None} | work_options | {"--retry": None}
-        if given := _given(refused):
-            raise ConfigError(f"--on print prints a command for each missing run: leave out {', '.join(given)}")
-        folder = os.environ.get("REGARD_DATA", "")
-        lines = {**study_options, "--data": own_data(study.setting(scale).task, data),
-                 "--data-root": folder if os.path.isdir(folder) else None,
-                 "--retry": retry, "--import": modules}  # fmt: skip
-        _print_commands(study, scale, store, rows, seeds, lines, as_json)
+        raise typer.Exit(_dry_run(study, work))
+    if place.on == "print":
+        _print_commands(study, work, options)
         return
-    from regard.lab.engine.progress import STATES
-    from regard.lab.engine.run_study import run_study
-
-    if not decide:
-        _warn_of_looks(study, scale, store, seeds)
-    command = _same_command(name, scale, sys.argv[1:])
-    with _lost_clusters(), Display(sys.stderr.isatty()) as display:
-        try:
-            if decide:
-                from regard.lab.engine.decide import decide as add_seeds
-
-                decision = add_seeds(study, scale, store, hours=6.0 if hours is None else hours,
-                                     workers=workers, compile=compile, devices=devices, place=place,
-                                     rows="" if rows == "*" else rows, retry=retry,
-                                     watch=display.show_event)  # fmt: skip
-                counts = {state: decision.counts.get(state, 0) for state in STATES}
-                display.print_line(f"ended: {decision.reason}")
-            else:
-                counts = run_study(study, scale, store, rows=rows, seeds=seeds, workers=workers, retry=retry,
-                                   fresh=fresh, devices=devices, compile=compile, place=place, only=only,
-                                   watch=display.show_event)  # fmt: skip
-        except KeyboardInterrupt:
-            display.print_line(f"stopped; finished work is kept. Continue with: {command}")
-            raise
-    if only is None:
-        print_table(results, name, study.setting_name(scale), as_json)
+    further = work.rows if given(context, ["rows"]) else ""
+    counts = _execute(study, work, cluster, place.workers, decide, further)
+    if work.only is None:
+        print_table(work.results, name, study.setting_name(work.scale), work.as_json)
     missing = [f"{number} {state}" for state, number in counts.items() if state != "done" and number]
     if missing:
         print(f"{counts['done']} runs done, {', '.join(missing)}. {_advice(counts)}", file=sys.stderr)
     raise typer.Exit(1 if missing else 0)
+
+
+def _check_options(context: Context, name: str, every: bool, dry_run: bool, decide: bool, on: str) -> None:
+    """Raises: ConfigError for an option that has no meaning beside the others."""
+
+    def refuse(names: Sequence[str], reason: str) -> None:
+        if options := given(context, names):
+            raise ConfigError(f"{reason}: leave out {', '.join(options)}")
+
+    if every:
+        plan = "--all plans which studies to decide, each as it is"
+        refuse([each for each in (*CHANGES, *PLACE, *WORK, "modules")
+                if each not in ("workers", "compile", "decide", "hours")], plan)  # fmt: skip
+        if not decide:
+            raise ConfigError(f"{plan}: add --decide")
+    elif name in ANALYSES:
+        refuse((*CHANGES, *PLACE, *WORK), f"{name} is an analysis, which trains nothing")
+    if decide:
+        refuse(("seeds", "fresh", "dry_run", "only"), "--decide chooses seeds itself")
+    elif given(context, ["hours"]):
+        raise ConfigError("--hours is for --decide, which adds seeds; without it the number of seeds is fixed")
+    if dry_run:
+        refuse((*PLACE, "seeds", "devices", "compile", "retry", "fresh"),
+               "--dry-run executes nothing, and counts the seeds of the study")  # fmt: skip
+    if given(context, ["only"]):
+        refuse(("as_json",), "--only prints no table, also none as JSON")
+    if on == "print":
+        refuse([each for each in (*PLACE, *WORK) if each not in ("on", "retry")],
+               "--on print prints a command for each missing run")  # fmt: skip
+
+
+def _execute(
+    study: "Study", work: WorkOptions, place: "Place | None", workers: int | None, decide: bool, further: str
+) -> dict[str, int]:
+    """Execute the missing runs, or with `decide` those that decide claims; the number of runs by state."""
+    from regard.lab.engine.decide import decide as add_seeds
+    from regard.lab.engine.progress import STATES
+    from regard.lab.engine.run_study import run_study
+
+    store = Results(work.results)
+    if not decide:
+        _warn_of_looks(study, work.scale, store, work.seeds)
+    command = _same_command(study.name, work.scale, sys.argv[1:])
+    with _lost_clusters(), Display(sys.stderr.isatty()) as display:
+        try:
+            if not decide:
+                return run_study(study, work.scale, store, rows=work.rows, seeds=work.seeds, workers=workers,
+                                 retry=work.retry, fresh=work.fresh, devices=work.devices, compile=work.compile,
+                                 place=place, only=work.only, watch=display.show_event)  # fmt: skip
+            decision = add_seeds(study, work.scale, store, hours=6.0 if work.hours is None else work.hours,
+                                 workers=workers, compile=work.compile, devices=work.devices, place=place,
+                                 rows=further, retry=work.retry, watch=display.show_event)  # fmt: skip
+        except KeyboardInterrupt:
+            display.print_line(f"stopped; finished work is kept. Continue with: {command}")
+            raise
+        display.print_line(f"ended: {decision.reason}")
+        return {state: decision.counts.get(state, 0) for state in STATES}
 
 
 def _warn_of_looks(study: "Study", scale: str, store: Results, seeds: int | None) -> None:
@@ -225,38 +175,34 @@ def _lost_clusters() -> Iterator[None]:
         os._exit(1)
 
 
-def _given(options: Mapping[str, Any]) -> list[str]:
-    """The options that have a value."""
-    return [option for option, value in options.items() if value is not None and value is not False and value != []]
-
-
-def _print_commands(
-    study: "Study",
-    scale: str,
-    store: Results,
-    rows: str,
-    seeds: int | None,
-    options: Mapping[str, Any],
-    as_json: bool,
-) -> None:
+def _print_commands(study: "Study", work: WorkOptions, options: StudyOptions) -> None:
     """Write the snapshot, and print a command for each missing run, which trains in the process of the command."""
     from regard.lab.engine.run_study import missing_jobs, planned_jobs
     from regard.lab.engine.snapshot import write_snapshot
 
-    jobs = planned_jobs(study, scale, study.runs(scale, rows, seeds))
-    if options["--retry"]:
+    store = Results(work.results)
+    jobs = planned_jobs(study, work.scale, study.runs(work.scale, work.rows, work.seeds))
+    if work.retry:
         jobs = [job for job in jobs if store.status(job.run.key) != "done"]
     else:
         jobs = missing_jobs(jobs, store)
-    write_snapshot(study, scale, store, seeds, rows)
-    fixed = {"--scale": scale, **options, "--results": store.root.resolve(), "--workers": 0}
-    start = [*_module_path(options["--import"]), sys.executable, "-m", "regard", "study", "run", study.name,
-             *_arguments(fixed)]  # fmt: skip
+    write_snapshot(study, work.scale, store, work.seeds, work.rows)
+    folder = os.environ.get("REGARD_DATA", "")
+    same = {
+        "--scale": work.scale, "--rows": None if work.rows == "*" else work.rows, "--seeds": work.seeds,
+        "--devices": None if work.devices == 1 else work.devices, "--compile": work.compile,
+        "--data": own_data(study.setting(work.scale).task, options.data), "--host": options.host,
+        "--size": options.size, "--digest": options.digest, "--set": options.change,
+        "--data-root": folder if os.path.isdir(folder) else None, "--retry": work.retry, "--import": options.modules,
+        "--results": store.root.resolve(), "--workers": 0,
+    }  # fmt: skip
+    start = [*_module_path(options.modules), sys.executable, "-m", "regard", "study", "run", study.name,
+             *_arguments(same)]  # fmt: skip
     lines = [
         {"row": job.row, "seed": job.seed, "key": job.run.key, "command": shlex.join([*start, "--only", job.run.key])}
         for job in jobs
     ]
-    if as_json:
+    if work.as_json:
         show(lines, True)
     else:
         print(*(line["command"] for line in lines), sep="\n", end="\n" * bool(lines))
@@ -280,46 +226,28 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def _dry_run(
-    study: "Study", scale: str, rows: str, assumed: tuple[str, float | None], devices: int, as_json: bool
-) -> int:
-    """Print the counts of all rows, and what they need of the GPU `assumed`: its name and utilisation."""
-    from regard.lab.engine.capacity import UTILISATION, capacities, find_gpu, summary
+def _dry_run(study: "Study", work: WorkOptions) -> int:
+    """Print the counts of all rows; the exit code."""
     from regard.lab.engine.dry_run import dry_run
 
     from .user_model import progress
 
-    name, share = assumed
-    share = UTILISATION if share is None else share
-    gpu = find_gpu(name)
-    found = dry_run(study, scale, rows, report=progress)
-    needed = capacities(study, scale, found, gpu, devices, share)
+    found = dry_run(study, work.scale, work.rows, report=progress)
     errors = [f"{line.label}: {line.error}" for line in found if line.error]
     if errors:
         print(
             f"regard: {len(errors)} of {len(found)} rows cannot be built, the first of them {errors[0]}",
             file=sys.stderr,
         )
-    if as_json:
-        needs = [{"gpu": name, "utilisation": share, **asdict(row)} for row in needed] or [{}] * len(found)
-        show([{**asdict(line), "capacity": row} for line, row in zip(found, needs, strict=True)], True)
+    lines = [asdict(line) for line in found]
+    if work.as_json:
+        show(lines, True)
         return 1 if errors else 0
-    title = f"{study.title}, {scale} scale: built here, one step on two random samples; MACs: multiply-accumulates"
-    hidden = ("error", "saved_bytes")
-    lines = [{key: value for key, value in asdict(line).items() if key not in hidden} for line in found]
+    title = f"{study.title}, {work.scale} scale: built here, one step on two random samples; MACs: multiply-accumulates"
+    for line in lines:
+        del line["error"]
     show(without_empty_columns(lines), False, title, errors)
-    if needed:
-        table = [
-            {"row": row.row, "runs": row.runs, "GPU-hours": None if row.hours is None else round(row.hours, 2),
-             "memory GB": _gigabytes(row.memory), "storage GB": _gigabytes(row.finished)}
-            for row in needed
-        ]  # fmt: skip
-        show(table, False, "What the runs need", [summary(needed, name, gpu, share)])
     return 1 if errors else 0
-
-
-def _gigabytes(size: int | None) -> float | None:
-    return None if size is None else round(size / 1e9, 2)
 
 
 def _same_command(name: str, scale: str, arguments: Sequence[str]) -> str:

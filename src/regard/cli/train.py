@@ -9,28 +9,18 @@ import typer
 
 from regard.core import ConfigError, DataError, Extra
 
+from .given import grouped
 from .imports import Imports, imported
 from .mixers import read_mixer
-from .run_display import Execution, execute_run
+from .run_display import execute_run
 from .run_options import (
     AsJson,
-    Changes,
-    Compile,
     DeviceOption,
-    Devices,
-    Digest,
-    Download,
-    Log,
-    Nodes,
-    Precision,
     ResultsOption,
     RootOption,
-    Seed,
-    Shard,
-    Size,
+    RunOptions,
     TaskOption,
-    UsualWorkers,
-    all_changes,
+    TrainingOptions,
     checked_text,
     find_device,
     find_run,
@@ -40,7 +30,6 @@ from .run_options import (
     recorded_data,
     use_data,
 )
-from .sizes import read_size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,6 +38,7 @@ if TYPE_CHECKING:
     from regard.lab.tasks.base import Task
 
 
+@grouped
 def train(
     mixer: Annotated[
         str,
@@ -72,44 +62,26 @@ def train(
             help='A host model, with options if needed: "vit_tiny_patch16_224(patch_size=4)". Default: the task\'s.'
         ),
     ] = "",
-    size: Size = "",
-    seed: Seed = 0,
-    change: Changes = None,
-    precision: Precision = "",
-    device: DeviceOption = "auto",
-    devices: Devices = 1,
-    nodes: Nodes = 1,
-    shard: Shard = False,
-    compile: Compile = False,
-    data_root: RootOption = None,
-    results: ResultsOption = Path("results"),
-    workers: UsualWorkers = None,
-    log: Log = "",
-    download: Download = False,
-    digest: Digest = None,
     val: Annotated[
         float | None,
         typer.Option(help="Share of the training samples that are not trained on and choose the best weights."),
     ] = None,
-    as_json: AsJson = False,
-    modules: Imports = None,
+    *,
+    options: RunOptions,
+    training: TrainingOptions,
 ) -> None:
     """Train one mechanism in a host model. Ctrl-C keeps a checkpoint; the same command continues from there."""
-    use_data(data_root)
+    use_data(options.data_root)
     if val is not None:
         from regard.lab.tasks.validation import ValidationPart
 
         if not 0 < val < 1:
             raise ConfigError(f"--val is a share between 0 and 1, such as 0.1, not {val}")
-        if not issubclass(find_task(task, imported(modules)), ValidationPart):
+        if not issubclass(find_task(task, options.extra), ValidationPart):
             raise ConfigError(f"--task {task} has no validation part: leave out --val")
-        change = [*(change or []), f"task.val={val}", f"task.val_seed={seed}"]
-    run = make_run(mixer, data or "", host, read_size(size) if size else None, seed,
-                   all_changes(change, precision, digest), download, extra=imported(modules), task=task)  # fmt: skip
-    execution = Execution(
-        device=device, devices=devices, nodes=nodes, shard=shard, workers=workers, log=log, compile=compile
-    )
-    execute_run(run, results, execution, as_json)
+        held = [f"task.val={val}", f"task.val_seed={options.seed}"]
+        options = dataclasses.replace(options, change=[*(options.change or ()), *held])
+    execute_run(make_run(mixer, data or "", host, options, task=task), options.results, training, options.as_json)
 
 
 def evaluate(

@@ -13,6 +13,7 @@ from regard.lab.engine.priorities import GUESS, TUNED, Priority, decide_all, pri
 from regard.lab.engine.run_study import run_study
 from regard.lab.engine.table import Table
 from regard.lab.results.results import Results
+from regard.lab.studies import load_study
 from tiny_task import Tiny
 
 from lab.engine.test_decide import MEANS, STUDY, Drawn, DrawnStudy  # isort: skip
@@ -73,6 +74,20 @@ def test_of_a_study_that_has_not_begun_a_share_is_expected(tmp_path: Path, monke
     assert short.expected == pytest.approx(GUESS / 2)
     (pair,) = priorities([study], "desk", store, 100.0, 2)
     assert pair.hours == pytest.approx(found.hours / 2)
+
+
+def test_a_study_without_its_data_is_expected_to_decide_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REGARD_DATA", raising=False)
+    studies = [load_study(name) for name in ("quickstart", "mita_table3")]
+    first, last = priorities(studies, "desk", Results(tmp_path), 3.0)
+    assert (first.study, first.claims, first.why) == ("quickstart", 4, "not begun: by a guess")
+    assert 0 < first.expected <= 0.8
+    assert first.rate == pytest.approx(first.expected / first.hours)
+    assert (last.study, last.expected) == ("mita_table3", 0)
+    assert last.why.startswith("no data folder: pass --data-root")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["estimates.json"]
 
 
 def test_a_pilot_knows_better(tmp_path: Path) -> None:

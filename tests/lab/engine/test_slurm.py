@@ -90,7 +90,7 @@ def test_sigterm_to_a_plain_job_saves_and_the_same_command_goes_on(tmp_path: Pat
         assert time.monotonic() < until
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     folder = begun[0].parent
     assert Results(tmp_path).status(folder.name) == "begun"
     kept = begun[0].read_text().splitlines()

@@ -201,7 +201,7 @@ def test_what_another_process_holds_to_the_end_is_busy(tmp_path: Path) -> None:
 def test_two_studies_at_once_do_every_run_once(tmp_path: Path) -> None:
     both = [drive(tmp_path, "work", 12) for _ in range(2)]
     for process in both:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
     texts = [path.read_text().splitlines() for path in (tmp_path / "store").glob("*/run.json")]
     assert [len(text) for text in texts] == [1] * 12

@@ -190,7 +190,7 @@ def test_two_processes_never_do_a_run_twice(tmp_path: Path) -> None:
     workers = [child(WORK, str(tmp_path), name) for name in "ab"]
     assert [said(worker) for worker in workers] == ["ready", "ready"]
     for worker in workers:
-        worker.communicate("\n", timeout=60)
+        worker.communicate("\n", timeout=300)
         assert worker.returncode == 0
     runs = sorted(tmp_path.glob("*/who"))
     assert len(runs) == 40
@@ -219,5 +219,5 @@ def test_a_signal_releases_the_lock(tmp_path: Path) -> None:
     holder = child(HOLD, str(tmp_path), KEY)
     assert said(holder) == "held"
     holder.send_signal(signal.SIGINT)
-    holder.wait(timeout=20)
+    holder.wait(timeout=300)
     assert not (tmp_path / KEY / "lock").exists()

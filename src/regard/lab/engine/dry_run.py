@@ -1,12 +1,10 @@
 """The dry run of a setting: every row is built and trained for one step, and its counts are compared with the paper."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
 
 from regard.core import ConfigError
 from regard.measure.cost import count_macs
@@ -21,8 +19,7 @@ class DryRow:
 
     Verdicts: "equal" or "differs by ..." against the exact integer where it is known; else "near" or "differs by ..."
     (more than 2 %) against the rounded published number, MACs then counted as the papers of the mechanisms do; ""
-    without either. saved_bytes: what the forward pass in float32 keeps of one sample for the backward pass. error: why
-    the row could not be built.
+    without either. error: why the row could not be built.
     """
 
     label: str
@@ -36,7 +33,6 @@ class DryRow:
     macs_verdict: str
     loss: float | None
     error: str = ""
-    saved_bytes: int | None = None
 
 
 def dry_run(
@@ -71,9 +67,9 @@ def compare(count: int | None, exact: int | None, paper: int | float | None) -> 
 
 
 def _dry_row(row: "Row", setting: "Setting", classes: int) -> DryRow:
-    params, macs, printed, loss, saved, error = None, None, None, None, None, ""
+    params, macs, printed, loss, error = None, None, None, None, ""
     try:
-        params, macs, printed, loss, saved = _step(row, setting, classes)
+        params, macs, printed, loss = _step(row, setting, classes)
     except Exception as failure:  # hosts raise various errors; the other rows are still compared
         error = f"{type(failure).__name__}: {failure}"
     return DryRow(
@@ -81,39 +77,21 @@ def _dry_row(row: "Row", setting: "Setting", classes: int) -> DryRow:
         params_verdict=compare(params, row.exact.get("params"), row.paper.get("params")), macs=macs,
         macs_paper=row.paper.get("macs"), macs_exact=row.exact.get("macs"),
         macs_verdict=compare(macs if row.exact.get("macs") else printed, row.exact.get("macs"), row.paper.get("macs")),
-        loss=loss, error=error, saved_bytes=saved,
+        loss=loss, error=error,
     )  # fmt: skip
 
 
-def _step(row: "Row", setting: "Setting", classes: int) -> tuple[int, int, int, float, int]:
-    """(parameters, MACs of one sample, the same as papers count them, loss, saved bytes of one sample) of a row, on
-    random inputs; no data are read."""
+def _step(row: "Row", setting: "Setting", classes: int) -> tuple[int, int, int, float]:
+    """(parameters, MACs of one sample, the same as papers count them, loss) of a row, on random inputs."""
     torch.manual_seed(0)
     trial = setting.task_of(row).trial(row.mixer, row.removed, classes)
     params = sum(parameter.numel() for parameter in trial.model.parameters())
     macs, printed = (count_macs(trial.model, trial.inputs, accounting) for accounting in ("executed", "paper"))
     trial.model.train()
     optimizer = torch.optim.AdamW(trial.model.parameters(), lr=1e-4)
-    with _saved_bytes(trial.model) as saved:
-        loss = trial.loss(2)
+    loss = trial.loss(2)
     loss.backward()
     optimizer.step()
     if not torch.isfinite(loss):
         raise ConfigError(f"the first step of {row.label} gives a loss of {loss.item()}")
-    return params, macs, printed, float(loss.detach()), sum(saved.values()) // 2
-
-
-@contextmanager
-def _saved_bytes(model: nn.Module) -> Iterator[dict[int, int]]:
-    """Bytes of what is saved for the backward pass in the block, by address; the model's own tensors do not count."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    saved: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield saved
+    return params, macs, printed, float(loss.detach())

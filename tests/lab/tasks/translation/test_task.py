@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.cli.run_options import make_run
+from regard.cli.run_options import RunOptions, make_run
 from regard.core import ConfigError, DataError, UnsupportedError
 from regard.lab.results.results import Results
 from regard.lab.tasks import Translation
@@ -146,12 +146,12 @@ def stamp(path: Path) -> int:
 
 @pytest.mark.parametrize("data", ["numbers", "multi30k", "own"])
 def test_the_command_line_has_defaults_for_all_data(data: str, folder: Path) -> None:
-    run = make_run("Softmax()", str(folder) if data == "own" else data, "", None, 0, [], False, task="translation")
+    run = make_run("Softmax()", str(folder) if data == "own" else data, "", RunOptions(), task="translation")
     assert isinstance(run.task, Translation)
     assert run.recipe.schedule == "rsqrt"
     assert run.recipe.average > 0
     assert run.recipe.epochs == {"numbers": 7, "multi30k": 6, "own": 60}[data]
-    assert make_run("Softmax()", "", "", None, 0, [], False, task="translation").task.data == "numbers"
+    assert make_run("Softmax()", "", "", RunOptions(), task="translation").task.data == "numbers"
 
 
 def test_the_parts_of_a_batch_have_the_gradient_of_the_whole(folder: Path) -> None:
