@@ -25,7 +25,8 @@ from regard.lab.tasks.classification import Classification
 from regard.lab.tasks.image_task import ImageTask
 from regard.mixers.spelling import spell
 from regard.models.create import create_model
-from regard.models.saving import load, model_recipe, read_description
+from regard.models.recipe import model_recipe
+from regard.models.saving import load, read_description
 from regard.swapping.count import count_macs
 
 from . import checkpoint
