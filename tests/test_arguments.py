@@ -24,14 +24,12 @@ from regard import (
     capture,
     create_model,
     freeze_keys,
-    from_pretrained,
     list_models,
     load,
     plan_swap,
     restore,
     retune,
     save,
-    save_pretrained,
     swap,
 )
 from regard.advice.advise import advise
@@ -100,8 +98,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "the path is empty": lambda: load(""),
     "no such user": lambda: save(create_model(HOST, None), "~no such user/x"),
     "save: folder is b'x'": lambda: save(create_model(HOST, None), b"x"),  # type: ignore[arg-type]
-    "from_pretrained: folder is 3": lambda: from_pretrained(3),  # type: ignore[arg-type]
-    "cannot be used: File name too long": lambda: from_pretrained("x" * 5000),
+    "cannot be used: File name too long": lambda: load("x" * 5000),
     "Results: root is 3": lambda: Results(3),  # type: ignore[arg-type]
     "path is empty": lambda: Results(""),
     "weight_decay is '1'": lambda: param_groups(vit()[0], "1"),  # type: ignore[arg-type]
@@ -126,10 +123,10 @@ def test_a_wrong_argument_is_named(said: str) -> None:
 
 
 @pytest.mark.parametrize("call", [
-    lambda model: capture(model).__enter__(), lambda model: save(model, "x"), lambda model: save_pretrained(model, "x"),
+    lambda model: capture(model).__enter__(), lambda model: save(model, "x"),
     lambda model: freeze_keys(model), lambda model: calibrate(model, model), lambda model: param_groups(model, 0.1),
     lambda model: attend(model, SKA()),
-], ids=["capture", "save", "save_pretrained", "freeze_keys", "calibrate", "param_groups", "attend"])  # fmt: skip
+], ids=["capture", "save", "freeze_keys", "calibrate", "param_groups", "attend"])  # fmt: skip
 def test_what_is_no_model_is_refused(call: Callable[[Any], object]) -> None:
     for value in NO_MODEL:
         with pytest.raises(RegardError) as error:

@@ -73,7 +73,7 @@ def refusal(model: nn.Module, name: str, module: nn.Module) -> str:
         reason = port.refusal(module)
     except RegardError as error:
         return str(error)
-    if not reason and port.watch and watched_module(model, name, port.watch_path(name)) is None:
+    if not reason and port.watch and watched_module(model, name, port.watch) is None:
         return "the grid of its tokens is unknown"
     return reason
 

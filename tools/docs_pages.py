@@ -234,7 +234,7 @@ swapped.
 
 `swap(torchvision.models.vit_b_16(), SKA())` works in place, and so does a swap in a model of transformers (>= 5.9, the
 extra `hf`), open_clip or diffusers: [swap in five minutes](swap.md). Save and load models of transformers with
-`regard.save_pretrained` and `regard.from_pretrained`: transformers itself does not save the mechanism. Of models of
+`regard.save` and `regard.load`: transformers itself does not save the mechanism. Of models of
 open_clip and diffusers, save the state dict, and repeat the swap before you load it.
 
 Compared in float64 with all parameters drawn at random (`python tools/compare_libraries.py`): the largest difference of
@@ -293,7 +293,7 @@ Each cell is a test with small models (`tests/swapping/test_matrix.py`).
 | DDP and FSDP2 on two processes | yes | yes | yes | yes | yes |
 
 The message about the image height is torchvision's own. After a swap, a quantised layer runs but cannot be swapped or
-restored any more; a `SwapError` says so. `regard.save` and `regard.save_pretrained` save mechanisms too.
+restored any more; a `SwapError` says so. `regard.save` saves mechanisms too.
 
 ## Training
 

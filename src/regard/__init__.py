@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from regard.mixers.static_keys.keys import freeze_keys as freeze_keys
     from regard.models.catalog import list_models as list_models
     from regard.models.create import create_model as create_model
-    from regard.models.hugging_face import from_pretrained as from_pretrained
-    from regard.models.hugging_face import save_pretrained as save_pretrained
     from regard.models.resnet import attend as attend
     from regard.models.saving import load as load
     from regard.models.saving import save as save
@@ -133,7 +131,6 @@ _MODULES: dict[str, str] = {
     **dict.fromkeys(("calibrate", "freeze_keys"), "regard.mixers.static_keys.keys"),
     "list_models": "regard.models.catalog",
     "create_model": "regard.models.create",
-    **dict.fromkeys(("from_pretrained", "save_pretrained"), "regard.models.hugging_face"),
     "attend": "regard.models.resnet",
     **dict.fromkeys(("load", "save"), "regard.models.saving"),
     "register_timm": "regard.models.timm_registry",

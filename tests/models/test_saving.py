@@ -83,7 +83,7 @@ def test_dtype_and_build_grid_come_back(tmp_path):
 
 
 def test_a_model_without_a_recipe_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"regard\.create_model.*save_pretrained.*torch\.save\(model\.state_dict"):
+    with pytest.raises(ConfigError, match=r"regard\.create_model.*transformers.*torch\.save\(model\.state_dict"):
         save(swin()[0], tmp_path)
     model = create_model("vit_desk", None)
     model.regard_host = ("vit_desk", {"norm_layer": torch.nn.LayerNorm})

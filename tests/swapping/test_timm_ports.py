@@ -28,7 +28,7 @@ from regard.projections.sne import PSNE
 from regard.swapping.host_mixer import HostPort
 from regard.swapping.inspect import attention_layers, layer_calls
 from regard.swapping.layer import Port
-from regard.swapping.ports.timm.pooled import rolled, unrolled
+from regard.swapping.ports.timm.hiera import by_offset, row_by_row
 from regard.swapping.swap import plan_swap, remove, restore, retune, swap
 from regard.testing.subject import gap
 from small_hosts import HostAndInput
@@ -119,7 +119,7 @@ def test_a_mechanism_without_biases_is_refused(name: str) -> None:
     [
         ("levit", MiTA(m=2, k=2), r"stages.0.blocks.0.attn passes a bias mask, which MiTA\(m=2, k=2\)"),
         ("nextvit", XCA(), "has 24 queries for 6 keys, and XCA has no cross-attention"),
-        ("hiera", Conv(), "blocks.1.attn makes its queries, keys and values, .* that Conv cannot keep"),
+        ("hiera", Conv(), "pools its queries, which Conv cannot"),
         ("tnt", PolaFormer(), "makes its queries, keys and values, .* that PolaFormer cannot keep"),
         ("efficientformer_v2", Factors(), "the host mixes its heads before and after the softmax"),
     ],
@@ -181,8 +181,8 @@ def test_tokens_of_hiera_are_brought_into_the_order_of_the_map() -> None:
     x = torch.arange(16.0 * 24).reshape(1, -1, 1)
     unrolled_tokens = model.unroll(x)  # type: ignore[operator]
     assert not torch.equal(unrolled_tokens, x)
-    assert torch.equal(rolled(unrolled_tokens, Grid(16, 24), 2), x)
-    assert torch.equal(unrolled(x, Grid(16, 24), 2), unrolled_tokens)
+    assert torch.equal(row_by_row(unrolled_tokens, Grid(16, 24), 2), x)
+    assert torch.equal(by_offset(x, Grid(16, 24), 2), unrolled_tokens)
 
 
 def test_a_removal_that_would_need_other_channels_is_refused() -> None:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, MixerConfig, StoreError, UnsupportedError, require
 from regard.images.images import Images
-from regard.models.saving import check_recipe, save
+from regard.models.recipe import check_recipe
+from regard.models.saving import save
 from regard.swapping.inspect import matching_layers, plannable_layers
 from regard.swapping.layer_plan import PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan, spell_layer_plan
 

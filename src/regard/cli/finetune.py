@@ -235,7 +235,7 @@ def _present(description: dict[str, Any], extra: Extra) -> tuple[str, str]:
     import torch
 
     from regard.models.catalog import user_ports
-    from regard.models.saving import create_saved
+    from regard.models.recipe import create_saved
     from regard.swapping.inspect import attention_layers
     from regard.swapping.layer_plan import read_layer_plan, spell_layer_plan
 

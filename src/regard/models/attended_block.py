@@ -41,11 +41,8 @@ class Attended(Port):
         return Site(dim=module.dim, heads=module.heads, grid=grid, qkv_bias=False, layer=layer, name=name)
 
     @classmethod
-    def host_grid(cls, module: Any) -> Grid:
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         return Grid(*module.grid_size)
-
-    def grid(self) -> Grid:
-        return self.host_grid(self.host)
 
     def restored_attention(self) -> nn.Module:
         """The empty slot; the next mechanism in it starts with the current gamma, 0 if attention was removed."""

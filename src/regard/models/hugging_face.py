@@ -12,36 +12,27 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from regard.core import ConfigError, Extra, MissingExtra, StoreError
-from regard.core.validation import checked
 from regard.files.atomic import read_bytes, read_json, write_atomically
 from regard.files.paths import user_path
 from regard.files.records import read_record, write_record
 from regard.swapping.ports.hugging_face import config_of
 
-from .saving import (
-    check_local,
-    description_errors,
-    fill,
-    model_differences,
-    recorded_swaps,
-    replay_swaps,
-)
+from .recipe import check_local, description_errors, fill, model_differences, recorded_swaps, replay_swaps
 
 FILE = "regard.json"
 
 
-@checked
-def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
-    """Write a swapped model of transformers: config.json, model.safetensors and regard.json; returns the folder.
+def is_of_transformers(model: nn.Module) -> bool:
+    """Whether a model is one of transformers itself, not a module around one."""
+    return config_of(model) is not None and type(model).__module__.startswith("transformers.")
 
-    Raises: ConfigError if the model is not of transformers, or was changed since (LoRA) so that it cannot be built
-    again; StoreError if the folder cannot be written.
+
+def save_transformers(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
+    """Write a model of transformers: config.json, model.safetensors and regard.json; returns the folder.
+
+    Raises: ConfigError if the model was changed so that it cannot be built again; StoreError.
     """
     config = config_of(model)
-    if config is None or not type(model).__module__.startswith("transformers."):
-        raise ConfigError(
-            f"{type(model).__name__} is not a model of transformers; regard.save writes models of create_model"
-        )
     about: dict[str, Any] = {"architecture": type(model).__name__, "swaps": recorded_swaps(model)}
     if getattr(model, "pooler", model) is None:
         about["options"] = {"add_pooling_layer": False}
@@ -64,11 +55,9 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     return target
 
 
-@checked
-def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Module:
-    """The model that `save_pretrained` wrote, in evaluation mode, on the CPU, in the dtype of its weights.
+def load_transformers(target: Path, extra: Extra = ()) -> nn.Module:
+    """The model that `save_transformers` wrote, in evaluation mode, on the CPU, in the dtype of its weights.
 
-    extra: the user's own mechanisms that it needs.
     Raises: StoreError if the folder has no regard.json or does not fit it, or a file is damaged; MissingExtra without
     transformers.
     """
@@ -77,14 +66,13 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Mod
     except ImportError as error:
         raise MissingExtra("transformers", "hf") from error
 
-    target = user_path(folder, StoreError)
     for name in (FILE, "config.json", "model.safetensors"):
         if not (target / name).exists():
             raise StoreError(
-                f"{target} has no {name}; regard.save_pretrained writes swapped models, and transformers' own "
-                "save_pretrained and Trainer do not: read it by its class of transformers with "
-                "attn_implementation='sdpa' and swap it again. That loses a mechanism's own parameters, such as static "
-                "keys, which regard.save_pretrained(trainer.model, folder) keeps"
+                f"{target} has no {name}; regard.save writes swapped models, and transformers' own save_pretrained "
+                "and Trainer do not: read it by its class of transformers with attn_implementation='sdpa' and swap it "
+                "again. That loses a mechanism's own parameters, such as static keys, which "
+                "regard.save(trainer.model, folder) keeps"
             )
     about = read_record(target / FILE, ("architecture", "swaps", "options", "sha256"))
     check_local(target / "config.json", _without_backbones(read_json(target / "config.json")))

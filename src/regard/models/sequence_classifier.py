@@ -26,7 +26,7 @@ class SequencePort(Port):
     """Tokens of a sequence, a grid of one row, with the padding mask if the mechanism can apply one."""
 
     @classmethod
-    def host_grid(cls, module: Any) -> Grid:
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         return Grid.sequence(module.length)
 
     def forward(self, x: Float[Tensor, "B N C"], keep: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B N C"]:

@@ -54,9 +54,6 @@ class ViT5Port(Port):
         grid = Grid(grid.height, grid.width, grid.extra - registers, registers)
         return replace(super().site(module, grid, name, layer), rotary=True)
 
-    def grid(self) -> Grid:
-        return self.source.grid(self.prefix, self.suffix)
-
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         return self.mixer(x, self.grid(), None, rope)
 

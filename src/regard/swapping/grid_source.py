@@ -194,12 +194,13 @@ def modules_around(model: nn.Module, layer: str) -> Iterator[nn.Module]:
 def watched_module(model: nn.Module, layer: str, watch: str) -> nn.Module | None:
     """The module at path `watch` below the nearest ancestor of `layer` that has it; None if there is none.
 
-    watch: as in `Port`, "a|b" means either path.
+    watch: as in `Port`, "a|b" means either path, and {-3} is the third last part of the layer's name.
     """
+    parts = {f"-{place}": part for place, part in enumerate(reversed(layer.split(".")), 1)}
     for module in modules_around(model, layer):
         for path in watch.split("|"):
-            with suppress(AttributeError):
-                return module.get_submodule(path)
+            with suppress(AttributeError, KeyError):
+                return module.get_submodule(path.format_map(parts))
     return None
 
 

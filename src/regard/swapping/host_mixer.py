@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Grid, Inputs, Mask, Mixer, MixerConfig, Site, UnsupportedError, heads
+from regard.core import Grid, Inputs, Mask, Mixer, MixerConfig, Site, UnsupportedError, heads, merge
 from regard.mixers.shared.heads import HeadLayer, HeadMixer
 from regard.projections.linear import LinearQKV
 
@@ -55,7 +55,8 @@ class ResizingMixer(HeadMixer):
 class HostMixer(ResizingMixer):
     """An operator between the host's own modules `around`.
 
-    A subclass says how these make queries, keys and values (`make`) and what they make of its output (`finish`).
+    A subclass says how these make queries, keys and values (`make`), and what they make of the operator's output
+    (`finish`, by default the host's `proj`).
     value_width: of a head's values. role_parts: for each role, the modules that serve it alone. They are left out, as
     None, where the mechanism does not use the role; `make` then gives None.
     """
@@ -76,9 +77,14 @@ class HostMixer(ResizingMixer):
     def make(self, x: Float[Tensor, "B N C"], grid: Grid, extra: Any) -> Inputs:
         """Queries, keys and values (B, H, N, d) with their grids and the host's mask. extra: as `rope` in `forward`."""
 
-    @abstractmethod
     def finish(self, y: Float[Tensor, "B H N e"], made: Inputs, grid: Grid) -> Float[Tensor, "B M D"]:
-        """The layer's output from that of the operator. made: from `make`. grid: of the layer's input."""
+        """The layer's output from that of the operator, by default through the host's `proj` and `proj_drop`.
+
+        made: from `make`. grid: of the layer's input.
+        """
+        out = self.around.proj(merge(y))
+        dropout = getattr(self.around, "proj_drop", None)
+        return cast(Tensor, out if dropout is None else dropout(out))
 
     def operator_inputs(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any) -> Inputs:
         """As in `HeadMixer`; rope: what the host passes besides the tokens."""
@@ -163,15 +169,15 @@ class MapPort(HostPort):
     """A `HostPort` for attention that takes and returns maps (B, C, h, w)."""
 
     @classmethod
-    def input_grid(cls, module: Any, shape: torch.Size) -> Grid:
-        return Grid(shape[2], shape[3])
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        return Grid(*inputs[0].shape[2:])
 
     def output_grid(self, grid: Grid) -> Grid:
         """The grid of the output, for an input with `grid`."""
         return grid
 
     def forward(self, x: Tensor) -> Tensor:
-        grid = Grid(*x.shape[-2:])
+        grid = self.grid(x)
         return map_of(self.mixer(tokens_of(x), grid), self.output_grid(grid))
 
 

@@ -17,33 +17,64 @@ from regard.files.atomic import read_bytes
 from regard.files.records import is_sealed, unseal
 from regard.files.tensor_files import decode
 
+HEADS = ("num_attention_heads", "num_heads", "heads", "n_heads", "groups")
+"""The names of an attention's number of heads; without one it is the width of all heads over `head_dim`."""
 
-def fused_site(module: Any, grid: Grid, name: str, layer: int) -> Site:
-    """The site of timm's attention, with children `proj` and `qkv`, or q_proj, k_proj and v_proj in its place."""
-    separate, heads = module.qkv is None, module.heads if hasattr(module, "heads") else module.num_heads
-    first = module.q_proj if separate else module.qkv
+
+def host_site(module: Any, names: Mapping[str, str], grid: Grid, name: str, layer: int) -> Site:
+    """The site of an attention with linear queries, keys and values, fused or separate, and a linear output.
+
+    names: `Port.parameter_names`, by which its parts are found; others have Regard's names, such as qkv, q_proj, proj.
+    Raises: ConfigError if it has no such parts, or normalises q and k by another layer than Regard's.
+    """
+    fused = host_part(module, names, "qkv")
+    first = fused or host_part(module, names, "qkv.q_proj", "qkv.q", "qkv.v")
+    out = host_part(module, names, "proj")
+    if first is None or out is None:
+        raise ConfigError(f"{name} has no matrix of queries or no output: let the port define site or parameter_names")
+    rows, channels = first.weight.shape[:2]
+    inner = rows if fused is None else rows // 3
+    heads = _attribute(module, *HEADS) or inner // _attribute(module, "head_dim")
     return Site(
-        dim=first.in_features,
+        dim=channels,
         heads=heads,
         grid=grid,
-        width=first.out_features // (heads if separate else 3 * heads),
+        width=inner // heads,
         qkv_bias=first.bias is not None or getattr(module, "q_bias", None) is not None,
-        out_bias=module.proj.bias is not None,
-        qk_norm=normalisation(module, name),
+        out_bias=out.bias is not None,
+        qk_norm=_normalisation(host_part(module, names, "q_norm"), name),
         drop=output_dropout(module),
         layer=layer,
         name=name,
     )
 
 
+def host_part(module: nn.Module, names: Mapping[str, str], *own: str) -> Any:
+    """The first of the host's modules with one of these names in the mixer; None if it has none of them."""
+    paths = [path for each in own for path in (*(key for key in names if names[key] == each), each.split(".")[-1])]
+    parts = (module.get_submodule(path) for path in paths if path in dict(module.named_modules()))
+    return next(parts, None)
+
+
+def inner_attention(module: nn.Module) -> nn.Module:
+    """The part of an attention that has its queries, keys and values: a child `attention` or `self`, or itself."""
+    return next((child for name, child in module.named_children() if name in ("attention", "self")), module)
+
+
+def _attribute(module: nn.Module, *names: str) -> Any:
+    parts = (module, inner_attention(module))
+    return next((value for part in parts for name in names if (value := getattr(part, name, None)) is not None), None)
+
+
 def output_dropout(module: nn.Module) -> float:
     """The rate of dropout after the output projection; 0 for an attention without."""
-    return float(getattr(getattr(module, "proj_drop", None), "p", 0.0))
+    inside = getattr(getattr(module, "output", None), "dropout", None)
+    dropout = inside or getattr(module, "proj_drop", None) or getattr(module, "projection_dropout", None)
+    return dropout.p if isinstance(dropout, nn.Dropout) else 0.0
 
 
-def normalisation(module: nn.Module, name: str) -> Literal["", "layer", "rms"]:
+def _normalisation(norm: nn.Module | None, name: str) -> Literal["", "layer", "rms"]:
     """The kind of q/k normalisation. Raises: ConfigError for a kind that Regard's layer does not have."""
-    norm = getattr(module, "q_norm", None)
     if norm is None or isinstance(norm, nn.Identity):
         return ""
     kind = type(norm).__name__.lower()

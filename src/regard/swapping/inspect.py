@@ -342,9 +342,10 @@ def layer_grids(
         inputs = (*args, *kwargs.values())
         host = original_attention(twins[name])  # which ran, and may know its grid since then
         watched = sources[name].grid(0) if port.watch else None
-        grid = port.call_grid(host, inputs, watched)
-        if grid is None:
-            grid = port.token_grid(host, sources[name].grid(0), inputs[0].shape, name)
+        try:
+            grid = port.call_grid(host, inputs, watched)
+        except SwapError as error:
+            raise SwapError(f"{name}: {error}") from error
         call = LayerCall(args=args, kwargs=kwargs, grid=grid, shape=outputs[twins[name]])
         grids[name] = (grid, sources[name], call)
     return grids
@@ -382,7 +383,7 @@ def _grid_sources(
         if not port.watch:
             sources[name] = GridSource()
             continue
-        watched = require_watched_module(model, name, port.watch_path(name))
+        watched = require_watched_module(model, name, port.watch)
         if watched not in of_module:
             present = present_source(watched)
             of_module[watched] = present or GridSource()

@@ -15,7 +15,7 @@ from regard.projections.linear import role_rows
 from .adapters import adapted_name, adapters
 from .grid_source import GridSource
 from .host_names import MIXER_CHILD, HostNames
-from .host_parameters import fused_site
+from .host_parameters import host_site
 from .separate_qkv import joined_qkv, match_host_projection
 
 
@@ -36,7 +36,7 @@ class Port(HostNames):
     Class attributes, all optional:
     replaces: the exact classes of attention that it replaces; not needed where the class names its port.
     watch: path of the module whose output (B, C, h, w) gives the grid, looked up from the layer upwards; "a|b" means
-    either path. "" if the port knows the grid: then define `host_grid` and `grid`.
+    either path, {-3} is the third last part of the layer's name. "" where `call_grid` knows the grid.
     parameter_names: the host's name of a parameter or child -> the mixer's, where they differ, such as
     {"out_proj": "proj"}. The mixer has `qkv` (or `qkv.q_proj`, `qkv.k_proj` and `qkv.v_proj`, if three matrices of the
     host are named so), `proj`, `q_norm`, `k_norm` and `operator`.
@@ -49,9 +49,8 @@ class Port(HostNames):
 
     Hooks, to override where the default does not fit:
     matches, belongs, refusal: which modules are replaced, and why one cannot be.
-    site: dim, heads and biases of the module; the default reads timm's names (num_heads, qkv or q_proj, proj).
-    host_grid, input_grid, grid: the grid, for a port without `watch`.
-    watch_path, call_grid: `watch` for one layer; the grid of one call. token_grid: where `watch` gives another one.
+    site: dim, heads and biases of the module; the default reads them from its matrices, by `parameter_names`.
+    call_grid: the grid of a call, where the module or its arguments give it, or the tokens are not all that is watched.
     host_masks: the kinds of mask, where they differ between modules of one class.
     batch_dim: where the batch is not the first dimension of the tokens.
     weights_dropout: the rate of dropout of attention weights, where its name is unusual.
@@ -74,7 +73,7 @@ class Port(HostNames):
     def __init__(self, host: nn.Module, config: MixerConfig, site: Site, shared: nn.Module | None) -> None:
         super().__init__()
         self.source = GridSource()  # those of the plan and of the model replace it
-        self.prefix = site.grid.prefix
+        self.prefix, self.suffix = site.grid.prefix, site.grid.suffix
         self.planned_grid = site.grid  # a plan sets the one that `site` was given, which some ports make coarser
         self._host = (host,)  # a tuple hides it from registration
         self.register_buffer("placeholder", first_tensor(host).new_zeros(()), persistent=False)
@@ -112,44 +111,20 @@ class Port(HostNames):
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        """The properties of a module to be replaced: channels, heads, biases; by default read as timm's attention.
+        """The properties of a module to be replaced: channels, heads, biases; by default read as `host_site` says.
 
         grid: of its tokens in a forward pass. name: its path in the model. layer: its number among the attentions.
         """
-        return fused_site(module, grid, name, layer)
+        return host_site(module, cls.parameter_names, grid, name, layer)
 
     @classmethod
-    def host_grid(cls, module: Any) -> Grid | None:
-        """The grid that a module to be replaced has, for a port without `watch`; None if `watch` gives it."""
-        return None
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        """The grid of a call's tokens, to override where the module or the arguments of `forward` give it.
 
-    @classmethod
-    def input_grid(cls, module: Any, shape: torch.Size) -> Grid | None:
-        """`host_grid` for an input of this shape, to override where the input is a map."""
-        return cls.host_grid(module)
-
-    @classmethod
-    def watch_path(cls, name: str) -> str:
-        """`watch` for the layer `name` of a model, to override where layers of one class watch different modules."""
-        return cls.watch
-
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid | None:
-        """The grid of a call's tokens, to override where the arguments of `forward` give it.
-
-        inputs: the arguments. watched: the grid that `watch` gives, without prefix tokens. By default `input_grid`;
-        None means the watched grid, and other tokens before it.
+        module: the attention that is replaced. inputs: the arguments. watched: the patch tokens that `watch` gives. By
+        default these, after a prefix of all further tokens. Raises: SwapError for too few tokens or nothing watched.
         """
-        return cls.input_grid(module, inputs[0].shape)
-
-    @classmethod
-    def token_grid(cls, module: Any, patches: Grid, shape: torch.Size, name: str) -> Grid:
-        """The grid of an input of this shape, with the cells `patches` that `watch` gives; by default further tokens
-        are a prefix. name: of the module, for messages. Raises: SwapError for too few tokens.
-        """
-        if shape[1] < patches.cells:
-            raise SwapError(f"{name} gets {shape[1]} tokens, fewer than the {patches.cells} cells of its grid")
-        return Grid(patches.height, patches.width, shape[1] - patches.cells)
+        return grid_of_tokens(watched, inputs[0].shape[1])
 
     @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:
@@ -168,9 +143,14 @@ class Port(HostNames):
         """The dimension of the layer's input and output that counts images, or windows of them."""
         return 0
 
-    def grid(self) -> Grid:
-        """The grid of the current forward pass."""
-        return self.source.grid(self.prefix)
+    def grid(self, *inputs: Any) -> Grid:
+        """The grid of this forward pass. inputs: the arguments, where `call_grid` reads them.
+
+        Watched patch tokens have the prefix and the suffix that they had in the plan's forward pass.
+        """
+        if self.watch:
+            return self.source.grid(self.prefix, self.suffix)
+        return self.call_grid(self.host, inputs, None)
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         """The mixer on the CPU; a port that needs a change of the ordinary one calls this and changes its result.
@@ -369,6 +349,18 @@ class Port(HostNames):
         if "_host" not in self.__dict__ or name not in self.host._modules:
             return False
         return self.mixer_name(name) in dict(self.mixer.named_modules())
+
+
+def grid_of_tokens(patches: Grid | None, tokens: int) -> Grid:
+    """The grid of so many tokens, of which the first are a prefix, and the last lie on the grid `patches`.
+
+    Raises: SwapError for too few tokens, or where the patches are unknown.
+    """
+    if patches is None:
+        raise SwapError("nothing gives the grid of its tokens: let the port define watch or call_grid")
+    if tokens < patches.cells:
+        raise SwapError(f"it gets {tokens} tokens, fewer than the {patches.cells} cells of its grid")
+    return Grid(patches.height, patches.width, tokens - patches.cells)
 
 
 def first_tensor(module: nn.Module) -> Tensor:

@@ -136,7 +136,7 @@ def _hook_sources(model: nn.Module, layers: Mapping[str, Port]) -> None:
     A layer whose watched module is outside of `model`, a part of a larger model, keeps its source.
     """
     for name, layer in layers.items():
-        watched = watched_module(model, name, layer.watch_path(name)) if layer.watch else None
+        watched = watched_module(model, name, layer.watch) if layer.watch else None
         if watched is not None:
             present = present_source(watched)
             if present is None:

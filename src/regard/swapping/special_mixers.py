@@ -1,5 +1,6 @@
 """Layers around a mechanism for attentions that differ from the ordinary: pooled queries, added positions, channels."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -93,6 +94,12 @@ def pooled_mixer(mixer: Mixer, out: int, stride: tuple[int, int], shared: nn.Mod
         pooled.operator = pooled.config.operator(queries)
     pooled.proj = nn.Linear(pooled.site.inner, out, bias=site.out_bias)
     return pooled
+
+
+def output_sides(mixer: Mixer, sides: Sequence[int]) -> tuple[int, int]:
+    """Height and width of a mixer's output for a map with these sides, which a `PooledMixer` makes smaller."""
+    down, across = getattr(mixer, "stride", (1, 1))
+    return sides[0] // down, sides[1] // across
 
 
 class DecomposedPositions(Operator):

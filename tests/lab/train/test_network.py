@@ -14,7 +14,7 @@ from regard.files.records import read_record, write_record
 from regard.lab.results.results import Results
 from regard.lab.train.load import load_run
 from regard.mixers.static_keys.ska import SKA
-from regard.models.saving import check_local, local_host
+from regard.models.recipe import check_local, local_host
 
 HOST = "vit_desk(size=12, patch=4, dim=16, depth=1, heads=2)"
 HOSTS = [

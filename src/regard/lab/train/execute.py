@@ -27,7 +27,8 @@ from regard.lab.tasks.image_task import ImageTask
 from regard.measure.cost import count_macs
 from regard.mixers.spelling import spell
 from regard.models.create import create_model
-from regard.models.saving import load, model_recipe, read_description
+from regard.models.recipe import model_recipe
+from regard.models.saving import load, read_description
 
 from . import checkpoint
 from .announcement import announcement

@@ -15,7 +15,7 @@ from regard.files.atomic import store_errors
 from regard.files.paths import user_path
 from regard.lab.results.import_checks import spelled_fields
 from regard.lab.results.results import Results
-from regard.models import saving
+from regard.models import recipe as recipes
 
 from . import checkpoint
 from .run import Run, read_run, run_file
@@ -51,15 +51,15 @@ def load_run(
     recipe = outcome.get("model")
     if recipe is None:
         run = read_run(store, target.name, extra)
-        task = dataclasses.replace(run.task, host=saving.local_host(run.task.host))  # its weights come from the run
+        task = dataclasses.replace(run.task, host=recipes.local_host(run.task.host))  # its weights come from the run
         if not download:
-            saving.check_local(target / "run.json", task.host)
+            recipes.check_local(target / "run.json", task.host)
         model = dataclasses.replace(run, task=task).model(outcome.get("data"))
     else:
-        with saving.description_errors(target, "outcome.json"):
+        with recipes.description_errors(target, "outcome.json"):
             if not download:
-                saving.check_local(target / "outcome.json", recipe)
-            model = saving.rebuild(recipe, extra)
+                recipes.check_local(target / "outcome.json", recipe)
+            model = recipes.rebuild(recipe, extra)
     with checkpoint.load_errors(target):
         model.load_state_dict(weights)
     return model.eval()

@@ -1,9 +1,9 @@
 """Port of the self-attention of diffusers: DiT, PixArt, the UNets and the autoencoder; cross-attention stays."""
 
 import copy
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from regard.core import Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError
@@ -49,24 +49,13 @@ class DiffusersAttention(Port):
         return 0.0  # `dropout` is that of the output
 
     @classmethod
-    def input_grid(cls, module: Any, shape: torch.Size) -> Grid | None:
-        return Grid(shape[2], shape[3]) if len(shape) == 4 else None
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        x = inputs[0]
+        return Grid(*x.shape[2:]) if x.ndim == 4 else super().call_grid(module, inputs, watched)
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        norm: Literal["", "layer"] = "" if module.norm_q is None else "layer"
-        return Site(
-            dim=module.query_dim,
-            heads=module.heads,
-            grid=grid,
-            width=module.inner_dim // module.heads,
-            qkv_bias=module.to_q.bias is not None,
-            out_bias=module.to_out[0].bias is not None,
-            qk_norm=norm,
-            drop=module.dropout,
-            layer=layer,
-            name=name,
-        )
+        return replace(super().site(module, grid, name, layer), drop=module.dropout)
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer, host = super().build_mixer(config, site, shared), self.host
@@ -99,3 +88,6 @@ class DiffusersAttention(Port):
         out = self.mixer(x, grid, None if attention_mask is None else Mask(bias=attention_mask[:, None]))
         out = out.mT.unflatten(2, hidden_states.shape[2:]) if maps else out
         return (out + hidden_states if host.residual_connection else out) / host.rescale_output_factor
+
+
+PORTS: tuple[type[Port], ...] = (DiffusersAttention,)

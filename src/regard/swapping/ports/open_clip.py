@@ -63,3 +63,6 @@ class OpenCLIPAttention(Port):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         return self.mixer(x, self.grid(), library_mask(attn_mask, False, x))
+
+
+PORTS: tuple[type[Port], ...] = (OpenCLIPAttention,)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.core import NO_MASK, Grid, Mask, Site, UnsupportedError
 from regard.swapping.grid_source import watched_module
-from regard.swapping.layer import Port, library_mask
+from regard.swapping.layer import Port, grid_of_tokens, library_mask
 
 ACROSS = ("ln_1_kv", "query")
 """Parts of open_clip's modules that attend to another input: blocks of its decoder, and its attention pool."""
@@ -54,8 +54,8 @@ class TorchAttention(Port):
         return 0 if self.batch_first else 1
 
     @classmethod
-    def token_grid(cls, module: Any, patches: Grid, shape: torch.Size, name: str) -> Grid:
-        return super().token_grid(module, patches, shape if module.batch_first else shape[1::-1], name)
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        return grid_of_tokens(watched, inputs[0].shape[1 if module.batch_first else 0])
 
     def __getattr__(self, name: str) -> Any:
         """As `Port`, but None for weights that the mechanism does not have: nn.TransformerEncoderLayer asks."""
@@ -114,3 +114,6 @@ def _with_padding(mask: Mask, padding: Tensor) -> Mask:
 def _is_one(x: Tensor, query: Tensor) -> bool:
     """Whether an argument is the queries' tensor; FSDP2 hands every argument on as an alias of its own."""
     return x is query or (x.shape == query.shape and x.data_ptr() == query.data_ptr())
+
+
+PORTS: tuple[type[Port], ...] = (TorchAttention,)

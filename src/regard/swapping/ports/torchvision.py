@@ -1,5 +1,6 @@
 """Ports of torchvision's Swin, SwinV2 and MaxViT; its ViT has PyTorch's own attention (`TorchAttention`)."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +28,7 @@ class TorchvisionSwin(Port):
     }
 
     @classmethod
-    def host_grid(cls, module: Any) -> Grid:
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         return Grid(*module.window_size)
 
     @classmethod
@@ -36,16 +37,7 @@ class TorchvisionSwin(Port):
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return Site(
-            dim=module.qkv.in_features,
-            heads=module.num_heads,
-            grid=grid,
-            qkv_bias=module.qkv.bias is not None,
-            out_bias=module.proj.bias is not None,
-            drop=module.dropout,
-            layer=layer,
-            name=name,
-        )
+        return replace(super().site(module, grid, name, layer), drop=getattr(module, "dropout", 0.0))
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)
@@ -115,17 +107,12 @@ class TorchvisionMaxViT(TorchvisionSwin):
     }
 
     @classmethod
-    def host_grid(cls, module: Any) -> Grid:
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         return Grid(module.size, module.size)
 
     @classmethod
     def weights_dropout(cls, module: Any) -> float:
         return 0.0
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        dim = module.to_qkv.in_features
-        return Site(dim=dim, heads=module.n_heads, grid=grid, width=module.head_dim, layer=layer, name=name)
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)
@@ -134,5 +121,7 @@ class TorchvisionMaxViT(TorchvisionSwin):
         return mixer
 
     def forward(self, x: Float[Tensor, "B W N C"]) -> Float[Tensor, "B W N C"]:
-        grid = self.host_grid(self.host)
-        return mix_windows(self.mixer, x.flatten(0, 1), grid, None).unflatten(0, x.shape[:2])
+        return mix_windows(self.mixer, x.flatten(0, 1), self.grid(), None).unflatten(0, x.shape[:2])
+
+
+PORTS: tuple[type[Port], ...] = (TorchvisionSwin, TorchvisionSwinV2, TorchvisionMaxViT)

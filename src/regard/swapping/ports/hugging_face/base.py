@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from regard.core import Grid, Site, SwapError, UnsupportedError
+from regard.core import SwapError, UnsupportedError
+from regard.swapping.host_parameters import inner_attention
 from regard.swapping.layer import Port, library_mask
 
 NAME = "regard"
 """attn_implementation of a swapped model whose attention asks transformers for the function of that name."""
-REFUSED_NAME = "regard.from_pretrained"
+REFUSED_NAME = "regard.load"
 """attn_implementation of a swapped model whose attention does not ask; transformers knows no such function."""
 
 
@@ -48,31 +49,6 @@ class HuggingPort(Port):
         inner: Any = inner_attention(module)
         return max(super().weights_dropout(inner), getattr(inner, "dropout_prob", 0.0))
 
-    @classmethod
-    def part(cls, module: nn.Module, name: str) -> Any:
-        """The host's module for Regard's name, such as "qkv.q" or "proj"."""
-        paths = {ours: theirs for theirs, ours in cls.parameter_names.items()}
-        return module.get_submodule(paths.get(name, paths.get(f"{name}_proj", name)))
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        fused = "qkv" in cls.parameter_names.values() or hasattr(module, "qkv")
-        first, out = cls.part(module, "qkv" if fused else "qkv.q"), cls.part(module, "proj")
-        inner = first.out_features // (3 if fused else 1)
-        heads = _attribute(module, "num_attention_heads", "num_heads")
-        heads = heads if heads is not None else inner // _attribute(module, "head_dim")
-        return Site(
-            dim=first.in_features,
-            heads=heads,
-            grid=grid,
-            width=inner // heads,
-            qkv_bias=first.bias is not None,
-            out_bias=out.bias is not None,
-            drop=_output_dropout(module),
-            layer=layer,
-            name=name,
-        )
-
     def mix(
         self, x: Tensor, attention_mask: Tensor | None, rope: Tensor | None, kwargs: Mapping[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
@@ -100,23 +76,6 @@ def class_path(module: nn.Module) -> str:
     return f"{kind.__module__}.{kind.__qualname__}".removeprefix("transformers.models.")
 
 
-def inner_attention(module: nn.Module) -> nn.Module:
-    """The part of an attention that has its queries, keys and values: a child `attention` or `self`, or itself."""
-    return next((child for name, child in module.named_children() if name in ("attention", "self")), module)
-
-
-def _attribute(module: nn.Module, *names: str) -> Any:
-    parts = (module, inner_attention(module))
-    return next((value for part in parts for name in names if (value := getattr(part, name, None)) is not None), None)
-
-
-def _output_dropout(module: nn.Module) -> float:
-    """The rate of dropout after the output layer."""
-    dropout = getattr(getattr(module, "output", None), "dropout", None)
-    dropout = dropout or getattr(module, "proj_drop", None) or getattr(module, "projection_dropout", None)
-    return dropout.p if isinstance(dropout, nn.Dropout) else 0.0
-
-
 # the mark in the configuration of a swapped model
 
 
@@ -124,7 +83,7 @@ def missing_mechanism(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Ten
     """The attention function "regard" of transformers, called where the mechanism is missing. Raises: SwapError."""
     raise SwapError(
         f"{type(module).__name__} was saved with a mechanism of Regard and loaded without it: load a folder that "
-        "regard.save_pretrained wrote by regard.from_pretrained; read one that transformers or a Trainer wrote with "
+        "regard.save wrote by regard.load; read one that transformers or a Trainer wrote with "
         "attn_implementation='sdpa' and swap it again, which loses a mechanism's own parameters, such as static keys"
     )
 

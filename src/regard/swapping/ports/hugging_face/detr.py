@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from regard.core import Mask, Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.grid_source import watched_module
+from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import SEPARATE_MATRICES
 from regard.swapping.special_mixers import PositionedMixer, rebuilt
 
@@ -102,3 +103,6 @@ class HuggingRTDETR(HuggingDETR):
             return False
         encoder: Any = model.get_submodule(name.partition(".aifi.")[0])
         return list(encoder.encode_proj_layers) == [len(encoder.in_channels) - 1]
+
+
+PORTS: tuple[type[Port], ...] = (HuggingDETR, HuggingTableTransformer, HuggingRTDETR)

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from regard.core import Grid, Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.biases import check_heads
+from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import SEPARATE_MATRICES
-from regard.swapping.special_mixers import DecomposedPositions, pooled_mixer
+from regard.swapping.special_mixers import DecomposedPositions, output_sides, pooled_mixer
 
 from .base import HuggingPort, refuse_weights
 
@@ -37,8 +38,8 @@ class HuggingSAM(HuggingPort):
         return frozenset({"bias"} if hasattr(module, "rel_pos_h") else ())
 
     @classmethod
-    def input_grid(cls, module: Any, shape: torch.Size) -> Grid:
-        return Grid(shape[1], shape[2])
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        return Grid(*inputs[0].shape[1:3])
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer, host = super().build_mixer(config, site, shared), self.host
@@ -54,11 +55,8 @@ class HuggingSAM(HuggingPort):
     def mix_map(self, x: Tensor, output_attentions: bool | None, rope: Tensor | None = None) -> Tensor:
         """The output (B, h', w', C') for a map (B, h, w, C). rope: sines, then cosines, (h w, 2 d)."""
         refuse_weights(output_attentions)
-        grid = Grid(x.shape[1], x.shape[2])
-        stride = getattr(self.mixer, "stride", (1, 1))
-        return self.mixer(x.flatten(1, 2), grid, None, rope).unflatten(
-            1, (grid.height // stride[0], grid.width // stride[1])
-        )
+        y = self.mixer(x.flatten(1, 2), self.grid(x), None, rope)
+        return y.unflatten(1, output_sides(self.mixer, x.shape[1:3]))
 
 
 class HuggingViTDet(HuggingSAM):
@@ -104,3 +102,6 @@ class HuggingSAM3(HuggingSAM):
         cosines, sines = position_embeddings
         rope = torch.cat([sines, cosines], -1).flatten(0, -2)
         return self.mix_map(hidden_states, kwargs.get("output_attentions"), rope), None
+
+
+PORTS: tuple[type[Port], ...] = (HuggingSAM, HuggingSAM2, HuggingSAM3, HuggingViTDet)

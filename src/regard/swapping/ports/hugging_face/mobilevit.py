@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from regard.core import Grid
 from regard.swapping.host_mixer import around
+from regard.swapping.layer import Port
 from regard.swapping.ports.timm.mobilevit import TimmSeparable, merged_grid
 
 from .base import HuggingPort
@@ -39,3 +40,6 @@ class HuggingMobileViTV2(TimmSeparable, HuggingPort):
     @classmethod
     def weights_dropout(cls, module: nn.Module) -> float:
         return float(cast(Any, module).attn_dropout.p)
+
+
+PORTS: tuple[type[Port], ...] = (HuggingMobileViT, HuggingMobileViTV2)

@@ -5,9 +5,11 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from regard.core import Grid, Mixer, MixerConfig, Site
+from regard.swapping.host_parameters import inner_attention
+from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import SHORT_MATRICES
 
-from .base import HuggingPort, inner_attention, refuse_weights
+from .base import HuggingPort, refuse_weights
 from .vit import HuggingViT
 
 
@@ -60,6 +62,8 @@ class HuggingPVT1(HuggingPVT):
     class_paths: ClassVar[frozenset[str]] = frozenset(
         {"pvt.modeling_pvt.PvtAttention", "glpn.modeling_glpn.GLPNAttention"}
     )
+    watch: ClassVar[str] = "patch_embeddings.{-3}.projection|patch_embeddings.{-3}.proj"
+    """The patches of the stage: `block.STAGE.LAYER.attention` follows `patch_embeddings.STAGE`."""
     parameter_names: ClassVar[dict[str, str]] = {
         **{f"self.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()},
         "self.sequence_reduction": "operator.reduce",
@@ -68,8 +72,5 @@ class HuggingPVT1(HuggingPVT):
         "output.dense": "proj",
     }
 
-    @classmethod
-    def watch_path(cls, name: str) -> str:
-        """The patches of the stage: `block.STAGE.LAYER.attention` follows `patch_embeddings.STAGE`."""
-        patches = f"patch_embeddings.{name.split('.')[-3]}"
-        return f"{patches}.projection|{patches}.proj"
+
+PORTS: tuple[type[Port], ...] = (HuggingSegformer, HuggingPVT, HuggingPVT1)

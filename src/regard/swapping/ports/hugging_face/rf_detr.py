@@ -1,14 +1,14 @@
 """Ports of the backbones of RF-DETR and LW-DETR, whose tokens stay in windows in all layers."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import Grid, GridError, UnsupportedError
-from regard.swapping.layer import library_mask
+from regard.swapping.layer import Port, library_mask
 from regard.swapping.map_windows import MapWindows
 
 from .base import refuse_weights
@@ -21,12 +21,12 @@ class HuggingRFDETR(HuggingViT):
     class_paths: ClassVar[frozenset[str]] = frozenset({"rf_detr.modeling_rf_detr.RfDetrDinov2Attention"})
 
     @classmethod
-    def token_grid(cls, module: Any, patches: Grid, shape: torch.Size, name: str) -> Grid:
-        windows = module.config.num_windows
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        windows, tokens, patches = module.config.num_windows, inputs[0].shape[1], cast(Grid, watched)
         if windows == 1:
-            return super().token_grid(module, patches, shape, name)
-        in_window = shape[1] == patches.cells // windows**2 + 1
-        return _of_tokens(patches, shape[1], 1 if in_window else windows**2)
+            return super().call_grid(module, inputs, watched)
+        in_window = tokens == patches.cells // windows**2 + 1
+        return _of_tokens(patches, tokens, 1 if in_window else windows**2)
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
@@ -50,8 +50,9 @@ class HuggingLWDETR(HuggingViT):
     watch: ClassVar[str] = "embeddings.projection"
 
     @classmethod
-    def token_grid(cls, module: Any, patches: Grid, shape: torch.Size, name: str) -> Grid:
-        if shape[1] == patches.cells:
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        patches = cast(Grid, watched)
+        if inputs[0].shape[1] == patches.cells:
             return patches
         return Grid(*windows_of(patches, module.config.num_windows_side).size)
 
@@ -106,3 +107,6 @@ def by_window(x: Float[Tensor, "B N C"], windows: MapWindows, classes: int) -> F
     cut = windows.cut(patches.unflatten(1, (windows.height, windows.width)))
     cut = cut.unflatten(0, (x.shape[0], -1))
     return torch.cat([first.unflatten(1, (cut.shape[1], classes)), cut], dim=2).flatten(1, 2)
+
+
+PORTS: tuple[type[Port], ...] = (HuggingLWDETR, HuggingRFDETR)

@@ -2,6 +2,8 @@
 
 from typing import Any, ClassVar
 
+from regard.swapping.layer import Port
+
 from .base import HuggingPort
 
 
@@ -20,3 +22,6 @@ class HuggingVideo(HuggingPort):
     @classmethod
     def refusal(cls, module: Any) -> str:
         return "its tokens lie in height, width and time, and a Grid has no time"
+
+
+PORTS: tuple[type[Port], ...] = (HuggingVideo,)

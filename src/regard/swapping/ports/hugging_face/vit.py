@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regard.core import Grid, Mixer, MixerConfig, Site
 from regard.swapping.grid_source import watched_module
+from regard.swapping.layer import Port
 from regard.swapping.rotary import interleaved, rotate_halves
 from regard.swapping.separate_qkv import SEPARATE_MATRICES, SHORT_MATRICES
 
@@ -159,14 +160,17 @@ class HuggingYOLOS(HuggingDPT):
     class_paths: ClassVar[frozenset[str]] = frozenset({"yolos.modeling_yolos.YolosAttention"})
 
     @classmethod
-    def token_grid(cls, module: Any, patches: Grid, shape: torch.Size, name: str) -> Grid:
-        grid, detections = super().token_grid(module, patches, shape, name), _detections(module)
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        grid, detections = super().call_grid(module, inputs, watched), module.attention.config.num_detection_tokens
         return replace(grid, prefix=grid.prefix - detections, suffix=detections)
 
-    def grid(self) -> Grid:
-        return self.source.grid(self.prefix, _detections(self.host))
 
-
-def _detections(attention: Any) -> int:
-    """The number of detection tokens of YOLOS."""
-    return int(attention.attention.config.num_detection_tokens)
+PORTS: tuple[type[Port], ...] = (
+    HuggingViT,
+    HuggingDINOv3,
+    HuggingCLIP,
+    HuggingBeit,
+    HuggingDPT,
+    HuggingInternVL,
+    HuggingYOLOS,
+)

@@ -8,9 +8,11 @@ from torch import Tensor, nn
 from regard.core import Grid, Mask, Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.biases import ContinuousBiases, TableBiases, add_biases, mix_windows, use_cosine
+from regard.swapping.host_parameters import inner_attention
+from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import SEPARATE_MATRICES, SHORT_MATRICES
 
-from .base import HuggingPort, inner_attention, refuse_weights
+from .base import HuggingPort, refuse_weights
 from .vit import HuggingViT
 
 NESTED = {f"self.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()} | {"output.dense": "proj"}
@@ -27,16 +29,9 @@ class HuggingSwin(HuggingPort):
         "relative_position_bias": "biases",
     }
 
-    def __init__(self, host: Any, *args: Any) -> None:
-        super().__init__(host, *args)
-        self.windows = self.host_grid(host)
-
     @classmethod
-    def host_grid(cls, module: Any) -> Grid:
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         return Grid(*module.relative_position_bias.window_size)
-
-    def grid(self) -> Grid:
-        return self.windows
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)
@@ -52,7 +47,7 @@ class HuggingSwin(HuggingPort):
     ) -> tuple[Tensor, Tensor | None]:
         """attention_mask: of the windows of an image. Raises: UnsupportedError for output_attentions."""
         refuse_weights(kwargs.get("output_attentions"))
-        return mix_windows(self.mixer, hidden_states, self.windows, attention_mask), None
+        return mix_windows(self.mixer, hidden_states, self.grid(), attention_mask), None
 
 
 class HuggingMaskFormerSwin(HuggingSwin):
@@ -72,7 +67,7 @@ class HuggingMaskFormerSwin(HuggingSwin):
     }
 
     @classmethod
-    def host_grid(cls, module: Any) -> Grid:
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         inner: Any = inner_attention(module)
         return Grid(*inner.window_size)
 
@@ -85,7 +80,7 @@ class HuggingMaskFormerSwin(HuggingSwin):
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool | None = False
     ) -> tuple[Tensor]:
         refuse_weights(output_attentions)
-        return (mix_windows(self.mixer, hidden_states, self.windows, attention_mask),)
+        return (mix_windows(self.mixer, hidden_states, self.grid(), attention_mask),)
 
 
 class HuggingSwinV2(HuggingMaskFormerSwin):
@@ -158,3 +153,6 @@ class HuggingData2Vec(HuggingPort):
             bias = added if bias is None else added + bias
         mask = None if bias is None or not self.mixer.config.uses else Mask(bias=bias)
         return (self.mixer(hidden_states, grid, mask),)
+
+
+PORTS: tuple[type[Port], ...] = (HuggingData2Vec, HuggingSwin, HuggingSwinV2, HuggingMaskFormerSwin)

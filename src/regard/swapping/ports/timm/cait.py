@@ -30,3 +30,6 @@ class TimmCaiT(Port):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mixer(x, self.grid())
+
+
+PORTS: tuple[type[Port], ...] = (TimmCaiT,)

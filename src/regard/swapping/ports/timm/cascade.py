@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.core import Grid, Inputs, Mask, Operator, Site
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.swapping.host_mixer import HostMixer, MapPort, around, heads_of_map, map_of, map_of_heads, tokens_of
+from regard.swapping.layer import Port
 
 from .wide import BIASES
 
@@ -113,3 +114,6 @@ class TimmCascade(MapPort):
         """What `set_input_size` of the model calls. Raises: as `set_window_size`."""
         old = int(cast(Any, self.host).resolution)
         self.check_windows((old, old), (resolution, resolution))
+
+
+PORTS: tuple[type[Port], ...] = (TimmCascade,)

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.core import Grid, Inputs, Site, heads, merge
 from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.host_mixer import HostMixer, HostPort, around
-from regard.swapping.layer import library_mask
+from regard.swapping.layer import Port, library_mask
 
 
 def relative_positions(grid: Grid, like: Tensor) -> Float[Tensor, "N N 3"]:
@@ -34,7 +34,7 @@ class GatedPositionsMixer(HostMixer):
         near = self.around.pos_proj(relative_positions(grid, made.v)).movedim(-1, 0).softmax(-1)
         gate = torch.sigmoid(self.around.gating_param)[:, None, None]
         mixed = (1 - gate) * y + gate * (near @ made.v)
-        return self.around.proj_drop(self.around.proj(merge(mixed)))  # type: ignore[no-any-return]
+        return super().finish(mixed, made, grid)
 
 
 class TimmConViT(HostPort):
@@ -103,3 +103,6 @@ class TimmDifferential(HostPort):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         return self.mixer(x, self.grid(), library_mask(attn_mask, is_causal, x))
+
+
+PORTS: tuple[type[Port], ...] = (TimmConViT, TimmDifferential)

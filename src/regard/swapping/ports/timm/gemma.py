@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.core import Grid, Inputs, Site, heads, merge
 from regard.swapping.host_mixer import HostMixer, HostPort, around
-from regard.swapping.layer import library_mask
+from regard.swapping.layer import Port, library_mask
 
 
 class GemmaMixer(HostMixer):
@@ -44,3 +44,6 @@ class TimmGemma(HostPort):
 
     def forward(self, x: Tensor, rope_cos: Tensor, rope_sin: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         return self.mixer(x, self.grid(), library_mask(attn_mask, False, x), (rope_cos, rope_sin))
+
+
+PORTS: tuple[type[Port], ...] = (TimmGemma,)

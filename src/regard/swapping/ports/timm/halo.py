@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.core import Grid, GridError, Inputs, Mask, Site
 from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.host_mixer import HostMixer, MapPort, around, heads_of_map, map_of, map_of_heads, tokens_of
+from regard.swapping.layer import Port
 
 
 class BottleneckMixer(HostMixer):
@@ -112,3 +113,6 @@ class TimmHalo(TimmBottleneck):
         queries, keys = (Grid(side, side) for side in (module.block_size_ds, module.win_size))
         dim, count, width = module.q.in_channels, module.num_heads, module.dim_head_qk
         return Site(dim=dim, heads=count, grid=queries, width=width, memory=keys, layer=layer, name=name)
+
+
+PORTS: tuple[type[Port], ...] = (TimmBottleneck, TimmHalo)

@@ -16,7 +16,7 @@ from timm.models.vision_transformer_sam import Attention as SamAttention
 from timm.models.vision_transformer_sam import get_decomposed_rel_pos_bias
 from torch import Tensor, nn
 
-from regard.core import Grid, GridError, Inputs, Mask, Mixer, MixerConfig, Site, heads, merge
+from regard.core import Grid, GridError, Inputs, Mask, Mixer, MixerConfig, Site, heads
 from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.host_mixer import (
     HostMixer,
@@ -28,7 +28,7 @@ from regard.swapping.host_mixer import (
     map_of_heads,
     tokens_of,
 )
-from regard.swapping.host_parameters import fused_site
+from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import TokenConv
 from regard.swapping.talking_heads import TalkingHeads, logits_operator, no_logits_error
 
@@ -92,9 +92,6 @@ class GlobalQueryMixer(HostMixer):
         q = heads(extra.flatten(1, -2), self.site.heads).repeat_interleave(len(x) // len(extra), 0)
         return Inputs(q, k, v, grid, mask=mask)
 
-    def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
-        return self.around.proj_drop(self.around.proj(merge(y)))  # type: ignore[no-any-return]
-
 
 class TimmGCViT(HostPort):
     """GCViT in windows, with biases; every second layer gets its queries from the whole image."""
@@ -105,7 +102,7 @@ class TimmGCViT(HostPort):
     mixer_class: ClassVar[type[HostMixer]] = GlobalQueryMixer
 
     @classmethod
-    def host_grid(cls, module: Any) -> Grid:
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         return Grid(*module.window_size)
 
     @classmethod
@@ -115,7 +112,7 @@ class TimmGCViT(HostPort):
 
     def forward(self, x: Tensor, q_global: Tensor | None = None) -> Tensor:
         host: Any = self.host
-        return self.mixer(x, self.host_grid(host), None, q_global if host.use_global else None)
+        return self.mixer(x, self.grid(), None, q_global if host.use_global else None)
 
 
 class SamMixer(HostMixer):
@@ -127,9 +124,6 @@ class SamMixer(HostMixer):
         sides, tables = (grid.height, grid.width), (self.around.rel_pos_h, self.around.rel_pos_w)
         bias = get_decomposed_rel_pos_bias(q.flatten(0, 1), *tables, sides, sides)
         return Inputs(q, k, v, grid, mask=Mask(bias=bias.unflatten(0, q.shape[:2])))
-
-    def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
-        return self.around.proj_drop(self.around.proj(merge(y)))  # type: ignore[no-any-return]
 
 
 class TimmSAM(HostPort):
@@ -147,16 +141,15 @@ class TimmSAM(HostPort):
         return "" if module.use_rel_pos else "it has no biases of relative positions, but maybe rotary ones"
 
     @classmethod
-    def input_grid(cls, module: Any, shape: Any) -> Grid:
-        return Grid(shape[1], shape[2])
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        return Grid(*inputs[0].shape[1:3])
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return replace(fused_site(module, grid, name, layer), qk_norm="")
+        return replace(super().site(module, grid, name, layer), qk_norm="")
 
     def forward(self, x: Tensor) -> Tensor:
-        sides = x.shape[1:3]
-        return self.mixer(x.flatten(1, 2), Grid(*sides)).unflatten(1, sides)
+        return self.mixer(x.flatten(1, 2), self.grid(x)).unflatten(1, x.shape[1:3])
 
 
 class EfficientFormerV2Mixer(HostMixer):
@@ -259,9 +252,6 @@ class PairMixer(HostMixer):
         q, k = self.around.qk(x).unflatten(-1, (2, self.site.heads, -1)).permute(2, 0, 3, 1, 4)
         return Inputs(q, k, heads(self.around.v(x), self.site.heads), grid)
 
-    def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
-        return self.around.proj_drop(self.around.proj(merge(y)))  # type: ignore[no-any-return]
-
 
 class TimmTNT(HostPort):
     """TNT: attention between patches, and between the pixels of each patch; for square images and patches."""
@@ -271,12 +261,13 @@ class TimmTNT(HostPort):
     mixer_class: ClassVar[type[HostMixer]] = PairMixer
 
     @classmethod
-    def input_grid(cls, module: Any, shape: Any) -> Grid:
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        tokens = inputs[0].shape[1]
         for prefix in (0, 1):
-            side = math.isqrt(shape[1] - prefix)
-            if side * side == shape[1] - prefix:
+            side = math.isqrt(tokens - prefix)
+            if side * side == tokens - prefix:
                 return Grid(side, side, prefix)
-        raise GridError(f"{shape[1]} tokens of TNT are no square of patches or pixels; pass square images")
+        raise GridError(f"{tokens} tokens of TNT are no square of patches or pixels; pass square images")
 
     @classmethod
     def value_width(cls, module: Any, site: Site) -> int:
@@ -288,4 +279,14 @@ class TimmTNT(HostPort):
         return Site(dim=dim, heads=count, grid=grid, width=module.head_dim, layer=layer, name=name)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.mixer(x, self.input_grid(self.host, x.shape))
+        return self.mixer(x, self.grid(x))
+
+
+PORTS: tuple[type[Port], ...] = (
+    TimmConvAttention,
+    TimmGCViT,
+    TimmSAM,
+    TimmEfficientFormerV2,
+    TimmEfficientFormerV2Downsample,
+    TimmTNT,
+)

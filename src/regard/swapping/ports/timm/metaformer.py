@@ -16,3 +16,6 @@ class TimmMetaFormer(Port):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mixer(x, self.grid())
+
+
+PORTS: tuple[type[Port], ...] = (TimmMetaFormer,)

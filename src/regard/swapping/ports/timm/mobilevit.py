@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.core import Grid, Inputs, Site, heads, merge
 from regard.swapping.grid_source import modules_around
 from regard.swapping.host_mixer import HostMixer, HostPort, around
-from regard.swapping.layer import library_mask
+from regard.swapping.layer import Port, library_mask
 
 from .vit import TimmViT
 
@@ -94,3 +94,6 @@ class TimmSeparable(HostPort):
         grid = merged_grid(self.grid(), x.shape[-1])
         tokens = x.permute(0, 2, 3, 1)  # of images, places in a patch, patches
         return self.mixer(tokens.flatten(0, 1), grid).unflatten(0, tokens.shape[:2]).permute(0, 3, 1, 2)
+
+
+PORTS: tuple[type[Port], ...] = (TimmMobileViT, TimmSeparable)

@@ -1,13 +1,10 @@
-"""Ports of timm's attention with pooled queries or keys: Hiera, Hiera of SAM 2, MViTv2, Next-ViT, MobileNetV4 and 5."""
+"""Ports of timm's attention with pooled queries or keys: MViTv2, Next-ViT, MobileNetV4 and 5."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
 from timm.layers.attention2d import MultiQueryAttention2d
-from timm.models.hiera import MaskUnitAttention
-from timm.models.hieradet_sam2 import MultiScaleAttention
 from timm.models.mvitv2 import MultiScaleAttention as MViTAttention
 from timm.models.mvitv2 import cal_rel_pos_type, reshape_post_pool, reshape_pre_pool
 from timm.models.nextvit import EfficientAttention
@@ -25,10 +22,8 @@ from regard.swapping.host_mixer import (
     map_of_heads,
     tokens_of,
 )
-from regard.swapping.host_parameters import fused_site
 from regard.swapping.layer import Port
 
-from .mobilevit import merged_grid
 from .wide import coarser
 
 
@@ -56,142 +51,6 @@ def pooled_grid(grid: Grid, pool: Any) -> Grid:
         for side, *numbers in zip((grid.height, grid.width), kernel, stride, padding, strict=True)
     )
     return replace(grid, height=height, width=width)
-
-
-class PooledQueriesMixer(HostMixer):
-    """Queries are pooled on the map; the output has the pooled map's tokens."""
-
-    def pool(self, x: Tensor) -> Tensor:
-        return self.around.q_pool(x)  # type: ignore[no-any-return]
-
-    def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
-        q, k, v = fused_heads(self.around.qkv(x), self.site.heads)
-        pooled = self.pool(map_of_heads(q, grid))
-        q = heads_of_map(pooled, self.site.heads)
-        return Inputs(q, k, v, Grid(*pooled.shape[-2:]), grid)
-
-    def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
-        return self.around.proj(merge(y))  # type: ignore[no-any-return]
-
-
-class TimmHieraDetPooled(HostPort):
-    """SAM 2's Hiera at the begin of a stage: queries pooled in windows, which mechanisms between two grids can take."""
-
-    replaces: ClassVar[tuple[type, ...]] = (MultiScaleAttention,)
-    parameter_names: ClassVar[dict[str, str]] = around("qkv", "proj", "q_pool")
-    mixer_class: ClassVar[type[HostMixer]] = PooledQueriesMixer
-
-    @classmethod
-    def matches(cls, module: Any) -> bool:
-        return super().matches(module) and module.q_pool is not None
-
-    @classmethod
-    def resizes(cls, module: Any) -> bool:
-        return True
-
-    @classmethod
-    def input_grid(cls, module: Any, shape: Any) -> Grid:
-        return Grid(shape[1], shape[2])
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return replace(fused_site(module, grid, name, layer), grid=pooled_grid(grid, module.q_pool), memory=grid)
-
-    def forward(self, x: Tensor) -> Tensor:
-        grid = Grid(*x.shape[1:3])
-        pooled = pooled_grid(grid, self.host.q_pool)
-        return self.mixer(x.flatten(1, 2), grid).unflatten(1, (pooled.height, pooled.width))
-
-
-def _order(strides: int) -> list[int]:
-    """Axes (row, column) of each split of Hiera's tokens, the finest first, in the order rows, then columns."""
-    return [*range(2 * strides, -1, -2), *range(2 * strides + 1, 0, -2)]
-
-
-def rolled(x: Tensor, grid: Grid, strides: int) -> Tensor:
-    """Hiera's tokens (B, N, C), split `strides` times by 2 x 2, the finest positions first, in the order of a map."""
-    sides = (*(2,) * (2 * strides), grid.height >> strides, grid.width >> strides)
-    axes = [axis + 1 for axis in _order(strides)]
-    return x.unflatten(1, sides).permute(0, *axes, len(axes) + 1).flatten(1, -2)
-
-
-def unrolled(x: Tensor, grid: Grid, strides: int) -> Tensor:
-    """The inverse of `rolled`."""
-    twos, order = (2,) * strides, _order(strides)
-    axes = [order.index(axis) + 1 for axis in range(len(order))]
-    sides = (grid.height >> strides, *twos, grid.width >> strides, *twos)
-    return x.unflatten(1, sides).permute(0, *axes, len(axes) + 1).flatten(1, -2)
-
-
-class TimmHiera(Port):
-    """Hiera: attention in mask units or between all tokens, which are brought into the order of the map."""
-
-    replaces: ClassVar[tuple[type, ...]] = (MaskUnitAttention,)
-    watch: ClassVar[str] = "patch_embed.proj"
-
-    @classmethod
-    def matches(cls, module: Any) -> bool:
-        return super().matches(module) and module.q_stride == 1
-
-    @classmethod
-    def refusal(cls, module: Any) -> str:  # type: ignore[override]
-        known = module.q_stride in (1, 4) and 4 ** cls.strides(module) == module.q_stride * module.window_size
-        return "" if known else "its mask units are not 2 x 2, 4 x 4, 8 x 8, ..."
-
-    @classmethod
-    def strides(cls, module: Any) -> int:
-        """How often the tokens are split by 2 x 2."""
-        return int(module.q_stride * module.window_size).bit_length() // 2
-
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid | None:
-        side = 2 ** cls.strides(module)
-        return Grid(side, side) if module.use_mask_unit_attn else merged_grid(watched, inputs[0].shape[1])  # type: ignore[arg-type]
-
-    def forward(self, x: Tensor) -> Tensor:
-        host: Any = self.host
-        strides, (batch, tokens) = self.strides(host), x.shape[:2]
-        if not host.use_mask_unit_attn:
-            return self.mix_rolled(x, merged_grid(self.grid(), tokens), strides)
-        side = 2**strides
-        units = x.unflatten(1, (side * side, -1)).transpose(1, 2).flatten(0, 1)
-        y = self.mix_rolled(units, Grid(side, side), strides)
-        return y.unflatten(0, (batch, -1)).transpose(1, 2).flatten(1, 2)
-
-    def mix_rolled(self, x: Tensor, grid: Grid, strides: int) -> Tensor:
-        """The mixer's output for tokens in Hiera's order."""
-        return unrolled(self.mixer(rolled(x, grid, strides), grid), grid, strides)
-
-
-class MaxPooledQueriesMixer(PooledQueriesMixer):
-    """The largest of 2 x 2 queries for each channel."""
-
-    def pool(self, x: Tensor) -> Tensor:
-        return F.max_pool2d(x, 2)
-
-
-class TimmHieraPooled(HostPort, TimmHiera):
-    """Hiera at the begin of a stage: pooled queries, which mechanisms between two grids can take."""
-
-    parameter_names: ClassVar[dict[str, str]] = around("qkv", "proj")
-    mixer_class: ClassVar[type[HostMixer]] = MaxPooledQueriesMixer
-
-    @classmethod
-    def matches(cls, module: Any) -> bool:
-        return type(module) in cls.replaces and module.q_stride > 1
-
-    @classmethod
-    def resizes(cls, module: Any) -> bool:
-        return True
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        queries = Grid(grid.height // 2, grid.width // 2)
-        return replace(fused_site(module, grid, name, layer), grid=queries, memory=grid)
-
-    def mix_rolled(self, x: Tensor, grid: Grid, strides: int) -> Tensor:
-        queries = Grid(grid.height // 2, grid.width // 2)
-        return unrolled(self.mixer(rolled(x, grid, strides), grid), queries, strides - 1)
 
 
 class MViTMixer(HostMixer):
@@ -256,10 +115,10 @@ class TimmMViT(HostPort):
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         queries, keys = (pooled_grid(grid, pool) for pool in (module.pool_q, module.pool_k))
-        return replace(fused_site(module, grid, name, layer), grid=queries, memory=None if queries == keys else keys)
+        return replace(super().site(module, grid, name, layer), grid=queries, memory=None if queries == keys else keys)
 
     def forward(self, x: Tensor, feat_size: Sequence[int]) -> tuple[Tensor, list[int]]:
-        grid = self.call_grid(self.host, (x, feat_size), None)
+        grid = self.grid(x, feat_size)
         pool = self.mixer.around.pool_q if isinstance(self.mixer, HostMixer) else None
         queries = pooled_grid(grid, pool)
         return self.mixer(x, grid), [queries.height, queries.width]
@@ -275,9 +134,6 @@ class NextViTMixer(HostMixer):
         memory = None if reduced is x else Grid.sequence(reduced.shape[1])
         q, k, v = self.part_heads("q", x), self.part_heads("k", reduced), self.part_heads("v", reduced)
         return Inputs(q, k, v, grid, memory)
-
-    def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
-        return self.around.proj_drop(self.around.proj(merge(y)))  # type: ignore[no-any-return]
 
 
 class TimmNextViT(HostPort):
@@ -357,3 +213,6 @@ class TimmMultiQuery(MapPort):
             layer=layer,
             name=name,
         )
+
+
+PORTS: tuple[type[Port], ...] = (TimmMViT, TimmNextViT, TimmMultiQuery)

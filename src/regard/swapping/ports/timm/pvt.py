@@ -6,7 +6,7 @@ from timm.models.pvt_v2 import Attention as PVTAttention
 from timm.models.twins import GlobalSubSampleAttn
 from torch import Tensor
 
-from regard.core import Grid, Site
+from regard.core import Grid
 from regard.swapping.layer import Port
 
 
@@ -18,18 +18,6 @@ class TimmPVT(Port):
     parameter_names: ClassVar[dict[str, str]] = {
         "q": "qkv.q", "kv": "qkv.kv", "sr": "operator.reduce", "norm": "operator.norm",
     }  # fmt: skip
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return Site(
-            dim=module.dim,
-            heads=module.num_heads,
-            grid=grid,
-            qkv_bias=module.q.bias is not None,
-            drop=module.proj_drop.p,
-            layer=layer,
-            name=name,
-        )
 
     def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
         height, width = feat_size
@@ -45,3 +33,6 @@ class TimmTwins(TimmPVT):
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         return Grid(*inputs[1])
+
+
+PORTS: tuple[type[Port], ...] = (TimmPVT, TimmTwins)

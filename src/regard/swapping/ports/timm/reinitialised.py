@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar, cast
 
-import torch
 import torch.nn.functional as F
 from timm.models.coat import FactorAttnConvRelPosEnc
 from timm.models.davit import ChannelAttention, ChannelAttentionV2
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from regard.core import Grid, Inputs, Mixer, MixerConfig, Site, heads, merge
 from regard.swapping.host_mixer import HostMixer, HostPort, MapPort, around
-from regard.swapping.host_parameters import output_dropout
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import split_matrices
 
@@ -27,20 +25,8 @@ class TimmOutlook(Port):
     parameter_names: ClassVar[dict[str, str]] = {"v": "qkv.v"}
 
     @classmethod
-    def input_grid(cls, module: Any, shape: torch.Size) -> Grid:
-        return Grid(shape[1], shape[2])
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return Site(
-            dim=module.v.in_features,
-            heads=module.num_heads,
-            grid=grid,
-            qkv_bias=module.v.bias is not None,
-            drop=output_dropout(module),
-            layer=layer,
-            name=name,
-        )
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        return Grid(*inputs[0].shape[1:3])
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer, v = super().build_mixer(config, site, shared), cast(Any, self.host).v
@@ -51,8 +37,7 @@ class TimmOutlook(Port):
         return mixer
 
     def forward(self, x: Tensor) -> Tensor:
-        size = x.shape[1:3]
-        return self.mixer(x.flatten(1, 2), Grid(*size)).unflatten(1, size)
+        return self.mixer(x.flatten(1, 2), self.grid(x)).unflatten(1, x.shape[1:3])
 
 
 class TimmChannel(Port):
@@ -61,17 +46,6 @@ class TimmChannel(Port):
     loses: ClassVar[str] = "attention between channels"
     replaces: ClassVar[tuple[type, ...]] = (ChannelAttention, ChannelAttentionV2)
     watch: ClassVar[str] = "cpe1"
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return Site(
-            dim=module.qkv.in_features,
-            heads=module.groups if isinstance(module, ChannelAttentionV2) else module.num_heads,
-            grid=grid,
-            qkv_bias=module.qkv.bias is not None,
-            layer=layer,
-            name=name,
-        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mixer(x, self.grid())
@@ -85,7 +59,7 @@ class FactorisedMixer(HostMixer):
 
     def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
         near = self.around.crpe(made.q, made.v, size=(grid.height, grid.width))
-        return self.around.proj_drop(self.around.proj(merge(y + near)))  # type: ignore[no-any-return]
+        return super().finish(y + near, made, grid)
 
 
 class TimmCoaT(HostPort):
@@ -98,21 +72,15 @@ class TimmCoaT(HostPort):
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        x, size = inputs
-        return _grid_of(x, size)
+        x, (height, width) = inputs
+        return Grid(height, width, x.shape[1] - height * width)
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         return Site(dim=module.qkv.in_features, heads=module.num_heads, grid=grid, layer=layer, name=name)
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        return self.mixer(x, _grid_of(x, size))
-
-
-def _grid_of(x: Tensor, size: tuple[int, int]) -> Grid:
-    """The grid of tokens (B, N, C) with patches of this (height, width), after a class token."""
-    height, width = size
-    return Grid(height, width, x.shape[1] - height * width)
+        return self.mixer(x, self.grid(x, size))
 
 
 class AdditiveMixer(HostMixer):
@@ -140,3 +108,6 @@ class TimmSwiftFormer(MapPort):
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         inner, dim = module.to_query.weight.shape
         return Site(dim=dim, heads=inner // module.final.out_features, grid=grid, layer=layer, name=name)
+
+
+PORTS: tuple[type[Port], ...] = (TimmOutlook, TimmChannel, TimmCoaT, TimmSwiftFormer)

@@ -26,16 +26,12 @@ class TimmSwin(Port):
 
     def __init__(self, host: Any, *args: Any) -> None:
         super().__init__(host, *args)
-        self.windows = self.host_grid(host)
         index = host.relative_position_index.clone()
         self.register_buffer("relative_position_index", index, persistent=False)
 
     @classmethod
-    def host_grid(cls, module: Any) -> Grid:
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         return Grid(*module.window_size)
-
-    def grid(self) -> Grid:
-        return self.windows
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)
@@ -47,9 +43,9 @@ class TimmSwin(Port):
     def mix_with_biases(self, x: Tensor, extra: Tensor | None) -> Tensor:
         """The mixer's output with the relative position biases plus `extra` biases."""
         if self._parameters.get("relative_position_bias_table") is None:  # a removed attention has no logits
-            return self.mixer(x, self.windows)
+            return self.mixer(x, self.grid())
         bias = self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)[None]
-        return self.mixer(x, self.windows, Mask(bias=bias if extra is None else bias + extra))
+        return self.mixer(x, self.grid(), Mask(bias=bias if extra is None else bias + extra))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.mix_with_biases(x, None if mask is None else mask.repeat(x.shape[0] // len(mask), 1, 1)[:, None])
@@ -68,7 +64,7 @@ class TimmBeit(TimmSwin):
         return fused_refusal(module)
 
     @classmethod
-    def host_grid(cls, module: Any) -> Grid:
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         height, width = module.window_size
         return Grid(height, width, 1)
 
@@ -104,16 +100,12 @@ class TimmSwinV2(Port):
 
     def __init__(self, host: Any, *args: Any) -> None:
         super().__init__(host, *args)
-        self.windows = self.host_grid(host)
         for name in self.buffer_names:
             self.register_buffer(name, getattr(host, name).clone(), persistent=False)
 
     @classmethod
-    def host_grid(cls, module: Any) -> Grid:
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         return Grid(*module.window_size)
-
-    def grid(self) -> Grid:
-        return self.windows
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer, host = super().build_mixer(config, site, shared), cast(Any, self.host)
@@ -129,9 +121,9 @@ class TimmSwinV2(Port):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if not self.mixer.config.uses:  # a removed attention has no logits
-            return self.mixer(x, self.windows)
+            return self.mixer(x, self.grid())
         bias = self.biases(self.mixer.site.heads, x.shape[1])
-        return self.mixer(x, self.windows, Mask(bias=with_shift_mask(bias, mask, len(x))))
+        return self.mixer(x, self.grid(), Mask(bias=with_shift_mask(bias, mask, len(x))))
 
 
 class TimmSwinV2Cr(TimmSwinV2):
@@ -148,3 +140,6 @@ class TimmSwinV2Cr(TimmSwinV2):
 
     def biases(self, heads: int, tokens: int) -> Tensor:
         return self.mixer.meta_mlp(self.relative_coordinates_log).mT.reshape(1, heads, tokens, tokens)  # type: ignore[operator]
+
+
+PORTS: tuple[type[Port], ...] = (TimmSwin, TimmBeit, TimmRelPos, TimmSwinV2, TimmSwinV2Cr)

@@ -1,6 +1,5 @@
 """Ports of timm's vision transformers: ViT, DeiT, DINOv2 and 3, EVA, and models that use their attention classes."""
 
-import re
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -21,13 +20,9 @@ class TimmViT(Port):
     """timm.layers.Attention: ViT, DeiT, DINOv2, PiT, NaFlexViT, CrossViT, CSATv2, ConViT's last layers."""
 
     replaces: ClassVar[tuple[type, ...]] = (Attention, MHSA)
-    watch: ClassVar[str] = "patch_embed.proj|pool.conv|patch_embed.conv|embeds|pos_embed.proj"
+    watch: ClassVar[str] = "patch_embed.{-3}.proj|patch_embed.proj|pool.conv|patch_embed.conv|embeds|pos_embed.proj"
+    """The first path is that of a branch of CrossViT, `blocks.I.blocks.BRANCH.J.attn`."""
     parameter_names: ClassVar[dict[str, str]] = {"gate": "host_gate"}
-
-    @classmethod
-    def watch_path(cls, name: str) -> str:
-        branch = re.search(r"blocks\.\d+\.blocks\.(\d+)\.", name)  # of CrossViT, with a patch embedding of its own
-        return f"patch_embed.{branch[1]}.proj" if branch else cls.watch
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         return extended(super().build_mixer(config, site, shared), self.host, shared)
@@ -84,3 +79,6 @@ class TimmRopeHalves(TimmRope):
         if rope is not None:
             rope = interleaved(rope.unflatten(-1, (2, -1))).flatten(-2)
         return super().forward(x, rope, attn_mask, is_causal)
+
+
+PORTS: tuple[type[Port], ...] = (TimmViT, TimmRope, TimmRopeHalves)

@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.core import Grid, Inputs, Mask, Site, heads, merge
 from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.host_mixer import HostMixer, HostPort, around, map_of, tokens_of
+from regard.swapping.layer import Port
 
 BIASES = ("attention_biases", "attention_bias_idxs")
 """The host's table of biases for each head, and which entry is that of a query and a key."""
@@ -75,8 +76,8 @@ class TimmTinyViT(HostPort):
     mixer_class: ClassVar[type[HostMixer]] = WideMixer
 
     @classmethod
-    def host_grid(cls, module: Any) -> Grid | None:
-        return Grid(*module.resolution)
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        return watched or Grid(*module.resolution)
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
@@ -87,9 +88,6 @@ class TimmTinyViT(HostPort):
     @classmethod
     def value_width(cls, module: Any, site: Site) -> int:
         return int(module.val_dim)
-
-    def grid(self) -> Grid:
-        return self.host_grid(self.host) or self.source.grid(0)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mixer(x, self.grid())
@@ -128,6 +126,5 @@ class TimmEfficientFormer(TimmTinyViT):
     replaces: ClassVar[tuple[type, ...]] = (EfficientFormerAttention,)
     watch: ClassVar[str] = "downsample"
 
-    @classmethod
-    def host_grid(cls, module: Any) -> None:
-        return None
+
+PORTS: tuple[type[Port], ...] = (TimmLeViT, TimmLeViTDownsample, TimmEfficientFormer, TimmTinyViT)

@@ -21,11 +21,8 @@ class TimmDaViT(Port):
     replaces: ClassVar[tuple[type, ...]] = (WindowAttention,)
 
     @classmethod
-    def host_grid(cls, module: Any) -> Grid:
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         return Grid(*module.window_size)
-
-    def grid(self) -> Grid:
-        return self.host_grid(self.host)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mixer(x, self.grid())
@@ -37,7 +34,7 @@ class TimmTwinsLocal(TimmDaViT):
     replaces: ClassVar[tuple[type, ...]] = (LocallyGroupedAttn,)
 
     @classmethod
-    def host_grid(cls, module: Any) -> Grid:
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         return Grid(module.ws, module.ws)
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:  # type: ignore[override]
@@ -63,8 +60,8 @@ class TimmNesT(Port):
     replaces: ClassVar[tuple[type, ...]] = (NestAttention,)
 
     @classmethod
-    def input_grid(cls, module: Any, shape: Any) -> Grid:
-        side = math.isqrt(shape[2])  # blocks are square
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        side = math.isqrt(inputs[0].shape[2])  # blocks are square
         return Grid(side, side)
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
@@ -74,7 +71,7 @@ class TimmNesT(Port):
         return mixer
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.mixer(x.flatten(0, 1), self.input_grid(self.host, x.shape)).unflatten(0, x.shape[:2])
+        return self.mixer(x.flatten(0, 1), self.grid(x)).unflatten(0, x.shape[:2])
 
 
 class WidthFirst(nn.Linear):
@@ -86,3 +83,6 @@ class WidthFirst(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.unflatten(-1, (self.heads, -1)).mT.flatten(-2))
+
+
+PORTS: tuple[type[Port], ...] = (TimmTwinsLocal, TimmDaViT, TimmNesT)

@@ -18,3 +18,6 @@ class TimmXCiT(Port):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mixer(x, self.grid())
+
+
+PORTS: tuple[type[Port], ...] = (TimmXCiT,)
