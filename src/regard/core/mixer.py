@@ -1,7 +1,6 @@
 """The contracts of mechanisms: Mixer (a layer), Operator (the mathematics on heads), MixerConfig (the description)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -182,15 +181,12 @@ class MixerConfig(ABC):
     "key bias": only biases with one row, the same for all queries. cross: whether queries may come from
     another input than keys and values. samples: spellings that fit grids of about 4x4 cells, on which the contract is
     checked, the usual one first; () where the defaults fit. Subclasses with a `__post_init__` call this one first.
-    revision: raised when a run of the same spelling gives other results; it enters the keys of runs. older_revisions: a
-    revision -> fields added after it, with the values that stand for its behaviour. A configuration with these values
-    keeps the keys of that revision.
+    revision: raised when a run of the same spelling gives other results; it enters the keys of runs.
     Raises: ConfigError for a field whose value its annotation does not allow.
     """
 
     card: ClassVar[Card]
     revision: ClassVar[int] = 1
-    older_revisions: ClassVar[Mapping[int, Mapping[str, Any]]] = {}
     masks: ClassVar[frozenset[str]] = frozenset()
     cross: ClassVar[bool] = False
     samples: ClassVar[tuple[str, ...]] = ()
