@@ -134,6 +134,7 @@ class Operator(nn.Module):
 class Mixer(nn.Module):
     """A layer that mixes tokens: x (B, N, C) -> (B, N, C). Built by a MixerConfig, which it keeps as `config`.
 
+    A subclass writes `compute`.
     output: name of the child that is the last layer, a linear map or convolution; at zero, the layer gives zeros.
     """
 
@@ -146,15 +147,23 @@ class Mixer(nn.Module):
         self.config, self.site = config, site
 
     def forward(
-        self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
+        self, x: Float[Tensor, "B N C"], grid: Grid | None = None, mask: Mask | None = None, rope: Tensor | None = None
     ) -> Float[Tensor, "B N C"]:
-        """rope: the host's rotary tensor (patch tokens, 2 d), sines then cosines, or None."""
-        raise NotImplementedError
+        """The fast form. grid: of the input; that of the site by default.
+
+        rope: the host's rotary tensor (patch tokens, 2 d), sines then cosines, or None.
+        Raises: GridError if the grid has another number of tokens; ShapeError, UnsupportedError.
+        """
+        return self.compute(x, self.site.grid if grid is None else grid, mask, rope, plain=False)
 
     def reference(
-        self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
+        self, x: Float[Tensor, "B N C"], grid: Grid | None = None, mask: Mask | None = None, rope: Tensor | None = None
     ) -> Float[Tensor, "B N C"]:
         """The same layer in its plain form."""
+        return self.compute(x, self.site.grid if grid is None else grid, mask, rope, plain=True)
+
+    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
+        """The fast form, or with `plain` the reference."""
         raise NotImplementedError
 
     def check(self, x: Tensor, grid: Grid, mask: Mask | None, memory: Grid | None = None) -> None:
