@@ -1,5 +1,7 @@
 """Compiled kernels: whether this installation has them for this processor, and what all of them must do."""
 
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,26 @@ from regard.mixers.shared.native import LIBRARY
 from regard.testing.subject import gap
 
 needs_kernels = pytest.mark.skipif(LIBRARY is None, reason="this installation has no compiled kernels")
+
+
+def runs_kernel(name: str, call: Callable[[], object]) -> bool:
+    """Whether a call runs the kernel of this name."""
+    with torch.profiler.profile() as profile:
+        call()
+    return any(event.key == f"regard::{name}" for event in profile.key_averages())
+
+
+def check_threads(run: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
+    """The number of threads changes no bit of outputs and gradients. The inputs are worth the start of threads."""
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3, 8):
+            torch.set_num_threads(threads)
+            out = run(*inputs)
+            results.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(x, y) for more in results[1:] for x, y in zip(results[0], more, strict=True))
 
 
 def check_compile_takes_it_and_export_does_not(config: MixerConfig, operator: str) -> None:

@@ -1,4 +1,4 @@
-"""Checks of operator functions on tensors (batch, heads, tokens, width), one of layers, and one of errors."""
+"""Checks of operator functions on tensors (batch, heads, tokens, width), of layers and of errors."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,10 +22,22 @@ def check_error(
         call(*args, **kwargs)
 
 
+def draw_qkv(n: int = 13, m: int = 9, d: int = 8, e: int = 5, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """q (3, 2, n, d), k (3, 2, m, d) and v (3, 2, m, e), normally distributed."""
+    return [torch.randn(3, 2, *shape, dtype=dtype) for shape in ((n, d), (m, d), (m, e))]
+
+
+def draw_on(grid: Grid) -> list[Tensor]:
+    """q, k and v of a grid's tokens in float64, of widths 8, 8 and 6, with gradients; the same each time."""
+    torch.manual_seed(0)
+    return [x.requires_grad_() for x in draw_qkv(grid.tokens, grid.tokens, e=6)]
+
+
 def check_gradients(fast: Tensor, plain: Tensor, inputs: Sequence[Tensor], tolerance: float = 1e-11) -> None:
     """The gradients of two outputs, for one random gradient of the output, are finite and equal."""
     output_gradient = torch.randn_like(plain)
-    grads = (torch.autograd.grad(out, inputs, output_gradient, retain_graph=True) for out in (fast, plain))
+    options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    grads = (torch.autograd.grad(out, inputs, output_gradient, **options) for out in (fast, plain))
     for actual, expected in zip(*grads, strict=True):
         assert gap(actual, expected) < tolerance
         assert actual.isfinite().all()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators import check_error
-from regard import Grid
+from regard import Grid, Site, parse
 from regard.core import GridError
 
 GRIDS = st.builds(Grid, st.integers(1, 6), st.integers(1, 6), st.integers(0, 3), st.integers(0, 3))
@@ -86,3 +86,19 @@ def test_an_absurd_number_of_windows_is_refused_at_once() -> None:
     """No loop goes to the number itself."""
     check_error(GridError, "nearest possible: 24, 25, 28, 30", Grid(5, 7).factor, 26)
     check_error(GridError, "nearest possible: 25, 28, 30, 35", Grid(5, 7).factor, 10**10)
+
+
+@pytest.mark.parametrize("text", ["Softmax", "Conv", "PVT", "ViT3"])
+def test_a_layer_without_a_grid_takes_that_of_its_site(text: str) -> None:
+    grid = Grid(4, 6, 1)
+    layer, x = parse(text).build(Site(16, 2, grid)), torch.randn(2, 25, 16)
+    for run in (layer, layer.reference):
+        assert torch.equal(run(x), run(x, grid))
+        check_error(GridError, "24 tokens do not fit 4x6 patch", run, x[:, 1:])
+
+
+def test_cross_attention_without_grids_takes_those_of_its_site() -> None:
+    site = Site(16, 2, Grid(4, 6, 1), memory=Grid(2, 3))
+    layer, x, memory = parse("Softmax").build_cross(site), torch.randn(2, 25, 16), torch.randn(2, 6, 16)
+    assert torch.equal(layer(x, memory=memory), layer(x, site.grid, memory=memory, memory_grid=site.memory))
+    check_error(GridError, "5 tokens do not fit 2x3 patch", layer, x, memory=memory[:, 1:])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from operators import check_error
 from regard import Grid, parse
 from regard.cli.app import run
 from regard.core import ConfigError, GridError
@@ -100,8 +101,7 @@ def test_a_whole_model_is_compared_with_its_own_attention() -> None:
         (OWN, "16x16"), ("SKA()", "16x16"), (OWN, "32x32"), ("SKA()", "32x32")
     ]  # fmt: skip
     assert rows[0].ratio == rows[2].ratio == 1
-    with pytest.raises(ConfigError, match="unknown dtype"):
-        bench_model(HOST, [], dtype="fp31")
+    check_error(ConfigError, "unknown dtype", bench_model, HOST, [], dtype="fp31")
 
 
 def test_the_page_has_tables_curves_and_what_was_not_run(

@@ -4,44 +4,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from operators import check_error
-from regard.core import ConfigError, Grid, GridError, Mask, Site, UnsupportedError
+from operators import check_error, draw_qkv
+from regard.core import ConfigError, Grid, GridError, Site, UnsupportedError
 from regard.mixers.flatten import FLatten, flatten, flatten_reference, focused
 from regard.mixers.linear import linear_reference
 
 F64 = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-def tensors(n=13, m=9, d=8, e=5, dtype=F64):
-    make = lambda *shape: torch.randn(3, 2, *shape, dtype=dtype)  # noqa: E731
-    return make(n, d), make(m, d), make(m, e)
-
-
-@pytest.mark.parametrize("over", ["channels", "head"])
-@pytest.mark.parametrize("power", [1.0, 3.0, 4.5])
-def test_fast_equals_reference(over, power):
-    q, k, v = tensors()
-    spread = torch.rand(2, 1, 8, dtype=F64) + 0.3
-    for mask in (None, Mask(keep=torch.rand(3, 9) > 0.4)):
-        options = {"over": over, "power": power, "spread": spread, "mask": mask}
-        assert torch.allclose(flatten(q, k, v, **options), flatten_reference(q, k, v, **options), atol=1e-12)
-
-
 @pytest.mark.parametrize("over", ["channels", "head"])
 def test_power_1_is_relu_linear_attention(over):
-    q, k, v = tensors()
+    q, k, v = draw_qkv()
     out = flatten(q, k, v, power=1.0, over=over)
     assert torch.allclose(out, linear_reference(q, k, v, feature="relu"), atol=1e-12)
 
 
 @pytest.mark.parametrize(("over", "axes"), [("channels", (1, 3)), ("head", (3,))])
 def test_length_is_kept_for_every_power(over, axes):
-    x, _, _ = tensors()
+    x, _, _ = draw_qkv()
     for power in (1.0, 2.0, 3.0, 8.0):
         y = focused(x, power, over, None)
         assert torch.allclose(y.norm(dim=axes), (x.clamp_min(0) + 1e-6).norm(dim=axes), rtol=1e-12)
@@ -49,7 +29,7 @@ def test_length_is_kept_for_every_power(over, axes):
 
 def test_lengths_are_over_all_heads():
     """Section 4.3: norms over C before the head split; a large second head changes the features of the first."""
-    x, _, _ = tensors()
+    x, _, _ = draw_qkv()
     changed = x.clone()
     changed[:, 1] *= 10
     assert not torch.allclose(focused(x, 3.0, "channels", None)[:, 0], focused(changed, 3.0, "channels", None)[:, 0])
@@ -59,7 +39,7 @@ def test_lengths_are_over_all_heads():
 def test_powers_do_not_overflow():
     """50^3 leaves float16's range, 1e13^3 float32's."""
     for dtype, size in ((torch.float16, 1e4), (torch.bfloat16, 1e13), (torch.float32, 1e13)):
-        q, k, v = (x.to(dtype) for x in tensors())
+        q, k, v = (x.to(dtype) for x in draw_qkv())
         out = flatten(size * q, size * k, v, power=3.0)
         assert out.isfinite().all()
         assert (out.double() - flatten_reference(*(x.double() for x in (size * q, size * k, v)))).abs().max() < 0.05
@@ -78,7 +58,7 @@ def test_counts_of_the_paper():
 def test_positions_are_added_to_keys_and_resampled():
     grid, larger = Grid(3, 5, 1, 2), Grid(6, 5, 1, 2)
     operator = FLatten().operator(Site(16, 2, grid)).double()
-    q, k, v = tensors(18, 18, 8, 8)
+    q, k, v = draw_qkv(18, 18, 8, 8)
     before = operator(q, k, v, grid=grid)
     torch.nn.init.normal_(operator.positions.cells)
     torch.nn.init.normal_(operator.positions.extra)
@@ -108,16 +88,6 @@ def test_local_branch_shifts_all_heads_by_one_row():
         moved = torch.zeros(3, 18, 16, dtype=F64)
         moved[:, 6:16] = layer.project_heads(x, grid)["v"].transpose(1, 2).flatten(2)[:, 1:11]
         assert torch.allclose(layer(x, grid) - before, F.linear(moved, layer.proj.weight), atol=1e-12)
-
-
-def test_hidden_keys_are_hidden_from_the_local_branch():
-    grid = Grid(3, 5)
-    layer = FLatten(local=3).build(Site(16, 2, grid)).double()
-    x, keep = torch.randn(3, 15, 16, dtype=F64), torch.ones(3, 15, dtype=torch.bool)
-    keep[:, 9:] = False
-    out = layer(x, grid, Mask(keep=keep))[:, :9]
-    x[:, 9:] = torch.inf
-    assert torch.allclose(layer(x, grid, Mask(keep=keep))[:, :9], out, atol=1e-12)
 
 
 @pytest.mark.untyped

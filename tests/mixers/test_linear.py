@@ -1,42 +1,19 @@
 """Linear attention: facts of its equations, features, hidden keys, extreme values."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from operators import check_error, check_hidden
+from operators import check_error, draw_qkv
 from regard.core import ConfigError, Grid, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers.linear import Linear, linear, linear_reference
 
 F64 = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-def tensors(n=13, m=9, d=8, e=5, batch=3, dtype=F64):
-    make = lambda *shape: torch.randn(batch, 2, *shape, dtype=dtype)  # noqa: E731
-    return make(n, d), make(m, d), make(m, e)
-
-
-@pytest.mark.parametrize("feature", ["elu", "relu", "identity", torch.exp], ids=["elu", "relu", "identity", "exp"])
-def test_fast_equals_reference(feature):
-    q, k, v = tensors()
-    keep = torch.rand(3, 9) > 0.4
-    if feature == "identity":
-        q, k = q.abs(), k.abs()
-    for mask in (None, Mask(keep=keep)):
-        plain = linear_reference(q, k, v, feature=feature, mask=mask)
-        assert torch.allclose(linear(q, k, v, feature=feature, mask=mask), plain, atol=1e-12)
-
-
 def test_the_equation_by_hand():
     """Section 4.2: phi(q_i).sum_j phi(k_j)^T v_j / (phi(q_i).sum_j phi(k_j) + eps), one query after another."""
-    q, k, v = tensors()
+    q, k, v = draw_qkv()
     phi = lambda x: F.elu(x) + 1  # noqa: E731
     out = torch.empty(3, 2, 13, 5, dtype=F64)
     for i in range(13):
@@ -46,7 +23,7 @@ def test_the_equation_by_hand():
 
 
 def test_constant_values_stay_with_eps_0():
-    q, k, v = tensors()
+    q, k, v = draw_qkv()
     v = torch.full_like(v, 2.5)
     for feature in ("elu", "relu"):
         assert torch.allclose(linear(q, k, v, feature=feature, eps=0.0), v[:, :, :1].expand(-1, -1, 13, -1), atol=1e-12)
@@ -55,26 +32,16 @@ def test_constant_values_stay_with_eps_0():
 
 def test_a_query_without_positive_features_averages():
     """Section 4.2, pitfall: with the pure relu it would be a row of zeros."""
-    q, k, v = tensors()
+    q, k, v = draw_qkv()
     out = linear(-q.abs(), k, v, feature="relu", eps=0.0)
     total = k.clamp_min(0).sum(-1, keepdim=True) + 8e-6
     assert torch.allclose(out, ((total * v).sum(-2, keepdim=True) / total.sum(-2, keepdim=True)).expand_as(out))
 
 
-def test_hidden_keys_may_hold_anything():
-    q, k, v = tensors()
-    keep = torch.ones(3, 9, dtype=torch.bool)
-    keep[:, 4:] = False
-    cropped = linear(q, k[:, :, :4], v[:, :, :4])
-    out = check_hidden(partial(linear, q, mask=Mask(keep=keep)), (k, v), keep)
-    assert torch.allclose(out, cropped, atol=1e-12)
-    assert torch.equal(linear(q, k, v, eps=0.0, mask=Mask(keep=torch.zeros_like(keep))), torch.zeros_like(out))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_of_long_sums(dtype):
     """The sum of 20000 features of about 10 leaves float16's range; the normaliser is in float32."""
-    q, k, v = tensors(4, 20000, 8, 4, batch=1, dtype=torch.float32)
+    q, k, v = (x[:1] for x in draw_qkv(4, 20000, 8, 4, torch.float32))
     out = linear(*(x.to(dtype) for x in (q, 10 + k, 1 + v)))
     assert out.dtype == dtype
     assert (out.float() - linear_reference(q, 10 + k, 1 + v)).abs().max() < 0.02
@@ -85,7 +52,7 @@ def test_norm_is_over_all_heads_and_counted():
     config, site = Linear(feature="relu", norm="rms"), Site(192, 3, Grid(14, 14, prefix=1), qkv_bias=False)
     assert config.cost(site).params == 4 * 192**2 + 192 + 2 * 192
     operator = config.operator(Site(16, 2, Grid(3, 5)))
-    q, k, v = tensors(15, 15, 8, 8, dtype=torch.float32)
+    q, k, v = draw_qkv(15, 15, 8, 8, dtype=torch.float32)
     over = lambda x: F.rms_norm(x.transpose(1, 2).flatten(2), (16,), eps=1e-6)  # noqa: E731
     split = lambda x: x.unflatten(-1, (2, 8)).transpose(1, 2)  # noqa: E731
     expected = linear_reference(split(over(q)), split(over(k)), v, feature="relu")
@@ -99,7 +66,7 @@ def test_macs_are_2_n_d_c():
 
 @pytest.mark.untyped
 def test_wrong_calls_say_what_was_expected():
-    q, k, v = tensors()
+    q, k, v = draw_qkv()
     with pytest.raises(UnsupportedError, match=r"linear cannot apply a causal mask \(it can: padding\)"):
         linear(q, k, v, mask=Mask(causal=True))
     check_error(ConfigError, "did you mean elu", linear, q, k, v, feature="elu1")

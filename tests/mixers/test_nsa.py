@@ -4,41 +4,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from operators import check_error, check_gradients, check_heads_apart, check_transforms
-from regard import NSA, ConfigError, Grid, Mask, Site
+from operators import check_error, draw_on
+from regard import NSA, ConfigError, Grid, Site
 from regard.core import ShapeError
 from regard.mixers.nsa import neighbours
 from regard.mixers.shared.block_attention import BlockPlan
-from regard.ops import moba, nsa, nsa_reference, softmax_reference
+from regard.ops import moba, nsa, softmax_reference
 from regard.testing.subject import gap
 
 GRIDS = (Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(1, 12))
 
 
-def draw(grid: Grid, seed: int = 0) -> tuple[Tensor, ...]:
-    torch.manual_seed(seed)
-    q, k, v = (torch.randn(3, 2, grid.tokens, c, dtype=torch.float64, requires_grad=True) for c in (8, 8, 6))
-    return q, k, v, torch.rand(3, 2, grid.tokens, 3, dtype=torch.float64, requires_grad=True)
+def draw(grid: Grid) -> tuple[Tensor, ...]:
+    return *draw_on(grid), torch.rand(3, 2, grid.tokens, 3, dtype=torch.float64, requires_grad=True)
 
 
 def only(branch: int, like: Tensor) -> Tensor:
     return torch.eye(3, dtype=like.dtype)[branch].expand_as(like)
-
-
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize("form", ["dense", "gather", "grouped"])
-@pytest.mark.parametrize(("block", "top", "window", "group"), [((2, 3), 2, 3, 1), (5, 1, 5, 2), (4, 3, 1, 1)])
-def test_executions_equal_the_plain_form(
-    grid: Grid, form: str, block: int | tuple[int, int], top: int, window: int, group: int
-) -> None:
-    inputs = draw(grid)
-    keep = torch.ones(3, grid.tokens, dtype=torch.bool)
-    keep[0, -7:], keep[1, ::3], keep[2] = False, False, False
-    for mask in (None, Mask(keep=keep)):
-        plain = nsa_reference(*inputs, grid, block, top, window, group=group, mask=mask)
-        fast = nsa(*inputs, grid, block, top, window, group=group, mask=mask, execution=form)
-        assert gap(fast, plain) < 1e-12
-        check_gradients(fast, plain, inputs)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -73,18 +55,6 @@ def test_neighbours_of_a_corner() -> None:
     assert real is not None
     assert sorted(cells[0][real[0]].tolist()) == [0, 1, 4, 5]
     assert sorted(cells[7][real[7]].tolist()) == [2, 3, 6, 7, 10, 11]
-
-
-@pytest.mark.parametrize("form", ["auto", "dense", "gather", "grouped"])
-def test_what_is_not_finite_stays_in_its_head(form: str) -> None:
-    grid = Grid(3, 5, 1, 2)
-    check_heads_apart(lambda *x: nsa(*x, grid, 4, 2, 3, execution=form), draw(grid))
-
-
-@pytest.mark.parametrize("form", ["auto", "dense", "gather", "grouped"])
-def test_function_transforms(form: str) -> None:
-    for grid, block in ((Grid(12, 14), (4, 7)), (Grid(12, 13), 9)):
-        check_transforms(lambda *x, g=grid, b=block: nsa(*x, g, b, 2, 3, execution=form), draw(grid))
 
 
 @pytest.mark.untyped

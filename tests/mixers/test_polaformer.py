@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from operators import check_error, check_hidden
+from operators import check_error, check_hidden, draw_qkv
 from regard.core import Grid, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers.linear import linear_reference
 from regard.mixers.polaformer import PolaFormer, polaformer, polaformer_reference
@@ -12,23 +12,8 @@ from regard.mixers.polaformer import PolaFormer, polaformer, polaformer_referenc
 F64 = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def tensors(n=13, m=9, d=8, e=8):
-    make = lambda *shape: torch.randn(3, 2, *shape, dtype=F64)  # noqa: E731
-    return make(n, d), make(m, d), make(m, e), torch.rand(2, 1, d, dtype=F64) * 3 + 1
-
-
-@pytest.mark.parametrize(("d", "e"), [(8, 8), (7, 7), (5, 1), (1, 4)])
-def test_fast_equals_reference_for_odd_widths_too(d, e):
-    q, k, v, power = tensors(d=d, e=e)
-    for mask in (None, Mask(keep=torch.rand(3, 9) > 0.4)):
-        plain = polaformer_reference(q, k, v, power, mask=mask)
-        assert plain.shape == (3, 2, 13, e)
-        assert torch.allclose(polaformer(q, k, v, power, mask=mask), plain, atol=1e-12)
+    return *draw_qkv(n, m, d, e), torch.rand(2, 1, d, dtype=F64) * 3 + 1
 
 
 @pytest.mark.parametrize("d", [8, 7])

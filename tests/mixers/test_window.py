@@ -1,12 +1,9 @@
 """Windows: shifts, ragged borders, the table of positions, padding, places."""
 
-from functools import partial
-
 import pytest
 import torch
-from torch import Tensor
 
-from operators import check_error, check_gradients, check_hidden
+from operators import check_error, draw_on
 from regard import ConfigError, Grid, Mask, Site, Window
 from regard.core import ShapeError, UnsupportedError
 from regard.mixers.shared.tiles import balanced_tiles, fixed_size_tiles
@@ -17,33 +14,11 @@ from regard.testing.subject import gap
 GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
 
 
-def draw(grid: Grid, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    torch.manual_seed(seed)
-    q, k, v = (torch.randn(3, 2, grid.tokens, c, dtype=torch.float64, requires_grad=True) for c in (8, 8, 6))
-    return q, k, v
-
-
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize(("size", "shift"), [(2, 0), (2, 1), ((2, 3), (0, 2)), (4, 3), ((3, 1), (1, 0))])
-def test_fast_and_plain_form_agree(grid: Grid, size: int | tuple[int, int], shift: int | tuple[int, int]) -> None:
-    q, k, v = draw(grid)
-    rows, columns = (size, size) if isinstance(size, int) else size
-    table = torch.randn(2, 2 * rows - 1, 2 * columns - 1, dtype=torch.float64, requires_grad=True)
-    keep = torch.ones(3, grid.tokens, dtype=torch.bool)
-    keep[0, -7:], keep[1, ::3], keep[2] = False, False, False
-    for mask in (None, Mask(keep=keep)):
-        for options in ({"table": table}, {"table": None, "scale": 0.4}):
-            plain = window_reference(q, k, v, grid, size, shift=shift, mask=mask, **options)
-            fast = window(q, k, v, grid, size, shift=shift, mask=mask, **options)
-            assert gap(fast, plain) < 1e-12
-            check_gradients(fast, plain, (q, k, v))
-
-
 @pytest.mark.parametrize("shift", [0, 1])
 def test_a_token_is_attended_to_in_its_window_only(shift: int) -> None:
     """4x6 cells in 2x2 windows; with a shift of 1 the windows start one cell later, and nothing wraps around."""
     grid = Grid(4, 6, 1)
-    q, k, v = (x.detach() for x in draw(grid))
+    q, k, v = (x.detach() for x in draw_on(grid))
     base = window(q, k, v, grid, 2, shift=shift)
     corner = {0: [(2, 4), (2, 5), (3, 4), (3, 5)], 1: [(3, 5)]}
     middle = {0: [(0, 4), (0, 5), (1, 4), (1, 5)], 1: [(1, 3), (1, 4), (2, 3), (2, 4)]}
@@ -58,7 +33,7 @@ def test_a_token_is_attended_to_in_its_window_only(shift: int) -> None:
 def test_the_table_is_indexed_by_query_minus_key() -> None:
     """A table with one large entry at (dy, dx) = (1, -1): a query takes the value of the cell above right of it."""
     grid = Grid(3, 4)
-    q, k, v = (x.detach() for x in draw(grid))
+    q, k, v = (x.detach() for x in draw_on(grid))
     table = torch.zeros(2, 5, 7, dtype=torch.float64)
     table[:, 1 + 2, -1 + 3] = 1e4
     out = window(q, k, v, grid, (3, 4), table=table).unflatten(2, (3, 4))
@@ -102,13 +77,6 @@ def test_tiles_compile_for_one_grid_after_another(text: str) -> None:
         assert torch.allclose(torch.compile(layer, fullgraph=True)(x, grid), layer(x, grid), atol=1e-6)
 
 
-def test_hidden_cells_may_hold_anything() -> None:
-    grid = Grid(3, 5, 1)
-    q, k, v = (x.detach() for x in draw(grid))
-    keep = torch.arange(16).expand(3, -1) < 11
-    check_hidden(partial(window, grid=grid, size=2, shift=1, mask=Mask(keep=keep)), (k, v), keep, queries=q)
-
-
 def test_counts_and_start() -> None:
     """Fact 4.19: (2w - 1)^2 H parameters, 2 N w^2 C; the table starts at zero and is not decayed."""
     site = Site(192, 3, Grid(14, 14))
@@ -122,7 +90,7 @@ def test_counts_and_start() -> None:
 
 def test_a_swapped_window_as_large_as_the_grid_starts_as_softmax() -> None:
     grid = Grid(4, 6, 1)
-    q, k, v = draw(grid)
+    q, k, v = draw_on(grid)
     out = Window(size=6).operator(Site(16, 2, grid))(q, k, v, grid=grid)
     assert gap(out, softmax_reference(q, k, v)) < 1e-12
 
@@ -133,7 +101,7 @@ def test_a_window_larger_than_the_grid_costs_what_the_grid_reaches(
     size: int | tuple[int, int], shift: int | tuple[int, int]
 ) -> None:
     grid = Grid(4, 6, 1)
-    q, k, v = draw(grid)
+    q, k, v = draw_on(grid)
     rows, columns = (size, size) if isinstance(size, int) else size
     table = torch.randn(2, 2 * rows - 1, 2 * columns - 1, dtype=torch.float64)
     keep = torch.rand(3, grid.tokens) > 0.3
@@ -147,7 +115,7 @@ def test_a_window_larger_than_the_grid_costs_what_the_grid_reaches(
 
 def test_what_is_refused() -> None:
     grid = Grid(4, 6)
-    q, k, v = draw(grid)
+    q, k, v = draw_on(grid)
     check_error(ConfigError, "below the window's side", Window, size=3, shift=3)
     check_error(ConfigError, "at least 1x1", window, q, k, v, grid, 0)
     with pytest.raises(ShapeError, match="table has shape"):

@@ -1,7 +1,6 @@
 """The contracts of mechanisms: Mixer (a layer), Operator (the mathematics on heads), MixerConfig (the description)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -135,6 +134,7 @@ class Operator(nn.Module):
 class Mixer(nn.Module):
     """A layer that mixes tokens: x (B, N, C) -> (B, N, C). Built by a MixerConfig, which it keeps as `config`.
 
+    A subclass writes `compute`.
     output: name of the child that is the last layer, a linear map or convolution; at zero, the layer gives zeros.
     """
 
@@ -147,15 +147,23 @@ class Mixer(nn.Module):
         self.config, self.site = config, site
 
     def forward(
-        self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
+        self, x: Float[Tensor, "B N C"], grid: Grid | None = None, mask: Mask | None = None, rope: Tensor | None = None
     ) -> Float[Tensor, "B N C"]:
-        """rope: the host's rotary tensor (patch tokens, 2 d), sines then cosines, or None."""
-        raise NotImplementedError
+        """The fast form. grid: of the input; that of the site by default.
+
+        rope: the host's rotary tensor (patch tokens, 2 d), sines then cosines, or None.
+        Raises: GridError if the grid has another number of tokens; ShapeError, UnsupportedError.
+        """
+        return self.compute(x, self.site.grid if grid is None else grid, mask, rope, plain=False)
 
     def reference(
-        self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
+        self, x: Float[Tensor, "B N C"], grid: Grid | None = None, mask: Mask | None = None, rope: Tensor | None = None
     ) -> Float[Tensor, "B N C"]:
         """The same layer in its plain form."""
+        return self.compute(x, self.site.grid if grid is None else grid, mask, rope, plain=True)
+
+    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
+        """The fast form, or with `plain` the reference."""
         raise NotImplementedError
 
     def check(self, x: Tensor, grid: Grid, mask: Mask | None, memory: Grid | None = None) -> None:
@@ -182,15 +190,12 @@ class MixerConfig(ABC):
     "key bias": only biases with one row, the same for all queries. cross: whether queries may come from
     another input than keys and values. samples: spellings that fit grids of about 4x4 cells, on which the contract is
     checked, the usual one first; () where the defaults fit. Subclasses with a `__post_init__` call this one first.
-    revision: raised when a run of the same spelling gives other results; it enters the keys of runs. older_revisions: a
-    revision -> fields added after it, with the values that stand for its behaviour. A configuration with these values
-    keeps the keys of that revision.
+    revision: raised when a run of the same spelling gives other results; it enters the keys of runs.
     Raises: ConfigError for a field whose value its annotation does not allow.
     """
 
     card: ClassVar[Card]
     revision: ClassVar[int] = 1
-    older_revisions: ClassVar[Mapping[int, Mapping[str, Any]]] = {}
     masks: ClassVar[frozenset[str]] = frozenset()
     cross: ClassVar[bool] = False
     samples: ClassVar[tuple[str, ...]] = ()

@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from regard.core import ConfigError, Extra, MixerConfig, nearest
@@ -42,27 +42,25 @@ def spell(value: Any) -> str:
     return f"{type(value).__name__}({', '.join(arguments)})"
 
 
-def parse(text: str, extra: Extra = (), revisions: Mapping[str, int] | None = None) -> Any:
+def parse(text: str, extra: Extra = ()) -> Any:
     """Read what `spell` writes; nothing is evaluated. A bare name such as `Softmax` means `Softmax()`.
 
-    extra: the user's own; its dataclasses, such as a mechanism or a task, may be named. revisions: the revision of each
-    class when an older version wrote the text (`MixerConfig.older_revisions`); classes that are not listed are today's.
+    extra: the user's own; its dataclasses, such as a mechanism or a task, may be named.
     Raises: ConfigError for a text that is no configuration, an unknown name or field (with the nearest ones), a wrong
     value, a field given twice, or anything but literals, with its place in the text.
     """
     extra_classes: list[type] = [item for item in extra if isinstance(item, type) and dataclasses.is_dataclass(item)]
     classes: dict[str, type] = {cls.__name__: cls for cls in (*MIXERS, *PROJECTIONS, *extra_classes)}
     tree = read_expression(text, "a spelling such as MiTA(m=25, k=25)")
-    _add_fields(tree, classes, revisions or {})
     value = _value(ast.Call(tree, [], []) if isinstance(tree, ast.Name) else tree, classes, text)
     if not dataclasses.is_dataclass(value):
         raise ConfigError(f"{shown(text)} is no configuration; expected a spelling such as MiTA(m=25, k=25)")
     return value
 
 
-def parse_mixer(text: str, extra: Extra = (), revisions: Mapping[str, int] | None = None) -> MixerConfig | None:
+def parse_mixer(text: str, extra: Extra = ()) -> MixerConfig | None:
     """`parse`, where the result must be a mechanism; "None" is no mixer at all. Raises: ConfigError."""
-    value = None if isinstance(text, str) and text.strip() == "None" else parse(text, extra, revisions)
+    value = None if isinstance(text, str) and text.strip() == "None" else parse(text, extra)
     if value is not None and not isinstance(value, MixerConfig):
         raise ConfigError(f"{shown(text)} is not a mechanism; known: {', '.join(cls.__name__ for cls in MIXERS)}")
     if value is None and text.strip() != "None":
@@ -131,24 +129,6 @@ def parts(config: object) -> Iterator[object]:
         yield config
         for item in dataclasses.fields(config):
             yield from parts(getattr(config, item.name))
-
-
-def previous_revisions(extra: Extra = ()) -> dict[str, int]:
-    """The revision before today's of every mechanism whose spelling has changed its meaning, for `parse`."""
-    classes: list[type] = [*MIXERS, *(item for item in extra if isinstance(item, type))]
-    return {cls.__name__: max(older) for cls in classes if (older := getattr(cls, "older_revisions", {}))}
-
-
-def _add_fields(tree: ast.AST, classes: Mapping[str, type], revisions: Mapping[str, int]) -> None:
-    """Write into the tree, in place, the fields that texts of these revisions leave out."""
-    for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in revisions):
-            continue
-        present = {keyword.arg for keyword in node.keywords}
-        for revision, fields in getattr(classes.get(node.func.id), "older_revisions", {}).items():
-            if revisions[node.func.id] <= revision:
-                missing = [(field, value) for field, value in fields.items() if field not in present]
-                node.keywords += [ast.keyword(field, ast.Constant(value)) for field, value in missing]
 
 
 def _value(node: ast.AST, classes: dict[str, type], text: str) -> Any:

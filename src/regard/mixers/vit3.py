@@ -239,17 +239,7 @@ class ViT3Mixer(Mixer):
         self.inner = InnerModel(config, site)
         self.proj = nn.Linear(width, site.dim, bias=site.out_bias)
 
-    def forward(
-        self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
-    ) -> Float[Tensor, "B N C"]:
-        return self._mix(x, grid, mask, rope, plain=False)
-
-    def reference(
-        self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
-    ) -> Float[Tensor, "B N C"]:
-        return self._mix(x, grid, mask, rope, plain=True)
-
-    def _mix(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
+    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
         self.check(x, grid, mask)
         site, lr, clip = self.site, self.config.lr, self.config.clip
         projected = self.qkv(x)

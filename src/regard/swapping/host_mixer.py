@@ -20,6 +20,7 @@ from regard.projections.linear import LinearQKV
 
 from .checks import OTHER_MASKS
 from .layer import Port
+from .special_mixers import ResizingMixer
 
 
 def around(*names: str) -> dict[str, str]:
@@ -40,16 +41,6 @@ class HostParts(nn.Module):
                 self.register_buffer(name, part, persistent=name not in host._non_persistent_buffers_set)
             else:
                 self.add_module(name, part)
-
-
-class ResizingMixer(HeadMixer):
-    """A mixer whose output may have other tokens and channels than its input."""
-
-    def forward(self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Any = None) -> Tensor:
-        return self._apply_operator(x, grid, mask, rope, plain=False)
-
-    def reference(self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Any = None) -> Tensor:
-        return self._apply_operator(x, grid, mask, rope, plain=True)
 
 
 class HostMixer(ResizingMixer):
@@ -94,7 +85,7 @@ class HostMixer(ResizingMixer):
         unused: dict[str, Any] = dict.fromkeys(set("qkv") - set(self.config.uses))
         return replace(made, **unused) if unused else made
 
-    def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
+    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
         self.check(x, grid, mask)
         made = self.make(x, grid, rope)
         used = self._used(made)

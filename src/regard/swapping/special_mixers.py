@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -42,19 +42,23 @@ class PositionedMixer(HeadMixer):
         return heads
 
 
-class PooledMixer(HeadMixer):
+class ResizingMixer(HeadMixer):
+    """A mixer whose output may have other tokens and channels than its input."""
+
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask | None = None, rope: Any = None) -> Tensor:
+        return self.compute(x, self.site.grid if grid is None else grid, mask, rope, plain=False)
+
+    def reference(self, x: Tensor, grid: Grid | None = None, mask: Mask | None = None, rope: Any = None) -> Tensor:
+        return self.compute(x, self.site.grid if grid is None else grid, mask, rope, plain=True)
+
+
+class PooledMixer(ResizingMixer):
     """Self-attention with maxima of `stride` cells as queries: as many outputs, on a coarser grid (Hiera, SAM 2).
 
     The output projection may give another number of channels than the input has. stride (1, 1) pools nothing.
     """
 
     stride: tuple[int, int] = (1, 1)
-
-    def forward(self, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
-        return self._apply_operator(x, grid, mask, rope, plain=False)
-
-    def reference(self, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
-        return self._apply_operator(x, grid, mask, rope, plain=True)
 
     def project_heads(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
         heads = super().project_heads(x, grid, rope)

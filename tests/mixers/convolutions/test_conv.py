@@ -10,7 +10,7 @@ from regard.mixers.convolutions.conv import Conv
 from regard.mixers.convolutions.deformable import DeformableConv
 from regard.mixers.convolutions.dynamic import DynamicConv
 from regard.mixers.factors.factors import Factors
-from regard.mixers.spelling import parse, spell
+from regard.mixers.spelling import spell
 from regard.testing import check
 
 LINES = (Grid(1, 12), Grid(1, 7, 2), Grid(1, 9, 1, 2))
@@ -163,11 +163,6 @@ def test_a_torchscript_trace_is_the_layer(config):
     x, other = torch.randn(2, 2, grid.tokens, 8, dtype=torch.float64)
     traced = torch.jit.trace(lambda tokens: layer(tokens, grid), x, check_trace=False)
     assert torch.allclose(traced(other), layer(other, grid), rtol=0, atol=1e-12)
-
-
-def test_spellings():
-    for config in (*ON_LINES, Conv(kernel=5, extra="zero"), DynamicConv(), DeformableConv(version=2, mask_init=0.5)):
-        assert parse(spell(config)) == config
 
 
 @pytest.mark.untyped

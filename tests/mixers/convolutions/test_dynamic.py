@@ -17,7 +17,6 @@ from regard.mixers.convolutions.dynamic import (
     taps_between,
 )
 from regard.mixers.convolutions.sampling import margins
-from regard.mixers.spelling import parse, previous_revisions
 
 BOTH = pytest.mark.parametrize("call", [dynamic_conv, dynamic_conv_reference], ids=lambda f: f.__name__)
 
@@ -246,13 +245,6 @@ def test_without_the_bias_zero_inputs_give_no_position_a_greater_weight():
     layer = layer_of(DynamicConv(kernel=3, groups=2), grid)
     kernels = layer.predict(torch.zeros(1, 4, 4, 8, dtype=torch.float64), None)
     assert torch.allclose(kernels, torch.full_like(kernels, 1 / 9), rtol=0, atol=1e-12)
-
-
-def test_texts_of_revision_2_have_the_kernel_bias():
-    assert parse("DynamicConv(kernel=3)", revisions={"DynamicConv": 2}) == DynamicConv(kernel=3, kernel_bias=True)
-    assert parse("DynamicConv(kernel=3)", revisions={"DynamicConv": 3}) == DynamicConv(kernel=3)
-    assert parse("DynamicConv(kernel_bias=False)", revisions={"DynamicConv": 1}) == DynamicConv()
-    assert previous_revisions() == {"DynamicConv": 2}
 
 
 def test_half_precision():

@@ -1,18 +1,18 @@
 """The position bias of deformable attention in compiled code against the plain form."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels import needs_kernels
+from kernels import check_threads, needs_kernels, runs_kernel
 from operators import check_error
 from regard import DAT, Grid, Site
 from regard.core import UnsupportedError
 from regard.mixers.dat.dat import DATOperator
 from regard.mixers.dat.native import position_bias_native
-from regard.testing import check
 from regard.testing.subject import gap
 
 pytestmark = needs_kernels
@@ -74,18 +74,9 @@ def test_points_that_are_not_finite() -> None:
 
 
 def test_threads_change_no_bit() -> None:
-    """Of a size that is worth the start of threads."""
     grid = Grid(24, 25)
     operator, points = draw(grid, heads=4, groups=2)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 3, 16):
-            torch.set_num_threads(threads)
-            bias = position_bias_native(operator.table, points, grid)
-            found.append((bias, *torch.autograd.grad(bias.square().sum(), (operator.table, points))))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(one, other) for more in found[1:] for one, other in zip(found[0], more, strict=True))
+    check_threads(lambda *x: position_bias_native(*x, grid), (operator.table, points))
 
 
 @pytest.mark.untyped
@@ -107,9 +98,8 @@ def test_the_default_takes_it_and_a_stretched_table_does_not(monkeypatch: pytest
     q, x = torch.randn(2, 2, 24, 8, dtype=torch.float64), torch.randn(2, 24, 16, dtype=torch.float64)
 
     def taken(grid: Grid, tokens: int) -> bool:
-        with torch.profiler.profile() as profile:
-            operator.memory(x[:, :tokens], q[:, :, :tokens], grid, plain=False)
-        return any(event.key == "regard::position_bias" for event in profile.key_averages())
+        call = partial(operator.memory, x[:, :tokens], q[:, :, :tokens], grid, plain=False)
+        return runs_kernel("position_bias", call)
 
     assert taken(grid, 24)
     assert not taken(Grid(4, 5), 20)
@@ -122,8 +112,3 @@ def test_a_second_derivative_is_refused() -> None:
     bias = position_bias_native(operator.table, points, Grid(3, 4))
     (grad,) = torch.autograd.grad(bias.square().sum(), points, create_graph=True)
     check_error(UnsupportedError, "cannot be differentiated twice", grad.sum().backward)
-
-
-def test_the_contract_holds_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REGARD_NATIVE", "0")
-    check(DAT(stride=2, kernel=3), skip={"compile": "tested by test_contract"})

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from operators import check_error
 from regard.core import ConfigError, Grid, Inputs, Mask, Site, UnsupportedError
 from regard.mixers.factors.factors import Factors, factors, factors_reference
 from regard.mixers.spelling import parse, spell
@@ -205,13 +206,10 @@ def test_strided_queries_compile_without_breaks():
 
 @pytest.mark.untyped
 def test_wrong_strides_are_said():
-    with pytest.raises(ConfigError, match="query_stride is at least 1, not 0"):
-        Factors(query_stride=0)
-    with pytest.raises(ConfigError, match="query_stride"):
-        parse("Factors('1111', q_stride=2)")
+    check_error(ConfigError, "query_stride is at least 1, not 0", Factors, query_stride=0)
+    check_error(ConfigError, "query_stride", parse, "Factors('1111', q_stride=2)")
     made, rest = case("1111", 2, 1)
-    with pytest.raises(ConfigError, match="give key_grid="):
-        factors(**made, **(rest | {"key_grid": None}))
+    check_error(ConfigError, "give key_grid=", factors, **made, **rest | {"key_grid": None})
     with pytest.raises(UnsupportedError, match="a window needs keys on the grid of the queries"):
         factors(**made, **(rest | {"query_stride": 1}), window=3)
     layer = Factors("1111", query_stride=2).build(Site(16, 2, Grid(1, 6)))

@@ -7,15 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import check_compile_takes_it_and_export_does_not, needs_kernels
-from operators import check_heads_apart
+from kernels import check_threads, needs_kernels, runs_kernel
+from operators import check_error, check_heads_apart
 from regard import Grid, Mask, MiTA, Site
-from regard.core import GridError, ShapeError, UnsupportedError
+from regard.core import ShapeError, UnsupportedError
 from regard.mixers.mita.routing import MitaPlan
 from regard.mixers.shared.native import native_enabled
 from regard.ops import PooledQueries, mita, mita_plan, mita_reference, pool_landmarks
-from regard.testing import check
 from regard.testing.subject import gap
+
+pytestmark = needs_kernels
 
 
 def draw(n: int, keys: int, m: int, d: int = 8, e: int = 8, seed: int = 0) -> list[Tensor]:
@@ -41,7 +42,6 @@ SIZES = [
 ]
 
 
-@needs_kernels
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("branches", ["both", "route"])
 @pytest.mark.parametrize("factor", [1.0, 0.6])
@@ -57,18 +57,6 @@ def test_it_equals_the_plain_form(size: tuple[int, ...], branches: str, factor: 
         assert gap(one, other) < 1e-12
 
 
-@needs_kernels
-def test_gradcheck() -> None:
-    inputs = draw(13, 11, 3, 4, 5, seed=3)
-    for branches in ("both", "route"):
-
-        def run(*inputs: Tensor, branches: str = branches) -> Tensor:
-            return mita(*inputs, 4, branches=branches, scale=0.7, execution="native")
-
-        assert torch.autograd.gradcheck(run, inputs)
-
-
-@needs_kernels
 @pytest.mark.parametrize("spread", [1.0, 30.0, 1000.0])
 def test_float32_is_as_exact_as_the_plain_form(spread: float) -> None:
     """Logits up to thousands: weights down to exact zeros."""
@@ -81,7 +69,6 @@ def test_float32_is_as_exact_as_the_plain_form(spread: float) -> None:
     assert gap(mita(*single, 20, plan=plan, execution="native").double(), exact) <= 4 * own + 1e-6
 
 
-@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_with_the_same_plan(dtype: torch.dtype) -> None:
     half = [x.detach().to(dtype).requires_grad_() for x in draw(50, 40, 6, 16, 16)]
@@ -97,7 +84,6 @@ def test_half_precision_with_the_same_plan(dtype: torch.dtype) -> None:
         assert gap(one.double(), other) < 2e-2 * other.abs().max().item()
 
 
-@needs_kernels
 def test_inputs_may_have_any_strides() -> None:
     """A model's packed q, k, v; keys that samples share; a transposed width."""
     torch.manual_seed(0)
@@ -114,22 +100,11 @@ def test_inputs_may_have_any_strides() -> None:
         assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-12
 
 
-@needs_kernels
 def test_threads_change_no_bit() -> None:
-    """Of a size that is worth the start of threads."""
-    inputs = [x.detach().float().requires_grad_() for x in draw(600, 600, 8, 64, 64)]
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 3, 8):  # there are four heads
-            torch.set_num_threads(threads)
-            out = mita(*inputs, 60, execution="native")
-            found.append((out, *gradients(out, inputs, torch.ones_like(out))))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(one, other) for more in found[1:] for one, other in zip(found[0], more, strict=True))
+    inputs = [x.detach().float().requires_grad_() for x in draw(600, 600, 8, 64, 64)]  # of four heads
+    check_threads(lambda *x: mita(*x, 60, execution="native"), inputs)
 
 
-@needs_kernels
 @pytest.mark.parametrize("branches", ["both", "route"])
 def test_padding_bias_and_left_out_landmarks(branches: str) -> None:
     inputs = draw(20, 24, 6)
@@ -145,7 +120,6 @@ def test_padding_bias_and_left_out_landmarks(branches: str) -> None:
         assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-12
 
 
-@needs_kernels
 def test_queries_to_which_nothing_is_left_get_zeros() -> None:
     inputs = draw(20, 24, 6)
     keep = torch.tensor([[True], [False]]).expand(-1, 24)
@@ -156,13 +130,11 @@ def test_queries_to_which_nothing_is_left_get_zeros() -> None:
     assert all(not grad[1].any() and grad.isfinite().all() for grad in gradients(out, inputs, torch.ones_like(out)))
 
 
-@needs_kernels
 def test_what_is_not_finite_stays_in_its_head() -> None:
     *inputs, landmarks = draw(24, 24, 6)
     check_heads_apart(lambda *x: mita(*x, landmarks.detach(), 5, execution="native"), inputs)
 
 
-@needs_kernels
 def test_an_unknown_score_is_chosen_and_seen() -> None:
     """NaN counts as the largest, so that it does not hide where only chosen keys are attended to."""
     inputs = [x.detach() for x in draw(24, 24, 6)]
@@ -173,7 +145,6 @@ def test_an_unknown_score_is_chosen_and_seen() -> None:
         assert out.isnan().sum() == out[0, 1].numel()
 
 
-@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_chooses_what_topk_chooses(dtype: torch.dtype) -> None:
     """With v = one-hot positions the weights of a route-only output show the keys that were chosen."""
@@ -187,7 +158,6 @@ def test_it_chooses_what_topk_chooses(dtype: torch.dtype) -> None:
         assert torch.equal(out > 0, wanted > 0)
 
 
-@needs_kernels
 def test_equal_scores_keep_exactly_top_keys_the_first_of_them() -> None:
     q, v = torch.ones(1, 1, 2, 4), torch.eye(9)[None, None]
     k = torch.tensor([0.0, 1, 1, -1, 1, 1, 0, 1, 2])[None, None, :, None].expand(-1, -1, -1, 4)
@@ -195,7 +165,6 @@ def test_equal_scores_keep_exactly_top_keys_the_first_of_them() -> None:
     assert [set(row.nonzero()[:, 0].tolist()) for row in out[0, 0]] == [{1, 2, 8}] * 2
 
 
-@needs_kernels
 def test_a_given_plan_is_used_and_checked() -> None:
     inputs = draw(20, 24, 6)
     plan = mita_plan(inputs[0], inputs[1], inputs[3], 5)
@@ -203,21 +172,17 @@ def test_a_given_plan_is_used_and_checked() -> None:
     out = mita(*inputs, 5, plan=other, execution="native")
     assert gap(out, mita_reference(*inputs, 5, plan=other)) < 1e-13
     for bad in (MitaPlan(plan.keys + 20, plan.experts), MitaPlan(plan.keys, plan.experts - 6)):
-        with pytest.raises(ShapeError, match="has indices from .*; expected 0 to"):
-            mita(*inputs, 5, plan=bad, execution="native")
+        check_error(ShapeError, "has indices from .*; expected 0 to", mita, *inputs, 5, plan=bad, execution="native")
 
 
-@needs_kernels
 def test_what_it_cannot_do_is_refused() -> None:
     inputs = draw(20, 24, 6)
-    with pytest.raises(UnsupportedError, match="one expert per query, not 2"):
-        mita(*inputs, 5, experts=2, execution="native")
+    check_error(UnsupportedError, "one expert per query, not 2", mita, *inputs, 5, experts=2, execution="native")
     bias = torch.zeros(24, dtype=torch.float64, requires_grad=True)
     with pytest.raises(UnsupportedError, match="does not train a bias"):
         mita(*inputs, 5, mask=Mask(bias=bias[None, None, None]), execution="native")
     (grad,) = torch.autograd.grad(mita(*inputs, 5, execution="native").sum(), inputs[0], create_graph=True)
-    with pytest.raises(UnsupportedError, match="cannot be differentiated twice"):
-        grad.sum().backward()
+    check_error(UnsupportedError, "cannot be differentiated twice", grad.sum().backward)
 
 
 # As an operator of PyTorch
@@ -226,7 +191,6 @@ def test_what_it_cannot_do_is_refused() -> None:
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
-@needs_kernels
 @pytest.mark.untyped
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("given", [False, True], ids=["chosen", "given"])
@@ -241,7 +205,6 @@ def test_opcheck(dtype: torch.dtype, given: bool) -> None:
     torch.library.opcheck(torch.ops.regard.mita, (*inputs[:3], None, windows, *options), test_utils=CHECKS, **loose)
 
 
-@needs_kernels
 @pytest.mark.parametrize("branches", ["both", "route"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(
@@ -271,36 +234,6 @@ def test_pooling_inside_equals_pooling_before(
         assert gap(one.double(), other.double()) <= (1e-13 if exact else 1e-2) * other.abs().max().item()
 
 
-@needs_kernels
-def test_gradcheck_of_pooled_landmarks() -> None:
-    torch.manual_seed(1)
-    inputs = [torch.randn(1, 2, 12, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    plan = mita_plan(*(x.detach() for x in (inputs[0], inputs[1], pool_landmarks(inputs[0], Grid(3, 4), 4))), 5)
-    assert torch.autograd.gradcheck(
-        lambda *x: mita(*x, PooledQueries(Grid(3, 4), 4), 5, plan=plan, execution="native"), inputs
-    )
-
-
-@pytest.mark.parametrize("execution", ["dense", "gather", "grouped", "auto"])
-def test_every_execution_takes_pooled_landmarks(execution: str) -> None:
-    torch.manual_seed(2)
-    q, k, v = torch.randn(3, 2, 2, 24, 8, dtype=torch.float64)
-    out = mita(q, k, v, PooledQueries(Grid(4, 6), 6), 5, execution=execution)
-    assert gap(out, mita_reference(q, k, v, pool_landmarks(q, Grid(4, 6), 6), 5)) < 1e-13
-
-
-@pytest.mark.untyped
-def test_pooled_landmarks_that_do_not_fit() -> None:
-    q, k, v = torch.randn(3, 1, 1, 24, 8)
-    with pytest.raises(GridError, match="24 tokens do not fit"):
-        mita(q, k, v, PooledQueries(Grid(4, 5), 4), 3)
-    with pytest.raises(GridError, match="nearest"):
-        mita(q, k, v, PooledQueries(Grid(4, 6), 23), 3)
-    with pytest.raises(ShapeError, match="landmarks is a list"):
-        mita(q, k, v, [1.0], 3)
-
-
-@needs_kernels
 def test_vmap_and_grad_of_functions() -> None:
     """`execution="native"` inside function transforms; "auto" takes PyTorch's operators there."""
     inputs = [x.detach() for x in draw(20, 24, 6)]
@@ -323,14 +256,6 @@ def test_vmap_and_grad_of_functions() -> None:
         torch.func.grad(lambda q: mita(q, *inputs[1:], 5, execution="native").sum())(inputs[0])
 
 
-@needs_kernels
-@pytest.mark.untyped
-def test_torch_compile_takes_it_and_export_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("REGARD_NATIVE", raising=False)
-    check_compile_takes_it_and_export_does_not(MiTA(m=4, k=5), "mita")
-
-
-@needs_kernels
 def test_its_work_is_counted_as_that_of_the_gathered_form() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -347,14 +272,11 @@ def test_its_work_is_counted_as_that_of_the_gathered_form() -> None:
 # When it runs
 
 
-@needs_kernels
 def test_auto_takes_it_unless_the_environment_forbids(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = draw(20, 24, 6)
 
     def taken(**options: int) -> bool:
-        with torch.profiler.profile() as profile:
-            mita(*inputs, 5, **options)
-        return any(event.key == "regard::mita" for event in profile.key_averages())
+        return runs_kernel("mita", lambda: mita(*inputs, 5, **options))
 
     for value, wanted in (("", True), ("1", True), ("0", False)):
         monkeypatch.setenv("REGARD_NATIVE", value)
@@ -364,13 +286,6 @@ def test_auto_takes_it_unless_the_environment_forbids(monkeypatch: pytest.Monkey
     assert not taken(experts=2)
 
 
-@needs_kernels
-def test_the_contract_holds_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REGARD_NATIVE", "0")
-    check(MiTA(m=4, k=5), skip={"compile": "tested by test_mita"})
-
-
-@needs_kernels
 def test_a_layer_trains_in_half_precision() -> None:
     torch.manual_seed(0)
     layer, x = MiTA(m=4, k=5).build(Site(32, 2, Grid(4, 6))), torch.randn(3, 24, 32)

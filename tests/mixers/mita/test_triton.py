@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from interpreter import CLOSE, DEVICE, EXACT, close, draw, elsewhere, here, run_in_interpreter
+from operators import check_error
 from regard import Grid, Mask, Site, parse
 from regard.core import UnsupportedError
 from regard.mixers.mita.mita import mita, mita_reference
@@ -190,13 +191,11 @@ def test_what_the_kernels_cannot_do_is_refused() -> None:
     leaves = inputs((1, 1, 12, 12, 8, 8, 4))
     trained = Mask(bias=torch.zeros(1, 1, 1, 12, dtype=EXACT, device=DEVICE, requires_grad=True))
     for given in (None, mita_plan(leaves[0], leaves[1], leaves[3], 5)):
-        with pytest.raises(UnsupportedError, match='use "auto"'):
-            mita(*leaves, 5, execution="triton", mask=trained, plan=given)
+        check_error(UnsupportedError, 'use "auto"', mita, *leaves, 5, execution="triton", mask=trained, plan=given)
     with pytest.raises(UnsupportedError, match="function transforms"):
         torch.func.vmap(lambda *heads: mita(*heads, 5, execution="triton"))(*(x[None] for x in leaves))
     (grad,) = torch.autograd.grad(mita(*leaves, 5, execution="triton").sum(), leaves[0], create_graph=True)
-    with pytest.raises(UnsupportedError, match="twice"):
-        torch.autograd.grad(grad.sum(), leaves[0])
+    check_error(UnsupportedError, "twice", torch.autograd.grad, grad.sum(), leaves[0])
 
 
 @elsewhere

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import apply_rot_embed_cat
 
+from operators import check_error
 from regard import ConfigError, Grid, Mask, Site, Softmax, ops, parse
 from regard.core import ShapeError, UnsupportedError, heads, merge
 from regard.lab.tasks.translation.networks.seq2seq import on_sequences
@@ -59,8 +60,7 @@ def test_a_convolution_beside_cross_attention_needs_the_same_places() -> None:
     """Also where only their sum is the same: prefix tokens of one, suffix tokens of the other."""
     site = Site(16, 2, Grid(4, 4, prefix=1), memory=Grid(4, 4, suffix=1))
     layer, x = Softmax(dwc=3).build_cross(site), torch.randn(2, 17, 16)
-    with pytest.raises(ShapeError, match="needs dwc=0"):
-        layer(x, site.grid, memory=x, memory_grid=site.memory)
+    check_error(ShapeError, "needs dwc=0", layer, x, site.grid, memory=x, memory_grid=site.memory)
     assert layer(x, site.grid, memory=x, memory_grid=site.grid).shape == x.shape
 
 
@@ -99,8 +99,7 @@ def test_rotary_is_timms_and_does_not_rotate_prefix_and_suffix_tokens() -> None:
     assert torch.allclose(rotated[:, :, GRID.span], expected, rtol=0, atol=1e-12)
     assert torch.equal(rotated[:, :, :1], x[:, :, :1])
     assert torch.equal(rotated[:, :, -2:], x[:, :, -2:])
-    with pytest.raises(ShapeError, match="14 rows, the grid 15 cells and 18 tokens"):
-        apply_rotary(x, rope[:-1], GRID)
+    check_error(ShapeError, "14 rows, the grid 15 cells and 18 tokens", apply_rotary, x, rope[:-1], GRID)
 
 
 def test_gate_and_convolution_are_the_formula() -> None:
@@ -154,45 +153,35 @@ def test_cross_attention_on_one_grid_has_the_convolution_of_its_values() -> None
 
 def test_cross_attention_refuses_a_convolution_between_grids() -> None:
     mixer = Softmax(dwc=3).build_cross(Site(16, 2, GRID, memory=Grid(2, 4))).double()
-    with pytest.raises(ShapeError, match="dwc=0"):
-        mixer(tokens(), GRID, memory=tokens(Grid(2, 4)), memory_grid=Grid(2, 4))
+    check_error(ShapeError, "dwc=0", mixer, tokens(), GRID, memory=tokens(Grid(2, 4)), memory_grid=Grid(2, 4))
 
 
 @pytest.mark.parametrize("dwc", [-1, 2, 4])
 def test_even_kernels_are_refused(dwc: int) -> None:
-    with pytest.raises(ConfigError, match="odd kernel"):
-        Softmax(dwc=dwc)
+    check_error(ConfigError, "odd kernel", Softmax, dwc=dwc)
 
 
 @pytest.mark.untyped
 def test_input_checks_of_an_operator_name_the_tensors() -> None:
     q, k = torch.zeros(2, 3, 4, 8), torch.zeros(2, 3, 5, 8)
-    with pytest.raises(ShapeError, match="k has width 8, q has 7; they must be equal"):
-        ops.softmax(q[..., :7], k, k)
-    with pytest.raises(ShapeError, match="v has tokens 4, k has 5"):
-        ops.softmax(q, k, k[:, :, :4])
-    with pytest.raises(ShapeError, match="v has batch 1, q has 2"):
-        ops.softmax(q, k, k[:1])
-    with pytest.raises(ShapeError, match=r"k has shape \(3, 5, 8\)"):
-        ops.softmax(q, k[0], k)
-    with pytest.raises(ShapeError, match="cast them to one dtype"):
-        ops.softmax(q, k.double(), k)
+    check_error(ShapeError, "k has width 8, q has 7; they must be equal", ops.softmax, q[..., :7], k, k)
+    check_error(ShapeError, "v has tokens 4, k has 5", ops.softmax, q, k, k[:, :, :4])
+    check_error(ShapeError, "v has batch 1, q has 2", ops.softmax, q, k, k[:1])
+    check_error(ShapeError, r"k has shape \(3, 5, 8\)", ops.softmax, q, k[0], k)
+    check_error(ShapeError, "cast them to one dtype", ops.softmax, q, k.double(), k)
 
 
 @pytest.mark.untyped
 def test_input_checks_of_a_layer_name_the_shape() -> None:
-    with pytest.raises(ShapeError, match=r"x has shape \(18, 16\); expected \(batch, tokens, 16\)"):
-        layer()(tokens()[0], GRID)
-    with pytest.raises(ConfigError, match="a ProjectionConfig such as LinearQKV"):
-        Softmax(projection="linear")  # type: ignore[arg-type]
+    check_error(ShapeError, r"x has shape \(18, 16\); expected \(batch, tokens, 16\)", layer(), tokens()[0], GRID)
+    check_error(ConfigError, "a ProjectionConfig such as LinearQKV", Softmax, projection="linear")
 
 
 def test_a_mechanism_without_cross_attention_says_so() -> None:
     class SelfOnly(Softmax):
         cross = False
 
-    with pytest.raises(UnsupportedError, match="SelfOnly has no cross-attention"):
-        SelfOnly().build_cross(SITE)
+    check_error(UnsupportedError, "SelfOnly has no cross-attention", SelfOnly().build_cross, SITE)
 
 
 @pytest.mark.parametrize("text", ["Softmax(dwc=3)", "TopK(k=8, dwc=3)", "SKA(dwc=3)", "Factors(axes=1, dwc=3)"])
@@ -202,8 +191,7 @@ def test_no_layer_is_causal_with_a_convolution(text: str) -> None:
     assert replace(config, dwc=0).masks - config.masks == {"causal"}
     with pytest.raises(UnsupportedError, match=r"dwc=3. cannot apply a causal mask: .* give dwc=0"):
         config.build(Site(16, 2, grid))(torch.zeros(1, 8, 16), grid, Mask(causal=True))
-    with pytest.raises(UnsupportedError, match="cannot be causal"):
-        on_sequences(config, causal=True)
+    check_error(UnsupportedError, "cannot be causal", on_sequences, config, causal=True)
 
 
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from operators import check_hidden
+from operators import check_error, check_hidden
 from regard import ConfigError, Grid, Mask, MiTA, RegardError, Site, parse, spell
 from regard.core import GridError
 from regard.mixers.mita.extractors import EXTRACTORS, merge_tokens
@@ -298,22 +298,18 @@ def test_a_sequence_is_a_grid_of_one_row() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(error: type, words: str, text: str) -> None:
-    with pytest.raises(error, match=words):
-        parse(text).build(Site(16, 2, Grid(4, 6)))
+    check_error(error, words, parse(text).build, Site(16, 2, Grid(4, 6)))
 
 
 @pytest.mark.untyped
 def test_unknown_words_are_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean tome"):
-        parse("MiTA(landmarks='tom')")
-    with pytest.raises(ConfigError, match="did you mean partition"):
-        parse("MiTA(windows='partitions')")
+    check_error(ConfigError, "did you mean tome", parse, "MiTA(landmarks='tom')")
+    check_error(ConfigError, "did you mean partition", parse, "MiTA(windows='partitions')")
 
 
 def test_convolved_landmarks_refuse_another_grid() -> None:
     layer = MiTA(m=6, k=3, landmarks="conv").build(Site(16, 2, Grid(4, 6)))
-    with pytest.raises(GridError, match="were built for 4x6 cells"):
-        layer(torch.randn(2, 30, 16), Grid(5, 6))
+    check_error(GridError, "were built for 4x6 cells", layer, torch.randn(2, 30, 16), Grid(5, 6))
 
 
 def test_parameters_of_the_extractors() -> None:
@@ -359,20 +355,16 @@ def test_windows_that_do_not_exist_are_refused(
     grid = Grid(3, 5, 1, 2)
     q = torch.randn(2, 2, grid.tokens, 8)
     given = {"m": (2, 2)} | arguments
-    with pytest.raises(error, match=message):
-        pool_landmarks(q, grid, **given)
+    check_error(error, message, pool_landmarks, q, grid, **given)
     pooled = PooledQueries(grid, given.pop("m"), **given)
-    with pytest.raises(error, match=message):
-        mita(q, q, q, pooled, 2)
-    with pytest.raises(error, match=message):
-        pooled.of(q)
+    check_error(error, message, mita, q, q, q, pooled, 2)
+    check_error(error, message, pooled.of, q)
 
 
 @pytest.mark.untyped
 def test_queries_are_pooled_on_a_grid() -> None:
     q = torch.randn(2, 2, 16, 8)
-    with pytest.raises(ConfigError, match="landmarks are pooled on a Grid, .*, not 'x'"):
-        mita(q, q, q, PooledQueries("x", 4), 2)  # type: ignore[arg-type]
+    check_error(ConfigError, "landmarks are pooled on a Grid, .*, not 'x'", mita, q, q, q, PooledQueries("x", 4), 2)
 
 
 def test_an_image_may_start_at_any_token_before_its_last_place() -> None:

@@ -1,13 +1,16 @@
 """Compiled kernels run directly in eager mode, and as operators of `torch.library` where something looks at them."""
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernels import needs_kernels
+from kernels import check_compile_takes_it_and_export_does_not, needs_kernels
+from regard import DAT, MiTA, MixerConfig, TopK, spell
 from regard.ops import mita
+from regard.testing import check
 from regard.testing.subject import gap
 
 pytestmark = needs_kernels
@@ -88,3 +91,18 @@ def test_inference_mode() -> None:
         out = mita(*inputs, 5, execution="native")
     assert out.is_inference()
     assert torch.equal(out, results(inputs)[0])
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(("config", "operator"), [(MiTA(m=4, k=5), "mita"), (TopK(k=5), "topk")], ids=str)
+def test_torch_compile_takes_them_and_export_does_not(
+    config: MixerConfig, operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REGARD_NATIVE", raising=False)
+    check_compile_takes_it_and_export_does_not(config, operator)
+
+
+@pytest.mark.parametrize("config", [MiTA(m=4, k=5), TopK(k=5), DAT(stride=2, kernel=3)], ids=spell)
+def test_the_contract_holds_without_kernels(config: MixerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_NATIVE", "0")
+    check(config, skip={"compile": "tested by test_contract"})

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from operators import check_error
 from regard.core import UnsupportedError
 from regard.mixers.shared.routed import Parts
 from regard.mixers.shared.routed_attention import attend
@@ -77,8 +78,6 @@ def test_on_a_gpu(dtype: torch.dtype, shared: bool) -> None:
 
 def test_what_it_cannot_do_is_refused() -> None:
     case = parts(True)
-    with pytest.raises(UnsupportedError, match='needs a CUDA device.*use "auto"'):
-        attend("varlen", case)
+    check_error(UnsupportedError, 'needs a CUDA device.*use "auto"', attend, "varlen", case)
     several = Parts(case.q, case.k, case.v, case.keys, case.experts.expand(-1, -1, -1, 2))
-    with pytest.raises(UnsupportedError, match="one expert per query"):
-        varlen(several, Twin())
+    check_error(UnsupportedError, "one expert per query", varlen, several, Twin())

@@ -20,11 +20,6 @@ F64 = torch.float64
 KEY = CSKA(reading="key")
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 GRID = Grid(3, 5)
 
 

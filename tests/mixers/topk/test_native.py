@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import check_compile_takes_it_and_export_does_not, needs_kernels
+from kernels import check_threads, needs_kernels
 from operators import check_error, check_heads_apart
-from regard import Mask, TopK
+from regard import Mask
 from regard.core import UnsupportedError
 from regard.mixers.topk.topk import TopKPlan
 from regard.ops import topk, topk_plan, topk_reference
-from regard.testing import check
 from regard.testing.subject import gap
 
 pytestmark = needs_kernels
@@ -111,17 +110,8 @@ def test_inputs_may_have_any_strides() -> None:
 
 
 def test_threads_change_no_bit() -> None:
-    """Of sizes that are worth the start of threads, forward and backward."""
-    inputs = [x.detach().float().requires_grad_() for x in draw(400, 400, 64, 64)]
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 3, 8):  # there are four heads
-            torch.set_num_threads(threads)
-            out = native(*inputs, top=60)
-            found.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(one, other) for more in found[1:] for one, other in zip(found[0], more, strict=True))
+    inputs = [x.detach().float().requires_grad_() for x in draw(400, 400, 64, 64)]  # of four heads
+    check_threads(lambda *x: native(*x, top=60), inputs)
 
 
 def test_what_it_cannot_do_is_refused_and_auto_takes_another_form() -> None:
@@ -157,12 +147,6 @@ def test_vmap_and_grad_of_functions() -> None:
     assert gap(grad, torch.autograd.grad(topk_reference(q, *inputs[1:], 5).sum(), q)[0]) < 1e-12
 
 
-@pytest.mark.untyped
-def test_torch_compile_takes_it_and_export_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("REGARD_NATIVE", raising=False)
-    check_compile_takes_it_and_export_does_not(TopK(k=5), "topk")
-
-
 @pytest.mark.parametrize("plan", [None, TopKPlan(torch.arange(5).expand(2, 2, 20, 5))])
 def test_its_work_is_counted(plan: TopKPlan | None) -> None:
     from torch.utils.flop_counter import FlopCounterMode
@@ -171,8 +155,3 @@ def test_its_work_is_counted(plan: TopKPlan | None) -> None:
         native(*draw(20, 24, d=8, e=4), plan=plan).sum().backward()
     ranked = 24 if plan is None else 5
     assert counter.get_total_flops() == 2 * 4 * 20 * (ranked * 8 + 5 * 4) + 4 * 4 * 20 * 5 * (8 + 4)
-
-
-def test_the_contract_holds_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REGARD_NATIVE", "0")
-    check(TopK(k=5), skip={"compile": "tested by test_contract"})

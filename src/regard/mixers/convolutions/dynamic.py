@@ -9,7 +9,7 @@ are not convolved; their output is the mean of the patch tokens' outputs, or zer
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -208,7 +208,6 @@ class DynamicConv(TapsConfig):
     kernel_bias: bool = False
 
     revision: ClassVar[int] = 3  # 2: other initial weights in `regard.lab.tasks`; 3: kernel_bias, which was always on
-    older_revisions: ClassVar[Mapping[int, Mapping[str, Any]]] = {2: {"kernel_bias": True}}
     card: ClassVar[Card] = Card(
         title="Dynamic convolution",
         source="Zhu et al. 2019, Eq. 5-7; Wu et al. 2019",

@@ -60,23 +60,13 @@ class TapsMixer(Mixer):
 
     config: TapsConfig
 
-    def forward(
-        self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
-    ) -> Float[Tensor, "B N C"]:
-        return self._tokens(x, grid, mask, plain=False)
-
-    def reference(
-        self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
-    ) -> Float[Tensor, "B N C"]:
-        return self._tokens(x, grid, mask, plain=True)
-
     def mix(
         self, x: Float[Tensor, "B C h w"], valid: Bool[Tensor, "B 1 h w"] | None, plain: bool
     ) -> Float[Tensor, "B C h w"]:
         """The convolution. x: zero where padded. valid: False where padded, None without padding."""
         raise NotImplementedError
 
-    def _tokens(self, x: Tensor, grid: Grid, mask: Mask | None, plain: bool) -> Tensor:
+    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
         self.check(x, grid, mask)
         if self.config.axes == 1 and grid.height > 1:
             raise GridError(f"axes=1 is for sequences (one row), not {grid}; use axes=2")

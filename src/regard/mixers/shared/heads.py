@@ -183,16 +183,6 @@ class HeadLayer(Mixer):
 class HeadMixer(HeadLayer):
     """Self-attention at a site of a network, with any operator and any projection."""
 
-    def forward(
-        self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
-    ) -> Float[Tensor, "B N C"]:
-        return self._apply_operator(x, grid, mask, rope, plain=False)
-
-    def reference(
-        self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
-    ) -> Float[Tensor, "B N C"]:
-        return self._apply_operator(x, grid, mask, rope, plain=True)
-
     def project_heads(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
         """q, k, v (B, H, N, d) as the operator gets them; None for a role that is not projected."""
         heads: dict[str, Tensor | None] = dict.fromkeys("qkv")
@@ -213,7 +203,7 @@ class HeadMixer(HeadLayer):
         made = self.project_heads(x, grid, rope)
         return Inputs(**made, grid=self.query_grid(grid), memory=self.memory_grid(grid), mask=mask)
 
-    def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
+    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
         memory = self.memory_grid(grid)
         self.check(x, grid, mask, memory)
         heads = self.project_heads(x, grid, rope)
@@ -228,13 +218,16 @@ class CrossMixer(HeadLayer):
     def forward(  # type: ignore[override]
         self,
         x: Float[Tensor, "B N C"],
-        grid: Grid,
+        grid: Grid | None = None,
         mask: Mask | None = None,
         rope: Tensor | None = None,
         *,
         memory: Float[Tensor, "B M C"],
-        memory_grid: Grid,
+        memory_grid: Grid | None = None,
     ) -> Float[Tensor, "B N C"]:
+        """grid and memory_grid: those of the site by default. mask: of the keys of the memory."""
+        grid = self.site.grid if grid is None else grid
+        memory_grid = memory_grid or self.site.memory or grid
         self.check(x, grid, mask, memory_grid)
         check_tensor("the memory", memory, f"(batch, tokens, {self.site.dim})")
         check_place("the memory", memory, "x", x)

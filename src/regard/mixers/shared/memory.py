@@ -60,7 +60,7 @@ class MemoryMixer(HeadMixer):
         heads: dict[str, Tensor | None] = {"q": q, "k": self.normalise_and_rotate("k", k, grid, None), "v": v}
         return heads, None if bias is None else Mask(bias=bias)
 
-    def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
+    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
         self.check(x, grid, mask)
         if rope is not None:
             raise rotary_error(self.config)

@@ -64,7 +64,7 @@ class CascadeMixer(HostMixer):
     def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
         return self._cascade(x, grid, plain=False)[0]
 
-    def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
+    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
         self.check(x, grid, mask)
         made, y = self._cascade(x, grid, plain)
         return self.finish(y, made, grid)

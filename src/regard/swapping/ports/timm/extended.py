@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.core import Mixer, UnsupportedError
 from regard.mixers.shared.heads import HeadMixer
-from regard.swapping.host_mixer import ResizingMixer
+from regard.swapping.special_mixers import ResizingMixer
 
 
 class ExtendedMixer(ResizingMixer):
