@@ -161,7 +161,26 @@ MOBILEVIT = {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 2
 HUGGING_PVT1 = {**HUGGING_PVT, "patch_sizes": [4, 2]}
 
 
+def plain(kind: str, **options: Any) -> LibraryHost:
+    return hugging(f"{kind}Model", 2, images(64, 64), **{**SQUARE, **options})
+
+
+def dinov2(kind: str) -> LibraryHost:
+    sizes = {name: value for name, value in SQUARE.items() if name != "intermediate_size"}
+    return hugging(f"{kind}Model", 2, images(64, 64), **sizes, mlp_ratio=1)
+
+
 HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
+    **{f"{kind}Model": partial(plain, kind) for kind in ("ViT", "DeiT", "IJepa", "ViTMSN")},
+    **{f"{kind}Model": partial(plain, kind) for kind in ("CLIPVision", "MetaClip2Vision", "SiglipVision")},
+    "Aimv2VisionModel": partial(plain, "Aimv2Vision"),
+    "Dinov2Model": partial(dinov2, "Dinov2"),
+    "Dinov2WithRegistersModel": partial(dinov2, "Dinov2WithRegisters"),
+    "DINOv3ViTModel": partial(plain, "DINOv3ViT", num_register_tokens=2),
+    "SegformerModel": lambda: hugging(
+        "SegformerModel", 2, depths=[1, 1], num_encoder_blocks=2, hidden_sizes=[16, 32], num_attention_heads=[1, 2],
+        sr_ratios=[1, 1], patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2],
+    ),
     "SwinModel": lambda: hugging("SwinModel", 4, **SWIN),
     "Swinv2Model": lambda: hugging("Swinv2Model", 4, **SWIN),
     "DonutSwinModel": lambda: hugging("DonutSwinModel", 4, **SWIN),
@@ -369,28 +388,6 @@ DIFFUSERS_HOSTS: dict[str, Callable[[], LibraryHost]] = {
 }
 
 
-def plain(kind: str, **options: Any) -> LibraryHost:
-    return hugging(f"{kind}Model", 2, images(64, 64), **{**SQUARE, **options})
-
-
-def dinov2(kind: str) -> LibraryHost:
-    sizes = {name: value for name, value in SQUARE.items() if name != "intermediate_size"}
-    return hugging(f"{kind}Model", 2, images(64, 64), **sizes, mlp_ratio=1)
-
-
-PLAIN_HOSTS: dict[str, Callable[[], LibraryHost]] = {
-    **{f"{kind}Model": partial(plain, kind) for kind in ("ViT", "DeiT", "IJepa", "ViTMSN")},
-    **{f"{kind}Model": partial(plain, kind) for kind in ("CLIPVision", "MetaClip2Vision", "SiglipVision")},
-    "Aimv2VisionModel": partial(plain, "Aimv2Vision"),
-    "Dinov2Model": partial(dinov2, "Dinov2"),
-    "Dinov2WithRegistersModel": partial(dinov2, "Dinov2WithRegisters"),
-    "DINOv3ViTModel": partial(plain, "DINOv3ViT", num_register_tokens=2),
-    "SegformerModel": lambda: hugging(
-        "SegformerModel", 2, depths=[1, 1], num_encoder_blocks=2, hidden_sizes=[16, 32], num_attention_heads=[1, 2],
-        sr_ratios=[1, 1], patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2],
-    ),
-}  # fmt: skip
-"""Vision transformers of transformers without biases, which tests/swapping/test_hugging_face.py compares."""
 HOSTS: dict[str, dict[str, Callable[[], LibraryHost]]] = {
     "transformers": HUGGING_HOSTS,
     "torchvision": TORCH_HOSTS,

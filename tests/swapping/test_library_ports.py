@@ -204,6 +204,7 @@ def test_what_a_mechanism_cannot_do_is_refused_by_the_plan(library: str, name: s
         ("PvtV2Model", {**HUGGING_PVT, "sr_ratios": [4, 1]}, "*layers.{}*"),
         ("PvtModel", {**HUGGING_PVT1, "image_size": 64, "sequence_reduction_ratios": [4, 1]}, "*block.{}.*"),
         ("GLPNModel", {**HUGGING_PVT, "sr_ratios": [4, 1]}, "*block.{}.*"),
+        ("SegformerModel", {**HUGGING_PVT, "sr_ratios": [4, 1]}, "*stages.{}.*"),
     ],
 )
 def test_pvt_keeps_what_reduces_its_keys(kind: str, options: dict[str, Any], stage: str) -> None:
@@ -319,6 +320,7 @@ def test_models_of_other_libraries_are_not_saved_as_those_of_transformers(tmp_pa
         ("torchvision", "nn.TransformerEncoder"),
         ("transformers", "HieraModel"),
         ("transformers", "SamVisionModel"),
+        ("transformers", "ViTModel"),
         ("diffusers", "DiTTransformer2DModel"),
     ],
 )
