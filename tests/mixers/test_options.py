@@ -14,7 +14,7 @@ from regard.testing.subject import gap, perturbed
 
 GRID, LARGER, LINE = Grid(4, 6, 1, 1), Grid(6, 9, 1, 1), Grid(1, 14, 1)
 SHARED = {field.name for field in fields(HeadMixerConfig)}  # tests/mixers/shared/test_heads.py
-FORMS = {("Factors", "backend"), ("CSKA", "path")}  # the same numbers in another way
+FORMS = {("Factors", "execution"), ("CSKA", "path")}  # the same numbers in another way
 NUMBER = {"scale": 0.9}
 
 CHANGES: dict[str, dict[str, Any]] = {

@@ -92,9 +92,11 @@ package: {packages}.
 
 def _definition(module: str, name: str) -> tuple[str, str] | None:
     """(module, first paragraph about it) where a class or function is defined; None for tuples such as MIXERS."""
-    for part in ast.walk(ast.parse(_file(module).read_text(encoding="utf-8"))):
+    parts = ast.parse(_file(module).read_text(encoding="utf-8")).body
+    for part in parts:
         if isinstance(part, ast.ClassDef | ast.FunctionDef) and part.name == name:
             return module, (ast.get_docstring(part) or "").split("\n\n")[0].replace("\n", " ")
+    for part in parts:
         if isinstance(part, ast.ImportFrom) and part.level and any(alias.name == name for alias in part.names):
             return _definition(f"{module}.{part.module}", name)
     return None

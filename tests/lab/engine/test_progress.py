@@ -3,17 +3,16 @@
 from pathlib import Path
 
 from regard.lab.engine.progress import Event, Progress
+from regard.lab.results.metrics import Metrics
 from regard.lab.results.results import Results
 
 
 def test_a_tick_tells_epoch_loss_and_last_score(tmp_path: Path) -> None:
-    lines = (
-        "epoch,step,train_loss,lr,top1,loss,seconds",
-        "1,10,2.25,0.1,10.5,2.3,1.0",
-        "2,20,1.5,0.1,,,2.0",
-    )
     (tmp_path / "0123456789ab").mkdir()
-    (tmp_path / "0123456789ab" / "metrics.csv").write_text("\n".join(lines) + "\n")
+    metrics = Metrics(tmp_path / "0123456789ab" / "metrics.csv", ("top1", "loss"))
+    metrics.cut(0)
+    metrics.append({"epoch": 1, "step": 10, "train_loss": 2.25, "lr": 0.1, "top1": 10.5, "loss": 2.3, "seconds": 1.0})
+    metrics.append({"epoch": 2, "step": 20, "train_loss": 1.5, "lr": 0.1, "seconds": 2.0})
     events: list[Event] = []
     progress = Progress(events.append)
     progress.add_waiting(["a", "b"], 2)

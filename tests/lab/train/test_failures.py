@@ -233,7 +233,6 @@ def test_a_checkpoint_that_is_not_ours_is_named_and_the_one_before_is_used(
     assert state["step"] == 1
     assert f"{last} cannot be read" in caplog.text
     assert "using the one before it" in caplog.text
-    assert content != "another version" or "it has version 9, not 1" in caplog.text
 
 
 def test_a_checkpoint_of_another_network_stops_the_run_and_stays(tmp_path: Path) -> None:

@@ -207,9 +207,6 @@ def test_the_device_that_was_used_is_remembered(tmp_path: Path, caplog: pytest.L
     with pytest.raises(Interrupted):
         execute(run, store, device=begun["device"], watch=stop_at(8))
     assert "equal bit for bit" not in caplog.text
-    write_record(path, {**begun, "device": "auto"})  # as it was written before
-    write_run_file(run, path.parent, "cpu", 1)
-    assert "equal bit for bit" not in caplog.text
     write_record(path, {**begun, "device": "another"})
     write_run_file(run, path.parent, "cpu", 1)
     assert "started with device another and continues with cpu" in caplog.text
@@ -500,19 +497,3 @@ def test_speed_counts_the_images_that_there_are(tmp_path: Path) -> None:
     run = Run(task=Tiny(limit=16), recipe=dataclasses.replace(SHORT, batch=64))
     outcome = execute(run, Results(tmp_path), device="cpu")
     assert outcome["images_per_second"] == pytest.approx(3 * 16 / outcome["seconds"], rel=0.05)
-
-
-@pytest.mark.parametrize(
-    "rest", [b"2,8\n", b"\xff\xfe\x00\n", b"2,8,x,0,0,0,0,0\n", b"\0\0"], ids=["cut", "bytes", "long", "zeros"]
-)
-def test_a_damaged_table_of_epochs_is_refused_and_kept(tmp_path: Path, rest: bytes) -> None:
-    """One of a version before, without checksums."""
-    path = tmp_path / "metrics.csv"
-    head, line = b"epoch,step,train_loss,lr,top1,loss,seconds\n", b"1,4,2.3,0.1,50.0,1.5,3\n"
-    path.write_bytes(head + line + line[:9])
-    assert [row["step"] for row in Metrics(path).read()] == ["4"]  # what a killed process left is left out
-    path.write_bytes(head + line + rest)
-    for work in (Metrics(path).read, lambda: Metrics(path).cut(0)):
-        with pytest.raises(StoreError, match=r"metrics.csv is damaged .*: restore it"):
-            work()
-    assert path.read_bytes() == head + line + rest
