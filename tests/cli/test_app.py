@@ -232,7 +232,7 @@ def test_python_m_regard_is_the_command() -> None:
         (["train", "SKA", "--host", "deit_tiny_patch16_224(pretrained=True)"], "with --set task.init=host"),
         (["bench", "Softmax", "--dtype", "fp31"], "did you mean fp"),
         (["bench", "--seconds", "nan"], "seconds is nan; a finite number"),
-        (["bench", "SKA", "--seconds", "inf"], "seconds is a positive number, not inf"),
+        (["bench", "SKA", "--seconds", "inf"], "seconds is inf; a finite number is expected"),
         (["advise", "vit_desk", "--minutes", "1"], "--minutes needs --data"),
         (
             ["advise", "vit_desk", "--data", "digits", "--dtype", "bf16"],

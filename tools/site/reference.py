@@ -92,7 +92,7 @@ package: {packages}.
 
 def _definition(module: str, name: str) -> tuple[str, str] | None:
     """(module, first paragraph about it) where a class or function is defined; None for tuples such as MIXERS."""
-    parts = ast.parse(_file(module).read_text(encoding="utf-8")).body
+    parts = list(ast.walk(ast.parse(_file(module).read_text(encoding="utf-8"))))
     for part in parts:
         if isinstance(part, ast.ClassDef | ast.FunctionDef) and part.name == name:
             return module, (ast.get_docstring(part) or "").split("\n\n")[0].replace("\n", " ")
