@@ -85,7 +85,7 @@ def judge_gate(
         if difference.low is None or difference.high is None:
             parts.append(f"{label}: {seed_pairs(difference.n)}, too few")
         else:
-            note = "" if states[-1] is not None else f" ({_missing(verdict)})"
+            note = "" if states[-1] is not None else f" ({verdict.reason or verdict.remedy})"
             note = note if analysed is None else analysed.notes[index]
             parts.append(f"{label}: {difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]{note}")
     passed = False if False in states else None if None in states else True
@@ -93,13 +93,6 @@ def judge_gate(
         passed = analysed.passed
     gate = Gate(passed, "", min(gains) if len(gains) == len(controls) else None)
     return replace(gate, sentence=f"Gate {gate.word}: {baseline} minus each control in {metric}: {'; '.join(parts)}.")
-
-
-def _missing(verdict: Verdict) -> str:
-    """What would decide a comparison of the gate: seeds, or why it is not judged."""
-    if verdict.word == "not judged":
-        return verdict.sentence.removeprefix("not judged: ").rpartition("; ")[0]
-    return verdict.sentence.rpartition("; ")[2]
 
 
 class _Analysed(NamedTuple):
@@ -152,8 +145,7 @@ def judge_claims(
             verdict = judge_analyses(looks, difference, p, side, at, sampling)
         without = sum(failed[label] for label in set(rows))
         if without:
-            text = f"{verdict.sentence}; without {without} failed run{'s' * (without > 1)}"
-            verdict = replace(verdict, sentence=text)
+            verdict = replace(verdict, facts=f"{verdict.facts}; without {without} failed run{'s' * (without > 1)}")
         share = gate.share(difference.mean) if metric == snapshot["metric"] else None
         judged.append(Judged(a, b, metric, claim_text(claim, scale), verdict, share))
     verdicts = correct([claim.verdict for claim in judged])

@@ -95,6 +95,8 @@ class Table:
         for row in value["rows"]:
             if row["difference"] is None:
                 del row["difference"]
+        for claim, judged in zip(value["claims"], self.claims, strict=True):
+            claim["verdict"] = judged.verdict.to_json()
         value["headline"] = self.headline
         return value
 

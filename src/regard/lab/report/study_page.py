@@ -240,7 +240,7 @@ def _claims(table: Table) -> list[dict[str, str]]:
     claims = []
     for judged in table.claims:
         verdict = judged.verdict
-        detail = "; ".join(filter(None, (verdict.sentence.removeprefix(f"{verdict.word}: "), share_text(judged.share))))
+        detail = "; ".join(filter(None, (verdict.detail, share_text(judged.share))))
         claims.append({"verdict": verdict.word.capitalize(), "css": verdict.word.replace(" ", ""),
                        "text": judged.text, "detail": phrasing.typeset(detail)})  # fmt: skip
     return claims

@@ -12,7 +12,7 @@ from regard.core import StoreError
 from regard.files.atomic import store_errors
 from regard.files.records import read_record_if_present
 
-from .import_checks import spelled_fields
+from .import_checks import spelled_call, spelled_fields
 from .lock import Busy
 from .results import Results
 
@@ -134,11 +134,8 @@ def _spelling(folder: Path) -> str | None:
 
 def _task(spelled: str | None) -> tuple[str | None, str | None]:
     """Name and data of a spelled task, 'Classification(data="digits", ...)'."""
-    call = ast.parse(spelled, mode="eval").body if spelled else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        return None, None
-    data = [item.value.value for item in call.keywords if item.arg == "data" and isinstance(item.value, ast.Constant)]
-    return call.func.id.lower(), str(data[0]) if data else None
+    name, fields = spelled_call(spelled)
+    return name.lower() or None, str(ast.literal_eval(fields["data"])) if "data" in fields else None
 
 
 def _state(store: Results, key: str) -> str:

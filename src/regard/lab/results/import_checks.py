@@ -107,14 +107,19 @@ def spelled_fields(spelling: str | None) -> dict[str, str]:
 
     The seed is 0 where it is not spelled.
     """
+    name, fields = spelled_call(spelling)
+    return {"seed": "0", **fields} if name == "Run" else {}
+
+
+def spelled_call(spelling: str | None) -> tuple[str, dict[str, str]]:
+    """(class, fields) of a spelled configuration, each field as its own spelling; ("", {}) if it is not one."""
     try:
         call = ast.parse(spelling or "", mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "Run":
-            return {}
-        fields = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg}
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            return "", {}
+        return call.func.id, {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
-    return {"seed": "0", **fields}
+        return "", {}
 
 
 def check_snapshot(path: Path, value: Any) -> None:

@@ -204,12 +204,10 @@ def judge_analyses(looks: Looks, difference: Interval, p: float, side: int, at: 
     """
     first, last = looks.pairs[0], looks.pairs[-1]
     if at == 0 or difference.low is None or difference.high is None:
-        text = f"not judged: {seed_pairs(difference.n)}, the first interim analysis is at {first}"
-        return Verdict("not judged", text, difference, 1.0, sampling=sampling)
+        reason = f"{seed_pairs(difference.n)}, the first interim analysis is at {first}"
+        return Verdict("not judged", reason, difference, 1.0, sampling=sampling, reason=reason)
     numbers = f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}], {difference.n} seeds"
     if p > looks.level:
-        text = f"undecided: {numbers}, of at most {last}"
-        return Verdict("undecided", text, difference, p, sampling=sampling)
-    opposite = "" if side > 0 else "the opposite, "
-    text = f"suggested: {opposite}{numbers}; by the interim analysis at {at}, p {p:.2g} over all analyses"
-    return Verdict("suggested", text, difference, p, side, sampling=sampling)
+        return Verdict("undecided", f"{numbers}, of at most {last}", difference, p, sampling=sampling)
+    facts = f"{numbers}; by the interim analysis at {at}, p {p:.2g} over all analyses"
+    return Verdict("suggested", facts, difference, p, side, sampling=sampling)

@@ -6,7 +6,7 @@ words belong to a study, of which at most 5 % have one that is false.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,17 +19,17 @@ WORDS = ("supported", "contradicted", "suggested", "undecided", "not judged")
 
 @dataclass(frozen=True)
 class Verdict:
-    """word: one of `WORDS`. side: 1 for the claim, -1 against it, 0 undecided or not judged. sentence: both, with
-    numbers. p: two-sided, of what the verdict rejects, so it is below 0.05 exactly where the claim's own test decides
-    it; None if not judged.
+    """word: one of `WORDS`. facts: numbers, and what they rest on. side: 1 for the claim, -1 against it, 0 undecided or
+    not judged. p: two-sided, of what the verdict rejects, so it is below 0.05 exactly where the claim's own test
+    decides it; None if not judged.
 
     needed: seeds that would decide an undecided claim with 80 % probability. task: whether the verdict stays the same
     with the error of the test sample added. holm: whether it stays significant after Holm's correction over all claims
-    of the study.
+    of the study. reason: why it is not judged. remedy: what would decide it, if it is undecided.
     """
 
     word: str
-    sentence: str
+    facts: str
     interval: Interval
     p: float | None = None
     side: int = 0
@@ -37,6 +37,24 @@ class Verdict:
     sampling: float | None = None
     task: bool | None = None
     holm: bool | None = None
+    reason: str = ""
+    remedy: str = ""
+
+    @property
+    def detail(self) -> str:
+        """The facts, with the side where the word does not say it."""
+        return f"the opposite, {self.facts}" if self.word == "suggested" and self.side < 0 else self.facts
+
+    @property
+    def sentence(self) -> str:
+        """Word and detail."""
+        return f"{self.word}: {self.detail}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Word, sentence and numbers as plain data."""
+        value = asdict(self)
+        rest = {name: item for name, item in value.items() if name not in ("word", "facts", "reason", "remedy")}
+        return {"word": self.word, "sentence": self.sentence, **rest}
 
 
 def claim_p(
@@ -98,21 +116,21 @@ def judge(
     elif difference.low == difference.high:
         refusal = "all differences are equal, so nothing is known of their deviation; more seeds or test images tell it"
     if difference.low is None or difference.high is None or difference.mean is None:
-        return Verdict("not judged", f"not judged: {refusal}", difference, sampling=sampling)
+        return Verdict("not judged", refusal, difference, sampling=sampling, reason=refusal)
     numbers = f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}], {difference.n} seeds"
     if refusal:
-        return Verdict("not judged", f"not judged: {refusal}; {numbers}", difference, sampling=sampling)
+        return Verdict("not judged", f"{refusal}; {numbers}", difference, sampling=sampling, reason=refusal)
     p, sides = claim_p(difference.mean, _error(difference, degrees), degrees, within, by or 0.0)
     if p >= 1 - LEVEL:
         needed, estimate = _seeds_to_decide(difference, within, by, degrees)
-        return Verdict("undecided", f"undecided: {numbers}; {estimate}", difference, float(p), 0, needed, sampling)
-    side, task = int(sides), None
-    sentence = f"suggested: {numbers}" if side > 0 else f"suggested: the opposite, {numbers}"
+        facts = f"{numbers}; {estimate}"
+        return Verdict("undecided", facts, difference, float(p), 0, needed, sampling, remedy=estimate)
+    side, task, facts = int(sides), None, numbers
     if sampling is not None:
         task = side == _widened(difference, sampling, within, by)
         scope = "for the task" if task else "on this test set only"
-        sentence += f"; holds {scope} (test-sampling error {sampling:.2f})"
-    return Verdict("suggested", sentence, difference, float(p), side, None, sampling, task)
+        facts += f"; holds {scope} (test-sampling error {sampling:.2f})"
+    return Verdict("suggested", facts, difference, float(p), side, None, sampling, task)
 
 
 def correct(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -130,13 +148,12 @@ def correct(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _corrected(verdict: Verdict, survives: bool, claims: int) -> Verdict:
-    numbers = verdict.sentence.removeprefix("suggested: ")
     correction = f"Holm's correction over {claims} claims"
     if not survives:
-        return replace(verdict, sentence=f"{verdict.sentence}; does not survive {correction}")
+        return replace(verdict, facts=f"{verdict.facts}; does not survive {correction}")
     word = "supported" if verdict.side > 0 else "contradicted"
     note = f"; survives {correction}" if claims > 1 else ""
-    return replace(verdict, word=word, sentence=f"{word}: {numbers.removeprefix('the opposite, ')}{note}")
+    return replace(verdict, word=word, facts=f"{verdict.facts}{note}")
 
 
 def _widened(difference: Interval, sampling: float, within: int | float | None, by: int | float | None) -> int:

@@ -1,6 +1,5 @@
 """`load_run`: the trained model of a finished run."""
 
-import ast
 import dataclasses
 import os
 from pathlib import Path
@@ -13,7 +12,7 @@ from regard.core import Extra, StoreError
 from regard.core.validation import checked
 from regard.files.atomic import store_errors
 from regard.files.paths import user_path
-from regard.lab.results.import_checks import spelled_fields
+from regard.lab.results.import_checks import spelled_call, spelled_fields
 from regard.lab.results.results import Results
 from regard.models import recipe as recipes
 
@@ -83,19 +82,15 @@ def run_data(folder: Path) -> dict[str, Any]:
 
 
 def _check_validated(key: str, task: str) -> None:
-    """Raises: StoreError if the spelled task of a run has no validation part; old runs chose on the test images."""
-    call = ast.parse(task or "None", mode="eval").body
-    if not isinstance(call, ast.Call) or "val" not in {keyword.arg for keyword in call.keywords}:
+    """Raises: StoreError if the spelled task of a run has no validation part."""
+    if "val" not in spelled_call(task)[1]:
         raise checkpoint.no_best_weights(key)
 
 
 def _averaged(outcome: dict[str, Any]) -> bool:
     """Whether the recipe of a run, as its outcome spells it, has an average of the weights."""
-    recipe = ast.parse(spelled_fields(outcome.get("spelling")).get("recipe", "Recipe()"), mode="eval").body
-    return isinstance(recipe, ast.Call) and any(
-        keyword.arg in ("ema", "average") and ast.unparse(keyword.value) not in ("0", "0.0")
-        for keyword in recipe.keywords
-    )
+    _, recipe = spelled_call(spelled_fields(outcome.get("spelling")).get("recipe"))
+    return any(recipe.get(name, "0") not in ("0", "0.0") for name in ("ema", "average"))
 
 
 def trained(run: Run, store: Results, best: bool = False, key: str = "") -> nn.Module:
