@@ -33,7 +33,13 @@ EVIDENCE = {
     "Errata": "docs/errata.md",
     "How speed is measured": "benchmarks/README.md",
 }
-ELSEWHERE = ("docs/choosing.md", "docs/mechanisms.md", "docs/hosts.md")
+PROJECT = {
+    "Contributing": "CONTRIBUTING.md",
+    "Why a swapped layer renames parameters": "docs/architecture/host-names.md",
+    "Whether files are found": "docs/findability.md",
+    "Changes": "CHANGELOG.md",
+}
+ELSEWHERE = ("docs/choosing.md", "docs/mechanisms.md", "docs/hosts.md", *PROJECT.values())
 """Pages of docs/ that are neither guides nor evidence."""
 SHORT_TITLES = {
     "mita": "Mixture-of-Top-k Attention",
@@ -58,7 +64,7 @@ def navigation(pages: Collection[str]) -> list[Entry]:
         {"Mechanisms": [{"All mechanisms": "docs/mechanisms.md"}, *families, {"Hosts": "docs/hosts.md"}]},
         {"Evidence": [*_entries(EVIDENCE), {"Papers": [{SHORT_TITLES[name]: paper_page(name)} for name in PAPERS]}]},
         {"API": [{"Names": "reference/index.md"}, *({p.replace("/", "."): package_page(p)} for p in PACKAGES)]},
-        {"Project": [{"Contributing": "CONTRIBUTING.md"}, {"Changes": "CHANGELOG.md"}]},
+        {"Project": _entries(PROJECT)},
     ]
     return kept(entries, pages)
 
