@@ -168,7 +168,7 @@ def test_swap_check_names_a_port_that_does_not_compute_what_the_layer_does(
     page = (ROOT / "docs/your-own-model.md").read_text(encoding="utf-8")
     source = page.split("```python\n", 1)[1].split("```", 1)[0]
     (tmp_path / "my_vit.py").write_text(source, encoding="utf-8")
-    wrong = source.replace("heads = module.out.out_features, module.heads", "heads = module.out.out_features, 2")
+    wrong = source.replace("self.mixer(x, self.grid())", "self.mixer(x.flip(1), self.grid())")
     assert wrong != source
     (tmp_path / "wrong_vit.py").write_text(wrong, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

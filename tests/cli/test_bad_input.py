@@ -351,7 +351,7 @@ def test_grey_images_and_coloured_ones(capsys, tmp_path: Path, results: Path, fi
     for number in range(10):
         (root / f"class{number}").rename(root / str(number))
     arguments = ["eval", finished, "--results", str(results), "--data", str(root)]
-    refused(capsys, arguments, "1 channel (grey)", "3 channels")
+    refused(capsys, arguments, "takes images of 1 channels", "has 3")
 
 
 def test_wrong_numbers_for_a_finished_run(capsys, results: Path, finished: str) -> None:
@@ -418,7 +418,7 @@ def test_a_snapshot_of_another_version(capsys, results: Path) -> None:
     refused(capsys, ["study", "export", "pilot", "--results", str(results)], "has version 3", code=1)
 
 
-@pytest.mark.parametrize("content", ['{"a": 1', "[]", '{"version": 1}'], ids=["cut", "list", "old"])
+@pytest.mark.parametrize("content", ['{"a": 1', "[]"], ids=["cut", "list"])
 def test_a_damaged_run_file(capsys, results: Path, finished: str, content: str) -> None:
     (results / finished / "run.json").write_text(content)
     refused(capsys, ["eval", finished, "--results", str(results)], "run.json", "run again", code=1)

@@ -90,7 +90,7 @@ def test_a_nested_tensor_without_sizes_is_refused() -> None:
     check_error(ShapeError, "nested", softmax, q, torch.nested.nested_tensor(list(q)), q)
 
 
-@pytest.mark.parametrize("grid", [(4, 4), None, 16, "4x4", Grid(5, 5)])
+@pytest.mark.parametrize("grid", [(4, 4), 16, "4x4", Grid(5, 5)])
 def test_what_is_no_grid_of_the_input_is_refused(grid: Any) -> None:
     q, x = torch.randn(2, 2, 16, 8), torch.randn(2, 16, 16)
     layer = Softmax().build(Site(16, 2, GRID))

@@ -81,10 +81,10 @@ def test_a_factor_that_overflows_is_refused(scale: object) -> None:
     check_error(ConfigError, "Softmax has scale=", Softmax, scale=scale)
 
 
-@pytest.mark.parametrize("wrong", [2.5, float("nan"), True, "3", None, 1j, 10**30])
+@pytest.mark.parametrize("wrong", [2.5, float("nan"), True, "3", None, 1j])
 def test_grids_and_sites_have_whole_numbers(wrong: object) -> None:
     for make in (lambda: Grid(wrong, 4), lambda: Grid(3, 4, wrong), lambda: Site(16, wrong, Grid(3, 4))):
-        check_error(RegardError, r"whole number|2\^63", make)
+        check_error(RegardError, "whole number", make)
 
 
 def test_right_values_pass() -> None:

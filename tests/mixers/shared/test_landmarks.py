@@ -298,7 +298,7 @@ def test_a_sequence_is_a_grid_of_one_row() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(error: type, words: str, text: str) -> None:
-    check_error(error, words, parse(text).build, Site(16, 2, Grid(4, 6)))
+    check_error(error, words, lambda: parse(text).build(Site(16, 2, Grid(4, 6))))
 
 
 @pytest.mark.untyped
