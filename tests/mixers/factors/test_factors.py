@@ -695,7 +695,7 @@ def test_wrong_use_is_said():
     for wrong in ({"magnitude": 0.0}, {"base": -1.0}):
         check_error(ConfigError, "base, position_scale and stride are positive", Factors, "0100", **wrong)
     check_error(ConfigError, "positions=7", Factors, "0100", positions=7)
-    check_error(ConfigError, "dim 10 is not a multiple of 4 heads", Factors().build, Site(10, 4, Grid(3, 3)))
+    check_error(ConfigError, "dim 10 is not a multiple of 4 heads", lambda: Factors().build(Site(10, 4, Grid(3, 3))))
     grid = Grid(3, 4, 1)
     made, rest = inputs("1111", grid)
     for name in ("u", "t", "tables"):
