@@ -43,9 +43,9 @@ def lost_hooks(old: nn.Module, new: nn.Module, moved: Collection[str] = ()) -> l
 
 
 def move_hooks(old: nn.Module, new: nn.Module) -> None:
-    """Give the hooks of a module, and of its parts, to the module in its place; so, too, what is in training mode.
+    """Give the hooks of a module, and of its parts, to the module in its place, and put that into the same mode.
 
-    The new modules get the same containers, so that the handles of the hooks still remove them.
+    The new modules get the same dictionaries of hooks, so that a handle that adding a hook returned still removes it.
     """
     for _, module, target in list(_counterparts(old, new)):
         if target is None or target is module:

@@ -23,7 +23,7 @@ from .layer import Port
 from .special_mixers import ResizingMixer
 
 
-def around(*names: str) -> dict[str, str]:
+def host_parts(*names: str) -> dict[str, str]:
     """`Port.parameter_names` for children, parameters and buffers of the host that a `HostMixer` keeps."""
     return {name: f"around.{name}" for name in names}
 
@@ -109,7 +109,7 @@ class HostMixer(ResizingMixer):
 
 
 class HostPort(Port):
-    """A port whose layers keep the host's own modules: all of `parameter_names`, made by `around`.
+    """A port whose layers keep the host's own modules: all of `parameter_names`, made by `host_parts`.
 
     Mechanisms on heads get the host's queries, keys and values. Others (convolutions) replace the whole layer, where
     its output has the tokens and channels of its input.

@@ -65,15 +65,13 @@ class HostNames(nn.Module):
             name = self.mixer_name(key)
             if name not in mixer_state or not self._same_meaning(name):
                 continue
-            host_roles = fused_roles(name)
+            own, host_roles = mixer_state[name].shape, fused_roles(name)
             roles = "".join(role for role in present if role in host_roles)
             if roles == host_roles:
-                fits, roles = mixer_state[name].shape == shape, "qkv"
-            else:
-                same_height = mixer_state[name].shape[0] * len(host_roles) == shape[0] * len(roles)
-                fits = same_height and mixer_state[name].shape[1:] == shape[1:]
-            if fits and roles:
-                matched[key] = roles
+                if own == shape:
+                    matched[key] = "qkv"
+            elif roles and own[1:] == shape[1:] and own[0] * len(host_roles) == shape[0] * len(roles):
+                matched[key] = roles  # as many rows for each role
         return matched
 
     def to_mixer(self, state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -27,11 +27,13 @@ OWN_MODEL = "a model of your own gets a port in a few lines: docs/your-own-model
 
 
 def port_of(model: nn.Module, name: str, ports: Sequence[type[Port]] = ()) -> type[Port] | None:
-    """The port of the layer `name`: the one that its class names as `port`, else the first that matches; None without.
+    """The port that replaces the layer `name`; None if it has none.
 
-    For a swapped layer, its own class. A subclass does not inherit `port`, since its forward pass may differ. ports:
-    the caller's own, of which the first that matches decides alone; of the libraries' ports that match, the first takes
-    the layer that belongs to it.
+    These are asked, and the first that has an answer decides:
+    - a swapped layer is its own port;
+    - the layer's class may name a `port`, which subclasses do not inherit, as their forward pass may differ;
+    - ports: the caller's own, the first that matches the layer;
+    - the libraries' ports, the first that matches the layer and to which it belongs.
     """
     module = model.get_submodule(name)
     if isinstance(module, Port):
@@ -86,9 +88,10 @@ def matching_layers(
 def plannable_layers(
     model: nn.Module, plan: Collection[str], ports: Sequence[type[Port]] = (), *, reinitialise: bool = False
 ) -> dict[str, type[Port]]:
-    """`attention_layers` and, of those whose own attention would be lost, the layers that a plan names in full.
+    """The layers that a plan may change: `attention_layers`, and those that it names in full.
 
-    plan: names or globs; a full name may be that of the same network inside another one, and lack its first parts.
+    The second are replaced although their own attention is lost. plan: names or globs. A full name may leave out the
+    first parts, as in a plan for a classifier that is now inside of a detector.
     Raises: SwapError for a glob that matches nothing but layers whose attention would be lost.
     """
     every = attention_layers(model, ports, reinitialise=True)
@@ -289,9 +292,10 @@ def _output_shape(output: Any) -> torch.Size:
 
 @contextmanager
 def stand_ins(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:
-    """Twins of layers, with the same parts, in their places for the length of a `with` block.
+    """For the length of a `with` block, copies of layers in the layers' places, with the same parameters and children.
 
-    A twin has hooks of its own beside those of the layer, and runs only where the model calls what is in its place.
+    A hook on such a copy is called where the model calls the layer, but not where it is called from elsewhere, and
+    leaves the layer's own hooks as they are.
     """
     twins: dict[nn.Module, Any] = {}
     for layer in layers.values():

@@ -15,7 +15,7 @@ from regard.mixers.shared.heads import HeadMixer
 Kind = TypeVar("Kind", bound=HeadMixer)
 
 
-def rebuilt(mixer: Mixer, kind: type[Kind], does: str, shared: nn.Module | None) -> Kind:
+def special_mixer(mixer: Mixer, kind: type[Kind], does: str, shared: nn.Module | None) -> Kind:
     """A mixer of this kind in the place of an ordinary one. does: what the layer does that others cannot.
 
     Raises: UnsupportedError if the mechanism has a layer of its own.
@@ -86,7 +86,7 @@ def pooled_mixer(mixer: Mixer, out: int, stride: tuple[int, int], shared: nn.Mod
     if out == site.dim and stride == (1, 1):
         return mixer
     does = f"makes {out} channels of {site.dim}" if stride == (1, 1) else "pools its queries"
-    pooled = rebuilt(mixer, PooledMixer, does, shared)
+    pooled = special_mixer(mixer, PooledMixer, does, shared)
     if stride != (1, 1):
         if not pooled.config.cross or pooled.config.refuses_cross or pooled.config.dwc or pooled.config.gate:
             raise UnsupportedError(

@@ -54,15 +54,17 @@ from .transfer import host_adapters, movable_adapters, same_parameters, transfer
 
 @dataclass
 class PlannedSite:
-    """One layer of a plan: its name, the port that will replace it, and what becomes of the host's parameters.
+    """One layer of a plan: what will replace it, and what becomes of its parameters, hooks and adapters.
 
-    before: the module that is replaced. call: its call in the plan's forward pass.
-    kept, new, dropped: names of parameters, as `Port.parameter_changes` has them.
-    new_objects: names in `model.named_parameters()` after the swap of parameters that an optimizer made before it does
-    not have: new ones, and kept rows of a fused matrix. All others are the same objects.
-    lost_hooks: hooks that cannot move, such as those of a part that the new layer does not have; the others move to it.
-    adapters: projections around which an adapter of PEFT goes on working. lost_adapters: projections that the new layer
-    does not have in full, so that the adapter around them would be lost; `SwapPlan.apply` refuses this.
+    - layer: the port that will be in its place; before: the module that is there now.
+    - call: how the model called it in the plan's forward pass.
+    - kept, new, dropped: names of parameters, as `Port.parameter_changes` has them.
+    - new_objects: names, in `model.named_parameters()` after the swap, of parameters that an optimizer from before the
+      swap does not have. These are new ones, and kept rows of a fused matrix; all others are the same objects.
+    - lost_hooks: hooks of parts that the new layer does not have; all others move to it.
+    - adapters: projections whose adapters of PEFT go on working.
+    - lost_adapters: projections that the new layer does not have in full. An adapter around them would be lost, so
+      `SwapPlan.apply` refuses them.
     """
 
     name: str
@@ -115,9 +117,10 @@ class SwapPlan:
             warnings.warn(f"{spell(self.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
         if self.mixer.uses and (text := left_out([(site.layer, site.dropped) for site in self.sites])):
             warnings.warn(f"{spell(self.mixer)}: {text}", stacklevel=3)
-        left = (unmapped(site.name, site.layer, site.new, site.dropped) for site in self.sites)
-        if text := next(filter(None, left), ""):
-            warnings.warn(text, stacklevel=3)
+        for text in (unmapped(site.name, site.layer, site.new, site.dropped) for site in self.sites):
+            if text:  # the layers of a model are alike, so the first is enough
+                warnings.warn(text, stacklevel=3)
+                break
         warn_of_lost_hooks({site.name: site.lost_hooks for site in self.sites})
 
     def layers(self) -> dict[str, Port]:

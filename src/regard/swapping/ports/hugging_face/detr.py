@@ -10,7 +10,7 @@ from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.grid_source import watched_module
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import SEPARATE_MATRICES
-from regard.swapping.special_mixers import PositionedMixer, rebuilt
+from regard.swapping.special_mixers import PositionedMixer, special_mixer
 
 from .base import HuggingPort, refuse_weights
 
@@ -36,7 +36,7 @@ class HuggingDETR(HuggingPort):
         mixer = super().build_mixer(config, site, shared)
         if not isinstance(mixer, HeadMixer):  # a convolution has no queries and keys
             return mixer
-        qkv, mixer = mixer.qkv, rebuilt(mixer, PositionedMixer, "adds positions to queries and keys", shared)
+        qkv, mixer = mixer.qkv, special_mixer(mixer, PositionedMixer, "adds positions to queries and keys", shared)
         mixer.qkv = qkv  # type: ignore[assignment]
         return mixer
 

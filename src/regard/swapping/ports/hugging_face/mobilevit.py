@@ -5,7 +5,7 @@ from typing import Any, ClassVar, cast
 from torch import Tensor, nn
 
 from regard.core import Grid
-from regard.swapping.host_mixer import around
+from regard.swapping.host_mixer import host_parts
 from regard.swapping.layer import Port
 from regard.swapping.ports.timm.mobilevit import TimmSeparable, merged_grid
 
@@ -34,7 +34,7 @@ class HuggingMobileViTV2(TimmSeparable, HuggingPort):
     class_paths: ClassVar[frozenset[str]] = frozenset(
         {"mobilevitv2.modeling_mobilevitv2.MobileViTV2LinearSelfAttention"}
     )
-    parameter_names: ClassVar[dict[str, str]] = around("qkv_proj", "out_proj")
+    parameter_names: ClassVar[dict[str, str]] = host_parts("qkv_proj", "out_proj")
     routed: ClassVar[bool] = False
 
     @classmethod

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.core import Grid, Inputs, Mask, Operator, Site
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
-from regard.swapping.host_mixer import HostMixer, MapPort, around, heads_of_map, map_of, map_of_heads, tokens_of
+from regard.swapping.host_mixer import HostMixer, MapPort, heads_of_map, host_parts, map_of, map_of_heads, tokens_of
 from regard.swapping.layer import Port
 
 from .wide import BIASES
@@ -98,7 +98,7 @@ class TimmCascade(MapPort):
 
     replaces: ClassVar[tuple[type, ...]] = (CascadedGroupAttention,)
     mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = around("qkvs", "dws", "proj", *BIASES)
+    parameter_names: ClassVar[dict[str, str]] = host_parts("qkvs", "dws", "proj", *BIASES)
     mixer_class: ClassVar[type[HostMixer]] = CascadeMixer
 
     @classmethod

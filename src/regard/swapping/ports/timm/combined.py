@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.core import Grid, Inputs, Site, heads, merge
 from regard.mixers.shared.heads import HeadMixer
-from regard.swapping.host_mixer import HostMixer, HostPort, around
+from regard.swapping.host_mixer import HostMixer, HostPort, host_parts
 from regard.swapping.layer import Port, library_mask
 
 
@@ -42,7 +42,7 @@ class TimmConViT(HostPort):
 
     replaces: ClassVar[tuple[type, ...]] = (GPSA,)
     watch: ClassVar[str] = "patch_embed.proj"
-    parameter_names: ClassVar[dict[str, str]] = around("qk", "v", "pos_proj", "gating_param", "proj", "proj_drop")
+    parameter_names: ClassVar[dict[str, str]] = host_parts("qk", "v", "pos_proj", "gating_param", "proj", "proj_drop")
     mixer_class: ClassVar[type[HostMixer]] = GatedPositionsMixer
 
     @classmethod
@@ -86,7 +86,7 @@ class TimmDifferential(HostPort):
 
     replaces: ClassVar[tuple[type, ...]] = (DiffAttention,)
     watch: ClassVar[str] = "patch_embed.proj"
-    parameter_names: ClassVar[dict[str, str]] = around(
+    parameter_names: ClassVar[dict[str, str]] = host_parts(
         "qkv", "q_norm", "k_norm", "norm", "proj", "proj_drop", "sub_norm",
         *(f"lambda_{name}" for name in ("a", "b", "q1", "k1", "q2", "k2")),
     )  # fmt: skip

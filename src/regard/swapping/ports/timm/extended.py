@@ -25,7 +25,7 @@ class ExtendedMixer(ResizingMixer):
         return super().project_output(x, out if self.host_gate is None else torch.sigmoid(self.host_gate(x)) * out)
 
 
-def extended(mixer: Mixer, host: Any, shared: nn.Module | None) -> Mixer:
+def extended_mixer(mixer: Mixer, host: Any, shared: nn.Module | None) -> Mixer:
     """A mixer with the parts that timm's attention `host` has besides Regard's layer; itself if there are none.
 
     Raises: UnsupportedError if the mechanism has a layer of its own, which they do not fit.

@@ -6,7 +6,7 @@ from timm.models.gemma4_vit import Gemma4Attention, apply_multidimensional_rope
 from torch import Tensor
 
 from regard.core import Grid, Inputs, Site, heads, merge
-from regard.swapping.host_mixer import HostMixer, HostPort, around
+from regard.swapping.host_mixer import HostMixer, HostPort, host_parts
 from regard.swapping.layer import Port, library_mask
 
 
@@ -32,7 +32,7 @@ class TimmGemma(HostPort):
 
     replaces: ClassVar[tuple[type, ...]] = (Gemma4Attention,)
     watch: ClassVar[str] = "patch_embed"
-    parameter_names: ClassVar[dict[str, str]] = around(
+    parameter_names: ClassVar[dict[str, str]] = host_parts(
         "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "v_norm", "proj_drop"
     )
     mixer_class: ClassVar[type[HostMixer]] = GemmaMixer

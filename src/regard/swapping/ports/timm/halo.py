@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.core import Grid, GridError, Inputs, Mask, Site
 from regard.mixers.shared.heads import HeadMixer
-from regard.swapping.host_mixer import HostMixer, MapPort, around, heads_of_map, map_of, map_of_heads, tokens_of
+from regard.swapping.host_mixer import HostMixer, MapPort, heads_of_map, host_parts, map_of, map_of_heads, tokens_of
 from regard.swapping.layer import Port
 
 
@@ -38,7 +38,7 @@ class TimmBottleneck(MapPort):
 
     replaces: ClassVar[tuple[type, ...]] = (BottleneckAttn,)
     mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = around("qkv", "pos_embed", "pool")
+    parameter_names: ClassVar[dict[str, str]] = host_parts("qkv", "pos_embed", "pool")
     mixer_class: ClassVar[type[HostMixer]] = BottleneckMixer
 
     @classmethod
@@ -105,7 +105,7 @@ class TimmHalo(TimmBottleneck):
     """HaloNet: blocks attend to themselves and a border, biases depend on queries; for mechanisms between two grids."""
 
     replaces: ClassVar[tuple[type, ...]] = (HaloAttn,)
-    parameter_names: ClassVar[dict[str, str]] = around("q", "kv", "pos_embed", "pool")
+    parameter_names: ClassVar[dict[str, str]] = host_parts("q", "kv", "pos_embed", "pool")
     mixer_class: ClassVar[type[HostMixer]] = HaloMixer
 
     @classmethod

@@ -22,8 +22,8 @@ from regard.swapping.host_mixer import (
     HostMixer,
     HostPort,
     MapPort,
-    around,
     heads_of_map,
+    host_parts,
     map_of,
     map_of_heads,
     tokens_of,
@@ -66,7 +66,7 @@ class TimmConvAttention(MapPort):
     """LowFormer and CPUBone: attention on a coarser map, which convolutions make and bring to full size again."""
 
     replaces: ClassVar[tuple[type, ...]] = (LowFormerAttention, CPUBoneAttention)
-    parameter_names: ClassVar[dict[str, str]] = around("conv_proj", "pwise", "o_proj", "upsampling")
+    parameter_names: ClassVar[dict[str, str]] = host_parts("conv_proj", "pwise", "o_proj", "upsampling")
     mixer_class: ClassVar[type[HostMixer]] = ConvAttentionMixer
 
     @classmethod
@@ -98,7 +98,7 @@ class TimmGCViT(HostPort):
 
     replaces: ClassVar[tuple[type, ...]] = (WindowAttentionGlobal,)
     mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = around("qkv", "proj", "proj_drop", "rel_pos")
+    parameter_names: ClassVar[dict[str, str]] = host_parts("qkv", "proj", "proj_drop", "rel_pos")
     mixer_class: ClassVar[type[HostMixer]] = GlobalQueryMixer
 
     @classmethod
@@ -131,7 +131,7 @@ class TimmSAM(HostPort):
 
     replaces: ClassVar[tuple[type, ...]] = (SamAttention,)
     mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = around(
+    parameter_names: ClassVar[dict[str, str]] = host_parts(
         "qkv", "q_norm", "k_norm", "proj", "proj_drop", "rel_pos_h", "rel_pos_w"
     )
     mixer_class: ClassVar[type[HostMixer]] = SamMixer
@@ -183,7 +183,7 @@ class EfficientFormerV2Mixer(HostMixer):
         return tokens_of(self.around.proj(self.around.act(full)))
 
 
-PARTS_V2 = around("stride_conv", "q", "k", "v", "v_local", "upsample", "act", "proj", *BIASES)
+PARTS_V2 = host_parts("stride_conv", "q", "k", "v", "v_local", "upsample", "act", "proj", *BIASES)
 """What a layer keeps of EfficientFormerV2's attention, as far as the host has it."""
 
 
@@ -257,7 +257,7 @@ class TimmTNT(HostPort):
     """TNT: attention between patches, and between the pixels of each patch; for square images and patches."""
 
     replaces: ClassVar[tuple[type, ...]] = (TNTAttention,)
-    parameter_names: ClassVar[dict[str, str]] = around("qk", "v", "proj", "proj_drop")
+    parameter_names: ClassVar[dict[str, str]] = host_parts("qk", "v", "proj", "proj_drop")
     mixer_class: ClassVar[type[HostMixer]] = PairMixer
 
     @classmethod

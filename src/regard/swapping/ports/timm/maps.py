@@ -18,7 +18,7 @@ from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import TokenConv, keep_fused
 from regard.swapping.special_mixers import output_sides, pooled_mixer
 
-from .extended import extended
+from .extended import extended_mixer
 
 
 class TimmMaxViT(Port):
@@ -42,7 +42,7 @@ class TimmMaxViT(Port):
         mixer, pool = super().build_mixer(config, site, shared), getattr(host, "q_pool", None)
         if pool is not None:
             return pooled_mixer(mixer, len(host.proj.weight), to_2tuple(pool.stride), shared)
-        mixer = extended(mixer, host, shared)
+        mixer = extended_mixer(mixer, host, shared)
         if isinstance(mixer, HeadMixer):
             keep_biases(mixer, host, "rel_pos", site.name)
             mixer.qkv_by_head = getattr(host, "head_first", False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.core import Grid, Inputs, Site, heads, merge
 from regard.swapping.grid_source import modules_around
-from regard.swapping.host_mixer import HostMixer, HostPort, around
+from regard.swapping.host_mixer import HostMixer, HostPort, host_parts
 from regard.swapping.layer import Port, library_mask
 
 from .vit import TimmViT
@@ -75,7 +75,7 @@ class TimmSeparable(HostPort):
 
     replaces: ClassVar[tuple[type, ...]] = (LinearSelfAttention,)
     watch: ClassVar[str] = "conv_1x1"
-    parameter_names: ClassVar[dict[str, str]] = around("qkv_proj", "out_proj", "out_drop")
+    parameter_names: ClassVar[dict[str, str]] = host_parts("qkv_proj", "out_proj", "out_drop")
     mixer_class: ClassVar[type[HostMixer]] = SeparableMixer
 
     @classmethod

@@ -16,8 +16,8 @@ from regard.swapping.host_mixer import (
     HostMixer,
     HostPort,
     MapPort,
-    around,
     heads_of_map,
+    host_parts,
     map_of,
     map_of_heads,
     tokens_of,
@@ -89,7 +89,7 @@ class TimmMViT(HostPort):
     """MViTv2: convolutions pool queries and keys, biases depend on queries; for mechanisms between two grids."""
 
     replaces: ClassVar[tuple[type, ...]] = (MViTAttention,)
-    parameter_names: ClassVar[dict[str, str]] = around(
+    parameter_names: ClassVar[dict[str, str]] = host_parts(
         "qkv", "proj", "rel_pos_h", "rel_pos_w", *(f"{part}_{role}" for part in ("pool", "norm") for role in "qkv")
     )
     mixer_class: ClassVar[type[HostMixer]] = MViTMixer
@@ -141,7 +141,7 @@ class TimmNextViT(HostPort):
 
     replaces: ClassVar[tuple[type, ...]] = (EfficientAttention,)
     watch: ClassVar[str] = "patch_embed"
-    parameter_names: ClassVar[dict[str, str]] = around("q", "k", "v", "proj", "proj_drop", "sr", "norm")
+    parameter_names: ClassVar[dict[str, str]] = host_parts("q", "k", "v", "proj", "proj_drop", "sr", "norm")
     mixer_class: ClassVar[type[HostMixer]] = NextViTMixer
 
     @classmethod
@@ -186,7 +186,7 @@ class TimmMultiQuery(MapPort):
     """MobileNetV4 and 5: keys and values are shared by all heads, and may come from a coarser map."""
 
     replaces: ClassVar[tuple[type, ...]] = (MultiQueryAttention2d,)
-    parameter_names: ClassVar[dict[str, str]] = around("query", "key", "value", "output")
+    parameter_names: ClassVar[dict[str, str]] = host_parts("query", "key", "value", "output")
     mixer_class: ClassVar[type[HostMixer]] = MultiQueryMixer
 
     @classmethod

@@ -10,7 +10,7 @@ from timm.models.volo import OutlookAttention
 from torch import Tensor, nn
 
 from regard.core import Grid, Inputs, Mixer, MixerConfig, Site, heads, merge
-from regard.swapping.host_mixer import HostMixer, HostPort, MapPort, around
+from regard.swapping.host_mixer import HostMixer, HostPort, MapPort, host_parts
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import split_matrices
 
@@ -67,7 +67,7 @@ class TimmCoaT(HostPort):
 
     loses: ClassVar[str] = "attention by a softmax of the keys over all tokens"
     replaces: ClassVar[tuple[type, ...]] = (FactorAttnConvRelPosEnc,)
-    parameter_names: ClassVar[dict[str, str]] = around("qkv", "crpe", "proj", "proj_drop")
+    parameter_names: ClassVar[dict[str, str]] = host_parts("qkv", "crpe", "proj", "proj_drop")
     mixer_class: ClassVar[type[HostMixer]] = FactorisedMixer
 
     @classmethod
@@ -101,7 +101,7 @@ class TimmSwiftFormer(MapPort):
 
     loses: ClassVar[str] = "additive attention by one query for all tokens"
     replaces: ClassVar[tuple[type, ...]] = (EfficientAdditiveAttention,)
-    parameter_names: ClassVar[dict[str, str]] = around("to_query", "to_key", "proj", "final")
+    parameter_names: ClassVar[dict[str, str]] = host_parts("to_query", "to_key", "proj", "final")
     mixer_class: ClassVar[type[HostMixer]] = AdditiveMixer
 
     @classmethod

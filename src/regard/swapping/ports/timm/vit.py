@@ -13,7 +13,7 @@ from regard.swapping.layer import Port, library_mask
 from regard.swapping.rotary import interleaved, rotate_halves
 from regard.swapping.separate_qkv import SEPARATE_BIASES, SEPARATE_MATRICES
 
-from .extended import extended
+from .extended import extended_mixer
 
 
 class TimmViT(Port):
@@ -25,7 +25,7 @@ class TimmViT(Port):
     parameter_names: ClassVar[dict[str, str]] = {"gate": "host_gate"}
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        return extended(super().build_mixer(config, site, shared), self.host, shared)
+        return extended_mixer(super().build_mixer(config, site, shared), self.host, shared)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         return self.mixer(x, self.grid(), library_mask(attn_mask, is_causal, x))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.core import Grid, Inputs, Mask, Site, heads, merge
 from regard.mixers.shared.heads import HeadMixer
-from regard.swapping.host_mixer import HostMixer, HostPort, around, map_of, tokens_of
+from regard.swapping.host_mixer import HostMixer, HostPort, host_parts, map_of, tokens_of
 from regard.swapping.layer import Port
 
 BIASES = ("attention_biases", "attention_bias_idxs")
@@ -72,7 +72,7 @@ class TimmTinyViT(HostPort):
 
     replaces: ClassVar[tuple[type, ...]] = (TinyViTAttention,)
     mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = around("norm", "qkv", "proj", *BIASES)
+    parameter_names: ClassVar[dict[str, str]] = host_parts("norm", "qkv", "proj", *BIASES)
     mixer_class: ClassVar[type[HostMixer]] = WideMixer
 
     @classmethod
@@ -108,7 +108,7 @@ class TimmLeViTDownsample(TimmLeViT):
     """LeViT's attention between two stages, whose queries are on a coarser grid: only for mechanisms between two."""
 
     replaces: ClassVar[tuple[type, ...]] = (AttentionDownsample,)
-    parameter_names: ClassVar[dict[str, str]] = around("q", "kv", "proj", *BIASES)
+    parameter_names: ClassVar[dict[str, str]] = host_parts("q", "kv", "proj", *BIASES)
     mixer_class: ClassVar[type[HostMixer]] = DownsampleMixer
 
     @classmethod
