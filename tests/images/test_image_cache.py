@@ -28,6 +28,24 @@ def test_a_full_disk_leaves_nothing_in_the_cache(
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
 
 
+@pytest.mark.parametrize("ending", ["pixels.npy", "labels.npy"])
+def test_one_changed_bit_is_noticed_and_the_images_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ending: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = Images(np.arange(192, dtype=np.uint8).reshape(4, 4, 4, 3), np.arange(4))
+    cached("bits", lambda: made)
+    (file,) = tmp_path.rglob(f"*.{ending}")
+    content = bytearray(file.read_bytes())
+    content[140] ^= 1
+    file.write_bytes(content)
+    found = cached("bits", lambda: made)
+    np.testing.assert_array_equal(found.pixels, made.pixels)
+    np.testing.assert_array_equal(found.labels, made.labels)
+    assert "is damaged and is made again" in caplog.text
+    cached("bits", lambda: pytest.fail("whole files are read"))
+
+
 def test_mean_and_deviation_count_values_block_by_block() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (37, 5, 6, 3), np.uint8)
     mean, std = mean_and_deviation(pixels[start : start + 8] for start in range(0, 37, 8))

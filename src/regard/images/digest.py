@@ -5,7 +5,6 @@ the first 4 KiB: it is fast, and does not notice a change elsewhere in a file.
 """
 
 import hashlib
-import json
 import os
 import stat
 import time
@@ -15,9 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from regard.core import ConfigError, DataError, StoreError
-from regard.files.atomic import read_json, write_atomically
-from regard.files.cache import cache_folder
+from regard.core import ConfigError, DataError
+from regard.files.cache import cache_folder, read_entries, write_entries
 from regard.files.paths import readable
 
 from .progress import ProgressLine
@@ -145,10 +143,7 @@ class _Cache:
     def __init__(self, root: Path) -> None:
         name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
         self.path = cache_folder() / "digests" / f"{name}.json"
-        self.known: dict[str, Any] = {}
-        with suppress(StoreError):
-            known = read_json(self.path)
-            self.known = known if isinstance(known, dict) else {}
+        self.known = read_entries(self.path)
         self.found: dict[str, list[Any]] = {}
 
     def digest(self, name: str, file: Path, progress: "_Progress") -> str:
@@ -174,10 +169,8 @@ class _Cache:
 
     def save(self) -> None:
         """Write what is known, if it has changed; without a cache the files are read again the next time."""
-        if self.found == self.known:
-            return
-        with suppress(StoreError):
-            write_atomically(self.path, json.dumps(self.found))
+        if self.found != self.known:
+            write_entries(self.path, self.found)
 
 
 class _Progress:

@@ -2,8 +2,6 @@
 
 import io
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard.core import DataError
+from regard.files.arrays import read_array, write_array
 from regard.files.cache import cache_folder
 
 log = logging.getLogger("regard.data")
@@ -278,21 +277,23 @@ def cached(key: str, make: Callable[[], Images]) -> Images:
     """
     folder = cache_folder() / "images"
     pixels, labels = folder / f"{key}.pixels.npy", folder / f"{key}.labels.npy"
-    try:
-        images = Images(np.load(pixels, mmap_mode="r"), np.load(labels))
-        if images.pixels.ndim == 4 and len(images.pixels) == len(images.labels):
-            return images
-    except (OSError, ValueError, EOFError):
-        pass
+    if (found := _found(pixels, labels)) is not None:
+        return found
     images = make()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, array in ((pixels, images.pixels), (labels, images.labels)):
-            _save(path, array)
+            write_array(path, array)
     except OSError as error:
         log.warning("decoded images are not cached: %s", error)
         return images
-    return Images(np.load(pixels, mmap_mode="r"), np.load(labels))
+    return _found(pixels, labels) or images
+
+
+def _found(pixels: Path, labels: Path) -> Images | None:
+    """The images of the cache, if both files are whole."""
+    first, second = read_array(pixels, mapped=True), read_array(labels)
+    return None if first is None or second is None or len(first) != len(second) else Images(first, second)
 
 
 def readable_rows(
@@ -308,27 +309,13 @@ def readable_rows(
     damaged image. Raises: DataError if no image can be decoded.
     """
     path = cache_folder() / "images" / f"{key}.rows.npy"
-    try:
-        return np.load(path)
-    except (OSError, ValueError, EOFError):
-        pass
+    if (found := read_array(path)) is not None:
+        return found
     rows = np.array([row for row, _ in _decoded(sources, name_of, None, channels, "skip")], np.int64)
     check()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _save(path, rows)
+        write_array(path, rows)
     except OSError as error:
         log.warning("the list of readable images is not cached: %s", error)
     return rows
-
-
-def _save(path: Path, array: np.ndarray) -> None:
-    """Write a temporary file beside the target and rename it; the temporary file is deleted if that fails."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        try:
-            np.save(file, array)
-            file.flush()
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise

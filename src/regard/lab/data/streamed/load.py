@@ -4,7 +4,6 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import IO
@@ -12,6 +11,7 @@ from typing import IO
 import numpy as np
 
 from regard.core import DataError
+from regard.files.arrays import add_digest, is_whole, read_array, write_array
 from regard.files.cache import cache_folder
 from regard.images import own
 from regard.images import shards as archives
@@ -101,10 +101,8 @@ def _kept(found: Found, shards: Shards, key: str) -> tuple[Rows, Rows, np.ndarra
         return archives.read([Path(file) for file in files])
     path = cache_folder() / "streams" / f"{key}-test.bytes"
     index = path.with_suffix(".npy")
-    table: np.ndarray | None = None
-    with suppress(OSError, ValueError, EOFError):
-        table = np.load(index)
-    if table is None or table.shape != (shards.images, 3) or not path.exists():
+    table = read_array(index)
+    if table is None or table.shape != (shards.images, 3) or not is_whole(path):
         table = _copied(shards, path, index)
     start, length, labels = table.T.copy()
     members = Members((path,), np.zeros(len(table), np.int32), start, length)
@@ -116,12 +114,13 @@ def _copied(shards: Shards, path: Path, index: Path) -> np.ndarray:
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as target:
+        with part.open("w+b") as target:
             table = np.array(list(_written(shards, target)), np.int64).reshape(-1, 3)
+            add_digest(target)
         part.replace(path)
+        write_array(index, table)
     except OSError as error:
         raise DataError(f"the test split of {shards.title} cannot be kept in {path.parent}: {error}") from error
-    np.save(index, table)
     return table
 
 

@@ -5,19 +5,16 @@ machine, which is quick; compressed and remote archives are read to the end once
 """
 
 import hashlib
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from regard.core import DataError, StoreError
-from regard.files.atomic import read_json, write_atomically
-from regard.files.cache import cache_folder
+from regard.core import DataError
+from regard.files.cache import cache_folder, read_entries, write_entries
 from regard.images import shards as archives
 from regard.images.images import check_labels
 from regard.images.progress import ProgressLine
@@ -140,10 +137,7 @@ class _Cache:
         self.path = cache_folder() / "streams" / f"{name}.json"
         self.columns = columns
         self.found: dict[str, Any] = {}
-        self.known: dict[str, Any] = {}
-        with suppress(StoreError):
-            known = read_json(self.path)
-            self.known = known if isinstance(known, dict) else {}
+        self.known = read_entries(self.path)
 
     def of(self, file: str) -> tuple[str, dict[str, Any]]:
         """The file, with its stamp and counts."""
@@ -155,8 +149,7 @@ class _Cache:
     def save(self) -> None:
         """Write what is known; without a cache the files are counted again."""
         if self.found != self.known:
-            with suppress(StoreError):
-                write_atomically(self.path, json.dumps({**self.known, **self.found}))
+            write_entries(self.path, {**self.known, **self.found})
 
 
 def _is_counts(value: Any) -> bool:
