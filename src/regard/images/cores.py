@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import shutil
 from contextlib import suppress
 
@@ -17,7 +18,8 @@ def decoders() -> int:
     Of torchrun's processes each has an equal share of the machine's cores; the cores of any other run are torch's
     threads.
     """
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    processes = int(given) if re.fullmatch("[1-9][0-9]{0,5}", given) else 1
     if processes == 1:
         return min(torch.get_num_threads(), MOST)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -320,3 +320,13 @@ def test_batch_norm_counts_the_whole_batch_on_gpus() -> None:
         "0.bias",
         *[f"1.{name}" for name in nn.BatchNorm2d(4).state_dict()],
     ]
+
+
+@pytest.mark.parametrize("further", [["--log", "csv"], ["--devices", "2"]], ids=str)
+def test_a_run_by_itself_takes_no_notice_of_a_scheduler_or_of_broken_variables(
+    tmp_path: Path, further: list[str]
+) -> None:
+    around = {"SLURM_NTASKS": "4", "SLURM_JOB_ID": "1", "SLURM_PROCID": "x", "RANK": "abc", "MASTER_PORT": "q"}
+    train = [*TRAIN, "--set", "recipe.epochs=1", "--results", str(tmp_path), *further]
+    subprocess.run([sys.executable, "-m", "regard", *train], env=os.environ | around, check=True)
+    assert [outcome["status"] for outcome in Results(tmp_path).outcomes()] == ["done"]

@@ -4,8 +4,8 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 from regard.core import ConfigError
 from regard.core.allocator import ALLOCATOR
@@ -32,23 +32,46 @@ def _exit_after(sentinel: int) -> None:
     os._exit(1)
 
 
+LAUNCHERS = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_NAME",
+    "LSB_DJOB_RANKFILE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_SIZE",
+)  # fmt: skip
+"""Variables in which launchers and schedulers say which of many processes this one is; Fabric believes them."""
+
+
 @contextmanager
 def process_environment(threads: int, gpus: str = "") -> Iterator[None]:
-    """Environment variables for child processes that start in the block.
+    """Environment variables for child processes that start in the block, which is none of a launcher's.
 
     threads: of each numerical library. gpus: CUDA_VISIBLE_DEVICES, "" = those of this process. The memory allocator
     keeps freed pages (`regard.core.allocator`).
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-    values = dict.fromkeys(names, str(threads))
-    values |= ALLOCATOR | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
+    visible = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+    with without_launcher(), _variables({**dict.fromkeys(names, str(threads)), **ALLOCATOR, **visible}):
+        yield
+
+
+def without_launcher() -> AbstractContextManager[None]:
+    """Hide `LAUNCHERS` in the block: a run that is one process takes no notice of a scheduler around it."""
+    return _variables(dict.fromkeys(LAUNCHERS))
+
+
+@contextmanager
+def _variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables in the block; None = without the variable."""
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+    _set(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

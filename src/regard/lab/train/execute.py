@@ -75,8 +75,9 @@ def execute(
     cannot be divided among them; ConfigError.
     """
     watch = watch or Watch()
-    require("lightning_fabric")
     launched = launch()
+    with launched.environment():
+        require("lightning_fabric")
     check_launch(launched, devices, 1)
     if watch.shard:
         check_shared(run.recipe, launched.processes, watch.compile)
@@ -84,7 +85,7 @@ def execute(
         check_devices(devices, run.recipe.batch, device)
     if not launched.first:
         watch = dataclasses.replace(watch, report=None, say=None, loggers=())
-    with joined(launched, device, run.recipe.batch) as group:
+    with launched.environment(), joined(launched, device, run.recipe.batch) as group:
         return _execute(run, store, devices, device, watch, group)
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from regard.core import ConfigError, require
 
+from .torchrun import launch
+
 LOGGERS = ("csv", "tensorboard", "wandb", "mlflow")
 
 
@@ -17,10 +19,11 @@ def loggers(name: str, folder: Path, label: str) -> tuple[Any, ...]:
     """
     if not name:
         return ()
-    require("lightning_fabric")
     if name not in LOGGERS:
         raise ConfigError(f"--log is one of {', '.join(LOGGERS)}, not {name!r}")
-    from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
+    with launch().environment():
+        require("lightning_fabric")
+        from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
 
     if name == "csv":
         return (CSVLogger(folder, name="log"),)

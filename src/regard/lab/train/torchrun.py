@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
@@ -21,6 +21,7 @@ from torch import distributed
 from regard.core import ConfigError, DataError, DeviceError, RegardError
 from regard.lab.results.lock import Busy
 
+from .child_processes import without_launcher
 from .distributed import check_number
 from .environment import quiet_lightning
 
@@ -54,6 +55,10 @@ class Launch:
     def first(self) -> bool:
         """Whether this process writes and reports."""
         return self.rank == 0
+
+    def environment(self) -> AbstractContextManager[None]:
+        """The variables of torchrun for its processes; for a process by itself none of a launcher's."""
+        return nullcontext() if self.processes > 1 else without_launcher()
 
 
 def launch() -> Launch:
