@@ -11,6 +11,7 @@ import pytest
 
 from regard.cli import app, bugs
 from regard.explain.pictures import figure
+from regard.lab.results.results import Results
 from regard.pages.charts import chart
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -96,6 +97,13 @@ def test_streams_that_are_closed_or_narrow(line: str) -> None:
     command = line.format(f"{sys.executable} -m regard")
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=ENVIRONMENT)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_training_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> None:
+    train = f"train 'SKA()' --host 'vit_desk(depth=2, dim=32, heads=2)' --device cpu --results {tmp_path}"
+    command = f"{sys.executable} -m regard {train} --set recipe.epochs=1 2>&1 | head -1; exit ${{PIPESTATUS[0]}}"
+    subprocess.run(["bash", "-c", command], env=ENVIRONMENT, check=True, capture_output=True)
+    assert [outcome["status"] for outcome in Results(tmp_path).outcomes()] == ["done"]
 
 
 @pytest.mark.parametrize("name", ["$\\frac{$", "$x_$", "$$", "a_$b^$"])

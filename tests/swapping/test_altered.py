@@ -57,12 +57,12 @@ def quantised(attention: nn.Module) -> None:
 
 
 def patched(attention: nn.Module) -> None:
-    inner = attention.forward
-    attention.forward = lambda x, **others: inner(x, **others)  # type: ignore[assignment]
+    inner = attention.qkv.forward
+    attention.qkv.forward = lambda x: inner(x)  # type: ignore[assignment]
 
 
 WAYS = {
-    patched: "it has a forward of its own",
+    patched: "its qkv has a forward of its own",
     around: "its qkv is of .*Adapter",
     subclass: "its qkv is of .*AdaptedLinear",
     pruned: "its qkv is pruned",

@@ -3,7 +3,6 @@
 Exit codes: 0 done; 1 the work failed (finished parts are kept); 2 wrong use; 130 interrupted.
 """
 
-import os
 import re
 import sys
 import traceback
@@ -108,11 +107,6 @@ def run(arguments: Sequence[str]) -> int:
             traceback.print_exception(error)
         print(f"regard: {_with_options(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, (ValueError, NotImplementedError, ImportError)) else 1
-    except (BrokenPipeError, SystemExit) as error:  # `regard list | head`; the parser exits by itself
-        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         # an error of the parser: an unknown verb or option, a missing argument
         show = getattr(error, "show", None)

@@ -4,9 +4,11 @@ Until the command line is loaded, an interrupt ends the process at once; from th
 a run keeps its checkpoint. Python itself answers an interrupt before this file is read.
 """
 
+import io
 import os
 import signal
 import sys
+from typing import Any, TextIO
 
 from .exit_codes import INTERRUPTED, MESSAGE
 
@@ -50,6 +52,17 @@ def main() -> None:
     sys.exit(code)
 
 
+class _Stream(io.FileIO):
+    """A standard stream whose reader may go away (`| head`): the work goes on, and what it then writes is dropped."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(data)
+
+
 def _open_standard_streams() -> None:
     """Give closed standard streams something to write to, and files and pipes the encoding UTF-8.
 
@@ -62,6 +75,12 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
-    for stream in (sys.stdout, sys.stderr):
-        encoding = stream.encoding if stream.isatty() else "utf-8"
-        stream.reconfigure(encoding=encoding, errors="backslashreplace")  # type: ignore[union-attr]
+    sys.stdout, sys.stderr = _tolerant(sys.stdout), _tolerant(sys.stderr)
+
+
+def _tolerant(stream: TextIO) -> TextIO:
+    raw = io.BufferedWriter(_Stream(stream.fileno(), "w", closefd=False))
+    terminal, number = stream.isatty(), stream.fileno()
+    return io.TextIOWrapper(
+        raw, stream.encoding if terminal else "utf-8", "backslashreplace", line_buffering=terminal or number == 2
+    )

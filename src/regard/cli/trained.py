@@ -46,11 +46,11 @@ def read_trained(text: str, results: Path, extra: Extra, best: bool = False) -> 
         if best:
             raise ConfigError(f"{text} is a saved model, which has no other weights: leave --best out")
         return _saved(folder, extra)
-    from regard.lab.train.load import load_run
+    from regard.lab.train.load import load_run, with_local_host
     from regard.lab.train.run import read_run
 
     store, key = find_run(text, results)
-    run = read_run(store, key, extra)
+    run = with_local_host(read_run(store, key, extra))
     record = recorded_data(store, key)
     classes = len(record.get("class_names") or ())
     return Trained(

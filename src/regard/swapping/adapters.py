@@ -69,7 +69,7 @@ def alteration(layer: nn.Module, further: Collection[str] = (), skip: str = "") 
         has_linear = any(isinstance(inner, nn.Linear | Projection) for inner in part.modules())
         if is_parametrized(part):
             return f"{subject} is parametrised"
-        if "forward" in vars(part):
+        if name and "forward" in vars(part):  # of the layer itself: see `changed_attention`
             return f"{subject} has a forward of its own"
         if (has_linear and not plain and package_name(part) not in accepted) or kind.__module__.startswith("torch.ao."):
             return f"{subject} is of {kind.__module__}.{kind.__qualname__}"

@@ -15,6 +15,7 @@ from regard.core import ConfigError, Grid, RegardError, SwapError, UnsupportedEr
 from regard.core.eval_mode import eval_mode, no_fast_path
 from regard.core.validation import shown
 
+from .changed_attention import changed_attention, has_own_forward, left_out_text
 from .checks import OTHER_MASKS
 from .grid_source import GridSource, require_watched_module
 from .layer import Port, first_tensor
@@ -33,14 +34,14 @@ def port_of(model: nn.Module, name: str, ports: Sequence[type[Port]] = ()) -> ty
     - a swapped layer is its own port;
     - the layer's class may name a `port`, which subclasses do not inherit, as their forward pass may differ;
     - ports: the caller's own, the first that matches the layer;
-    - the libraries' ports, the first that matches the layer and to which it belongs.
+    - the libraries' ports, the first that matches the layer and to which it belongs, if nobody replaced its `forward`.
     """
     module = model.get_submodule(name)
     if isinstance(module, Port):
         return type(module)
     named = type(module).__dict__.get("port")
     own = [named] if isinstance(named, type) and issubclass(named, Port) else [p for p in ports if p.matches(module)]
-    known = own[:1] or [port for port in PORTS if port.matches(module)]
+    known = own[:1] or [port for port in PORTS if port.matches(module) and has_own_forward(module)]
     return next((port for port in known if port.belongs(model, name)), None)
 
 
@@ -80,6 +81,8 @@ def matching_layers(
     names = [name for name in layers if fnmatchcase(name, where)]
     if not names:
         check_lost(model, where, ports)
+        if changed := changed_attention(model, layers, where):
+            raise SwapError(f"nothing was swapped: {left_out_text(changed)}")
         present = f"it has {', '.join(layers)}" if layers else _without_ports(model)
         raise SwapError(f"no attention module matching {where!r} in {type(model).__name__}; {present}")
     return names

@@ -13,6 +13,7 @@ from regard.core.validation import shown
 from regard.mixers.spelling import parse_mixer, spell
 
 from .adapters import adapters, remove_adapters
+from .changed_attention import changed_attention, left_out_text
 from .checks import (
     check_patch_dropout,
     check_plain,
@@ -94,24 +95,28 @@ class PlannedSite:
 
 @dataclass
 class SwapPlan:
-    """What a swap would do. The model is not changed before `apply`."""
+    """What a swap would do. The model is not changed before `apply`. left_out: see `changed_attention`."""
 
     model: nn.Module
     mixer: MixerConfig
     sites: list[PlannedSite]
     example: Example
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         head = f"{spell(self.mixer)} into {len(self.sites)} layers of {type(self.model).__name__}"
-        return "\n".join([head, *(f"  {site}" for site in self.sites)])
+        others = [f"  {left_out_text(self.left_out)}"] if self.left_out else []
+        return "\n".join([head, *(f"  {site}" for site in self.sites), *others])
 
     def warn(self) -> None:
         """Warn about what a swap may lose unnoticed.
 
         That is dropout of attention weights, which the mechanism leaves out, trained parts of the host's own mechanism,
-        such as a reduction of keys, hooks that do not move, and matrices that a port of the user's own leaves behind
-        where the mechanism starts with new ones.
+        such as a reduction of keys, hooks that do not move, matrices that a port of the user's own leaves behind where
+        the mechanism starts with new ones, and attention that was left out since it was changed.
         """
+        if self.left_out:
+            warnings.warn(left_out_text(self.left_out), stacklevel=3)
         rates = {site.layer.weights_dropout(original_attention(site.before)) for site in self.sites if self.mixer.uses}
         for rate in sorted(rates - {0.0}):
             warnings.warn(f"{spell(self.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
@@ -183,7 +188,9 @@ def plan_swap(
         removing = "; regard.remove(model) takes attention out" if mixer is None else ""
         raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}{removing}")
     names = matching_layers(model, where, ports, reinitialise=reinitialise)
-    return plan_layers(model, config, names, example, ports=ports)
+    plan = plan_layers(model, config, names, example, ports=ports)
+    plan.left_out = changed_attention(model, attention_layers(model, ports, reinitialise=True), where)
+    return plan
 
 
 def plan_layers(
@@ -315,6 +322,9 @@ def _swap_by_layer(
     if lost and not reinitialise:
         reasons = " and ".join(dict.fromkeys(lost.values()))
         warnings.warn(f"{', '.join(lost)}: {reasons} is lost, so the plan's layers have to be trained", stacklevel=3)
+    changed = {name: why for pattern in plan for name, why in changed_attention(model, layers, pattern).items()}
+    if changed:
+        warnings.warn(left_out_text(changed), stacklevel=3)
     groups: dict[MixerConfig, list[str]] = {}
     for name, mixer in mixers.items():
         groups.setdefault(mixer, []).append(name)

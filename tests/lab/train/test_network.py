@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from regard import create_model, load, save
+from regard.cli.app import run as command
 from regard.core import StoreError
 from regard.files.records import read_record, write_record
 from regard.lab.results.results import Results
@@ -86,3 +87,20 @@ def test_what_a_model_started_from_is_not_saved(tmp_path: Path) -> None:
     assert local_host("a(inner='b(pretrained=True, y=2)')") == "a(inner='b(y=2)')"
     check_local(tmp_path, {"host": HOST, "swaps": [{"mixer": "SKA()", "layers": {"blocks.0.attn": [3, 3, 0, 0]}}]})
     check_local(tmp_path, "vit(pretrained=False, checkpoint_path='')")
+
+
+def test_evaluation_does_not_ask_for_the_weights_that_a_host_started_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = "patch_size=4, depth=1, embed_dim=32, num_heads=2"
+    file = tmp_path / "start.pth"
+    torch.save(
+        create_model(f"vit_tiny_patch16_224({small})", None, img_size=12, num_classes=10, in_chans=1).state_dict(), file
+    )
+    host = f"vit_tiny_patch16_224(checkpoint_path={str(file)!r}, {small})"
+    train = ["train", "Linear()", "--host", host, "--device", "cpu", "--set", "recipe.epochs=1"]
+    assert command([*train, "--results", str(tmp_path / "runs")]) == 0
+    file.unlink()
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert command(["eval", str(folder), "--json"]) == 0, capsys.readouterr().err
+    assert command(["export", str(folder), "--onnx", str(tmp_path / "x.onnx")]) == 0, capsys.readouterr().err

@@ -49,11 +49,10 @@ def load_run(
     weights = checkpoint.trained_weights(target, best, _averaged(outcome))
     recipe = outcome.get("model")
     if recipe is None:
-        run = read_run(store, target.name, extra)
-        task = dataclasses.replace(run.task, host=recipes.local_host(run.task.host))  # its weights come from the run
+        run = with_local_host(read_run(store, target.name, extra))
         if not download:
-            recipes.check_local(target / "run.json", task.host)
-        model = dataclasses.replace(run, task=task).model(outcome.get("data"))
+            recipes.check_local(target / "run.json", run.task.host)
+        model = run.model(outcome.get("data"))
     else:
         with recipes.description_errors(target, "outcome.json"):
             if not download:
@@ -105,7 +104,12 @@ def trained(run: Run, store: Results, best: bool = False, key: str = "") -> nn.M
         raise checkpoint.no_best_weights(key)
     weights = checkpoint.trained_weights(store.folder(key), best, bool(run.recipe.ema or run.recipe.average))
     record = (store.outcome(key) or {}).get("data")
-    model = run.model(record)
+    model = with_local_host(run).model(record)
     with checkpoint.load_errors(store.folder(key)):
         model.load_state_dict(weights)
     return model.eval()
+
+
+def with_local_host(run: Run) -> Run:
+    """The run without the weights that its host started from, which those of its end replace."""
+    return dataclasses.replace(run, task=dataclasses.replace(run.task, host=recipes.local_host(run.task.host)))

@@ -1,0 +1,70 @@
+"""Attention that computes something else than its class does is left as it is, and is named."""
+
+import types
+
+import pytest
+import torch
+from timm import create_model
+from timm.layers import Attention
+from torch import Tensor, nn
+
+import regard
+from regard import Softmax
+from regard.core import SwapError
+from regard.swapping.ports.timm.vit import TimmViT
+
+
+class Halved(Attention):
+    """A subclass that computes something else."""
+
+    def forward(self, x: Tensor, *further: object, **named: object) -> Tensor:
+        return super().forward(x) / 2
+
+
+def vit() -> nn.Module:
+    torch.manual_seed(0)
+    return create_model("vit_tiny_patch16_224", img_size=32, embed_dim=32, depth=3, num_heads=2).eval()
+
+
+def as_subclass(attention: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention.__class__ = Halved
+
+
+def on_instance(attention: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention.forward = types.MethodType(lambda self, x, **named: Attention.forward(self, x) / 2, attention)
+
+
+@pytest.mark.parametrize("change", [as_subclass, on_instance])
+def test_a_changed_layer_is_left_out_with_a_warning(change, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = vit()
+    change(model.blocks[1].attn, monkeypatch)
+    x = torch.randn(2, 3, 32, 32)
+    before = model(x)
+    with pytest.raises(SwapError, match="blocks.1.attn"):
+        regard.swap(model, Softmax(), where="blocks.1.attn")
+    assert "blocks.1.attn" in str(regard.plan_swap(model, Softmax()))
+    with pytest.warns(UserWarning, match=r"blocks\.1\.attn .*is left as it is"):
+        regard.swap(model, Softmax())
+    torch.testing.assert_close(model(x), before)
+    assert isinstance(model.blocks[1].attn, Attention)
+    assert not isinstance(model.blocks[0].attn, Attention)
+    regard.restore(model)
+    with pytest.warns(UserWarning, match=r"blocks\.1\.attn .*is left as it is"):
+        regard.swap(model, {"blocks.*.attn": Softmax()})
+
+
+def test_a_forward_that_was_replaced_in_the_class_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Attention.forward
+    monkeypatch.setattr(Attention, "forward", lambda self, x, **named: original(self, x) / 2)
+    with pytest.raises(SwapError, match="forward of Attention was replaced"):
+        regard.swap(vit(), Softmax())
+
+
+def test_a_port_that_the_user_names_swaps_it_all_the_same() -> None:
+    class Own(TimmViT):
+        replaces = (Halved,)
+
+    model = vit()
+    model.blocks[1].attn.__class__ = Halved
+    regard.swap(model, Softmax(), ports=[Own])
+    assert isinstance(model.blocks[1].attn, Own)
