@@ -48,7 +48,7 @@ def test_a_byte_behind_the_first_4_kib_changes_the_key(tmp_path: Path, settled: 
         for path in root.rglob("*.png"):
             os.utime(path, (1, 1))
     name = on(root).identity().data
-    assert name.startswith("own:by_class-2-bytes-")
+    assert name.startswith("own:of_each_class-2-bytes-")
     status, content = file.stat(), bytearray(file.read_bytes())
     content[6000] ^= 1
     file.write_bytes(content)
@@ -187,7 +187,7 @@ def test_above_the_limit_the_user_chooses(tmp_path: Path, monkeypatch: pytest.Mo
         on(root).identity()
     names = {kind: on(root, digest=kind).identity() for kind in digest.KINDS}
     for kind, task in names.items():
-        assert task.data.startswith(f"own:by_class-2-{kind}-")
+        assert task.data.startswith(f"own:of_each_class-2-{kind}-")
         assert task.digest == ""
         assert on(root, digest=kind).record()["name"] == task.data
 

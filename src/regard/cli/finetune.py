@@ -158,9 +158,11 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
     from regard.models.create import parse_host, spell_host
 
     if (folder := saved_model(start)) is not None:
+        from regard.models.recipe import check_local
         from regard.models.saving import read_description
 
         description = read_description(folder)
+        check_local(folder / "model.json", description["host"])
         return _bare(description["host"]), *_present(description, extra), Saved(str(folder.absolute()))
     if (stored := optional_run(start, results)) is not None:
         store, key = stored
@@ -251,9 +253,10 @@ def _present(description: dict[str, Any], extra: Extra) -> tuple[str, str]:
 
 
 def _bare(host: str) -> str:
-    """A host's spelling without classes and channels, which depend on the new data, and without timm's weights."""
+    """A host's spelling without classes and channels, which depend on the new data, and without its first weights."""
     from regard.models.create import parse_host, spell_host
+    from regard.models.recipe import local_host
 
-    name, options = parse_host(host)
-    kept = {key: value for key, value in options.items() if key not in ("num_classes", "in_chans", "pretrained")}
+    name, options = parse_host(local_host(host))
+    kept = {key: value for key, value in options.items() if key not in ("num_classes", "in_chans")}
     return spell_host(name, kept)

@@ -39,7 +39,7 @@ log = logging.getLogger("regard.data")
 IN_MEMORY = 4 * 2**30
 """A split is decoded once if its pixels need at most so many bytes; a larger one is decoded batch by batch."""
 
-DIVIDED = "by_class-"
+DIVIDED = "of_each_class-"
 """In the identity of data that are divided into training and test here: how."""
 
 LARGEST_LABEL = 2**20
@@ -227,12 +227,13 @@ def warn_of_skipped(number: int, readable: int, names: Sequence[str | Path]) -> 
 
 
 def _divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray) -> dict[str, Split]:
-    """Every fifth image of a random order within the classes, one class after the other, is for the test."""
+    """A random fifth of the images of each class, and at least one where it has two, is for the test."""
     order = generator("own", "split").permutation(len(sources))
     order = order[np.argsort(labels[order], kind="stable")]
-    test, train = np.sort(order[::5]), np.sort(np.delete(order, np.s_[::5]))
-    alone = test[~np.isin(labels[test], labels[train])]  # classes of one image
-    test, train = np.setdiff1d(test, alone), np.union1d(train, alone)
+    classes = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+    counts = [max(round(len(rows) / 5), int(len(rows) > 1)) for rows in classes]
+    test = np.sort(np.concatenate([rows[:count] for rows, count in zip(classes, counts, strict=True)]))
+    train = np.setdiff1d(order, test)
     return {
         name: (subset(sources, rows), subset(names, rows), labels[rows])
         for name, rows in (("train", train), ("test", test))

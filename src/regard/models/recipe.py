@@ -70,8 +70,8 @@ def check_local(path: Path, value: Any) -> None:
     """
     if source := _weights_source(value):
         raise StoreError(
-            f"{path} names {source}: load() asks no network and reads no other file; if you trust it, pass "
-            "download=True"
+            f"{path} names {source}, but a saved model asks no network and reads no other file; if you trust it, load "
+            "it in Python with download=True, and save it anew"
         )
 
 

@@ -217,10 +217,19 @@ def test_every_class_gives_a_fifth_to_the_test(tmp_path: Path) -> None:
     found = load(str(tmp_path / "data"), (14, 14))
     assert np.bincount(found.test.labels, minlength=4).tolist() == [10, 2, 1, 0]
     assert np.bincount(found.train.labels).tolist() == [40, 8, 4, 1]
-    assert identity(str(tmp_path / "data")).startswith("own:by_class-2-bytes-")
+    assert identity(str(tmp_path / "data")).startswith("own:of_each_class-2-bytes-")
     for split in ("train", "test"):
         shutil.copytree(tmp_path / "data", tmp_path / "divided" / split)
     assert identity(str(tmp_path / "divided")).startswith("own:2-bytes-")
+
+
+def test_every_class_of_a_few_images_has_one_in_the_test(tmp_path: Path) -> None:
+    found = load(str(folder(tmp_path / "ten", classes=10, images=3)), (8, 8))
+    assert np.bincount(found.test.labels).tolist() == [1] * 10
+    assert np.bincount(found.train.labels).tolist() == [2] * 10
+    assert not {bytes(image) for image in found.train.pixels} & {bytes(image) for image in found.test.pixels}
+    found = load(str(folder(tmp_path / "two", classes=2, images=6)), (8, 8))
+    assert np.bincount(found.test.labels).tolist() == [1, 1]
 
 
 def test_parquet_is_read(tmp_path: Path) -> None:

@@ -58,14 +58,15 @@ RUNS: dict[str, tuple[str, str]] = {
         "mixer=SKA(scale=1.0, init='paper', resize='window', dwc=5, projection=IdentityQuery()), "
         "recipe=Recipe(epochs=10, augment='flip', precision='bf16-mixed'))",
     ),
+    # undivided folders: the keys rose when each class came to give a fifth of its images to the test (of_each_class)
     "own photos": (
-        "4d62a283ee35",
+        "6d0a9c9e5d9c",
         f"Run(task=Classification(host='{VIT}', data='FOLDER/photos', size=(10, 14), val=0.25, val_seed=3, "
         "split='val'), mixer=MiTA(m=(3, 2), k=8, experts=2, duplicates='union', landmarks='dwconv', "
         "windows='partition', dwc=3, gate=True), recipe=Recipe(ema=0.99, augment='none'))",
     ),
     "own photos by their beginnings": (
-        "5cd134bf7b5b",
+        "86cbf37f8101",
         f"Run(task=Classification(host='{VIT}', data='FOLDER/photos', size=(14, 14), digest='index', mean=(0.5, 0.5, "
         "0.5), std=(0.2, 0.2, 0.2)), mixer=Softmax(projection=FSNE(code=16, width='matched', init='kaiming', "
         "tied=False)))",
@@ -416,7 +417,7 @@ def test_the_name_and_the_key_of_a_changed_study_are_frozen(folder: Path) -> Non
     study = load_study("quickstart").elsewhere("smoke", str(folder / "photos"), recipe={"epochs": 3, "lr": 1})
     (row,) = study.rows("smoke", "softmax")
     assert study.setting_name("smoke") == "smoke+photos_11fb+epochs_3+lr_1.0"
-    assert study.run("smoke", row, 0).key == "8f8cbb6d5972"
+    assert study.run("smoke", row, 0).key == "d6acf6e16c7f"
 
 
 @pytest.mark.parametrize("name", FOLDERS)
