@@ -23,6 +23,7 @@ from .user_model import (
     Pretrained,
     Reinitialise,
     SizeOption,
+    host_of,
     progress,
     read_images,
     read_model,
@@ -100,8 +101,8 @@ def advise(
                 "None removes attention, so that without --data there is nothing to time: with --data DIR this command "
                 f"measures what that would lose; `regard cost host None --host {model}` counts what it saves"
             )
-        _costs_only(model, [read_mixer(text, extra) for text in texts], size, batch, dtype, device, seconds, as_json,
-                    extra)  # fmt: skip
+        configs = [read_mixer(text, extra) for text in texts]
+        _costs_only(host_of(model, results), configs, size, batch, dtype, device, seconds, as_json, extra)
         return
     refuse_given(context, ("dtype", "seconds"), "is for costs and times without --data; leave it out")
     use_data(data_root)

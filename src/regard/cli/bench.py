@@ -16,6 +16,7 @@ from .mixers import read_mixer
 from .run_options import find_device
 from .sizes import check_heads, read_grids, read_size
 from .tables import AsJson, show
+from .user_model import host_of
 
 if TYPE_CHECKING:
     from regard.measure.bench import Timing
@@ -66,6 +67,7 @@ def bench(
     if size and not model:
         raise ConfigError("--size is the image size of a model: give --model too, or use --grid for mechanisms")
     sizes = [read_size(text) for text in size.split(",")] if size else None
+    model = host_of(model) if model else ""
     grids = read_grids(grid or "14x14,32x32")
     part = part or ("operator" if mixers else "layer")
     import torch

@@ -46,6 +46,9 @@ def cost(
     if host:
         from regard.measure.cost import model_cost
 
+        from .user_model import host_of
+
+        host = host_of(host)
         for name, config in named:
             total = model_cost(host, config, read_size(size) if size else None, accounting, extra)
             rows.append(_row(name, total.params, total.macs, rows))

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.core import DataError, Extra
+from regard.core import DataError, Extra, StoreError
 
-from .run_options import checked_text, optional_run
+from .run_options import checked_text, optional_run, saved_model
 from .sizes import read_size
 
 if TYPE_CHECKING:
@@ -43,6 +43,27 @@ def read_model(text: str, size: str, pretrained: bool, results: Path, extra: Ext
         store, key = stored
         return load_user_run(store.folder(key), sides, extra)
     return load_user_model(text, size=sides, pretrained=pretrained, extra=extra)
+
+
+def host_of(text: str, results: Path = Path("results")) -> str:
+    """The host of a saved folder or of a run, of which costs and times without its weights are asked; or the text.
+
+    Raises: StoreError if the folder or run is damaged or not finished, or names other weights.
+    """
+    from regard.models.recipe import check_local, local_host
+    from regard.models.saving import read_description
+
+    if (folder := saved_model(text)) is not None:
+        host, source = read_description(folder)["host"], folder / "model.json"
+    elif (stored := optional_run(text, results)) is not None:
+        store, key = stored
+        host, source = ((store.outcome(key) or {}).get("model") or {}).get("host"), store.folder(key) / "outcome.json"
+        if host is None:
+            raise StoreError(f"run {key} does not say of which host it is: name the host instead")
+    else:
+        return text
+    check_local(source, host)
+    return local_host(host)
 
 
 def read_images(user: "UserModel", data: str, number: int) -> "Images":

@@ -55,7 +55,7 @@ def test_a_saved_model_that_names_other_weights_is_refused(tmp_path: Path, host:
     write_record(tmp_path / "model.json", {**read_record(tmp_path / "model.json"), "host": host})
     with pytest.raises(StoreError, match=r"model.json names .*asks no network .*download=True"):
         load(tmp_path)
-    assert command(["finetune", str(tmp_path), "--results", str(tmp_path / "runs")]) == 1
+    assert command(["finetune", str(tmp_path), "--data", "digits", "--results", str(tmp_path / "runs")]) != 0
 
 
 @pytest.mark.parametrize("host", HOSTS)
