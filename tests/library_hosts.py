@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 class LibraryHost(NamedTuple):
-    """A model, the arguments of a forward pass (a batch of two), and the number of layers that a swap replaces."""
+    """A model, the arguments of a forward pass (or its one input), and how many layers a swap replaces (0: unknown)."""
 
     model: nn.Module
-    inputs: dict[str, Any]
+    inputs: Any
     layers: int
 
 
@@ -397,9 +397,9 @@ HOSTS: dict[str, dict[str, Callable[[], LibraryHost]]] = {
 """Hosts by the package that they need."""
 
 
-def outputs(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:
-    """All floating-point tensors that a model returns."""
-    return list(_tensors(model(**inputs)))
+def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
+    """All floating-point tensors that a model returns for its named arguments, or for its one input."""
+    return list(_tensors(model(**inputs) if isinstance(inputs, Mapping) else model(inputs)))
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -414,6 +414,8 @@ def prepared(host: LibraryHost, dtype: torch.dtype = torch.float64) -> LibraryHo
     with torch.no_grad():
         for value in host.model.parameters():
             value.add_(0.15 * torch.randn_like(value))
+    if isinstance(host.inputs, Tensor):
+        return LibraryHost(host.model.to(dtype).eval(), host.inputs.to(dtype), host.layers)
     inputs = {
         name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
         for name, value in host.inputs.items()

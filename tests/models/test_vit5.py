@@ -262,14 +262,3 @@ def test_half_precision_trains() -> None:
     model = create_model("vit5_small(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2)", MiTA(m=4, k=5))
     model.bfloat16()(torch.randn(2, 3, 32, 32).bfloat16()).float().square().mean().backward()
     assert all(value.grad is not None and value.grad.isfinite().all() for value in model.parameters())
-
-
-@pytest.mark.untyped
-def test_it_compiles_with_and_without_a_mechanism() -> None:
-    torch._dynamo.reset()
-    model, x = ready()
-    for mixer in (None, MiTA(m=4, k=5)):
-        if mixer is not None:
-            swap(model, mixer)
-        got = torch.compile(model, backend="eager", fullgraph=True)(x)
-        assert torch.allclose(got, model(x), atol=1e-10)
