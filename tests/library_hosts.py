@@ -427,23 +427,3 @@ def gap(a: list[Tensor], b: list[Tensor]) -> float:
     """The largest difference of two lists of outputs, relative to the largest value of each."""
     assert len(a) == len(b) > 0
     return max(((x - y).abs().max() / y.abs().max()).item() for x, y in zip(a, b, strict=True))
-
-
-LEFT: dict[str, str] = {
-    "transformers.models.siglip2.modeling_siglip2.Siglip2Attention": (
-        "images of a batch have grids of their own, padded to one length"
-    ),
-    "transformers.models.sam.modeling_sam.SamAttention": "it attends between prompts and image; it stays",
-    "transformers.models.detr.modeling_detr.DetrCrossAttention": "object queries lie on no grid; it stays",
-    "transformers.models.mask2former.modeling_mask2former.Mask2FormerAttention": (
-        "object queries lie on no grid; it stays"
-    ),
-    "transformers.models.deformable_detr.modeling_deformable_detr.DeformableDetrMultiscaleDeformableAttention": (
-        "it samples points instead of keys; it stays"
-    ),
-    "open_clip.modified_resnet.AttentionPool2d": "its one query is the mean of the image; it stays",
-    "open_clip.transformer.AttentionalPooler": "its queries lie on no grid; it stays",
-    "diffusers.models.transformers.transformer_flux.FluxAttention": "words and image are tokens of one attention",
-    "diffusers.models.attention.JointTransformerBlock": "words and image are tokens of one attention",
-}
-"""Attention of these libraries that a swap leaves as it is, with the reason."""

@@ -9,7 +9,6 @@ from regard.core import ConfigError
 from regard.measure.cost import count_macs
 from regard.mixers.static_keys.ska import SKA, ska
 from regard.models.create import create_model
-from regard.models.saving import load, save
 from regard.projections.identity import IdentityQuery
 
 DESK = "skaformer_desk(img_size=64, mixers=('conv', 'conv', 'ska', 'ska'), query='identity')"
@@ -33,13 +32,6 @@ def test_queries_are_the_input() -> None:
     v = layer.qkv.linear(x).unflatten(-1, (3, 32)).transpose(1, 2)
     out = ska(x.unflatten(-1, (3, 32)).transpose(1, 2), layer.operator.keys, v)
     assert torch.allclose(layer(x, layer.site.grid), out.transpose(1, 2).flatten(2) @ layer.proj.weight.mT, atol=1e-6)
-
-
-def test_it_is_saved_with_its_option(tmp_path) -> None:
-    torch.manual_seed(0)
-    model, x = create_model(DESK, None).eval(), torch.randn(1, 3, 64, 64)
-    save(model, tmp_path)
-    assert torch.equal(load(tmp_path).eval()(x), model(x))
 
 
 def test_a_query_without_a_mechanism_is_refused() -> None:

@@ -254,14 +254,6 @@ def test_another_image_size(name: str) -> None:
         torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-10)
 
 
-@torch.no_grad()
-def test_a_saved_model_has_its_reinitialised_layers_again(tmp_path: Path) -> None:
-    model, x = create_model(SMALL_SWIFTFORMER, None).eval(), torch.randn(2, 3, 64, 96)
-    swap(model, Softmax(), example=x[:1], reinitialise=True)
-    save(model, tmp_path / "model")
-    assert torch.equal(load(tmp_path / "model").eval()(x), model(x))
-
-
 def test_the_command_shows_what_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["swap-check", SMALL_SWIFTFORMER, "Softmax()", "--reinitialise", "--size", "64"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
