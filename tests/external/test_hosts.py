@@ -114,13 +114,8 @@ def cait_by_hand(state, x, heads):
 
 
 def test_cait_s_32_is_its_equations():
-    torch.manual_seed(0)
-    model = create_model("cait_s_32", None).double().eval()
-    for value in model.parameters():
-        nn.init.normal_(value, std=0.08)
-    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    expected = cait_by_hand(dict(model.named_parameters()), x, 8)
-    assert (model(x) - expected).abs().max() <= 1e-11 * expected.abs().max()
+    model, x = ours_spread("cait_s_32")
+    assert same(model(x), cait_by_hand(dict(model.named_parameters()), x, 8))
 
 
 # vit-pytorch, which the SKA paper's code is built on

@@ -34,17 +34,6 @@ def test_queries_are_the_input() -> None:
     assert torch.allclose(layer(x, layer.site.grid), out.transpose(1, 2).flatten(2) @ layer.proj.weight.mT, atol=1e-6)
 
 
-def test_a_query_without_a_mechanism_is_refused() -> None:
-    for options, message in (
-        ({"query": "identical"}, "identity"),
-        ({"query": "identity", "mixers": ("conv", "conv", "attn", "attn")}, "for stages with a mechanism"),
-        ({"query": "identity", "mixers": ("conv", "SKA(projection=SNE())", "attn", "attn")}, "replaces a linear query"),
-        ({"query": "identity", "mixers": ("conv", "Conv()", "attn", "attn")}, "which Conv"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            create_model("skaformer_desk", None, img_size=64, **options)
-
-
 @pytest.fixture
 def own(tmp_path):
     """A skaformer_desk and the path of its weights."""

@@ -162,15 +162,46 @@ def test_linear_layers_of_published_hosts_start_as_published(host):
         assert rates == pytest.approx([0.1 * index / 9 for index in range(10)])
 
 
-def test_wrong_options_of_small_hosts_are_said():
-    for host, message in (
-        ("swin_t_32(img_size=20)", "multiples of 8"),
-        ("swin_t_32(keys='all')", "keys='shared'"),
-        ("cvt_13(dims=(64, 190, 384))", "multiples of 1, 3, 6"),
-        ("cait_s_32(hedas=3)", "did you mean"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            create_model(host, None)
+FEATURES = {"features_only": True}
+SMALL = {"img_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "message"),
+    [
+        ("swin_t_32(img_size=20)", {}, "multiples of 8"),
+        ("swin_t_32(keys='all')", {}, "keys='shared'"),
+        ("cvt_13(dims=(64, 190, 384))", {}, "multiples of 1, 3, 6"),
+        ("cait_s_32(hedas=3)", {}, "did you mean"),
+        ("xcit_desk(size=10)", {}, "cannot be cut into patches of 4x4"),
+        ("xcit_desk(heads=3)", {}, "multiple of 3 heads"),
+        ("cvt_13", {"out_indices": (5,), **FEATURES}, "the 3 stages are 0 to 2"),
+        ("swin_t_32", {"out_indices": (0, -5), **FEATURES}, "the 4 stages are 0 to 3, or -1 to -4"),
+        ("vit_s_32", {"out_indices": (6,), **FEATURES}, "the 6 stages are 0 to 5"),
+        ("cvt_13", {"out_indices": (), **FEATURES}, "at least one"),
+        ("skaformer_desk", {"out_indices": (4,), **FEATURES, **SMALL}, "the 4 stages are 0 to 3"),
+        ("skaformer_desk(heads=5)", SMALL, "5 heads do not divide a width of 64"),
+        ("skaformer_s18", {"mixers": ("conv", "ska"), **SMALL}, "are four"),
+        ("skaformer_s18", {"mixers": ("conv", "skaa", "attn", "attn"), **SMALL}, "SKA"),
+        ("skaformer_s18(resize='window')", {"mixers": ("conv", "XCA()", "attn", "attn"), **SMALL}, "has no resize"),
+        ("skaformer_desk(query='identical')", SMALL, "identity"),
+        ("skaformer_desk(query='identity')", {"mixers": ("conv", "conv", "attn", "attn")}, "stages with a mechanism"),
+        ("skaformer_desk(query='identity')", {"mixers": ("conv", "Conv()", "attn", "attn")}, "which Conv"),
+        (
+            "skaformer_desk(query='identity')",
+            {"mixers": ("conv", "SKA(projection=SNE())", "attn", "attn")},
+            "replaces a linear query",
+        ),
+        ("vit5_small", {"num_registers": 3}, "registers form a square"),
+        ("vit5_small", {"img_size": (224, 230)}, "224x230 cannot be cut"),
+        ("vit5_small", {"embed_dim": 36, "num_heads": 6}, "multiple of 4"),
+        ("vit5_small", {"registers": 4}, "num_registers"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_built_is_refused(host, options, message):
+    with pytest.raises(ConfigError, match=message):
+        create_model(host, None, **options)
 
 
 @pytest.mark.parametrize("host", ["vit_s_32_spt", "swin_t_32"])
@@ -203,20 +234,6 @@ def test_an_explicit_scale_is_the_scale_of_cvt(host):
     assert torch.equal(mixer.project_heads(tokens, grid)["q"], raw)
 
 
-def test_stages_that_are_not_there_are_named():
-    for host, options, message in (
-        ("cvt_13", {"out_indices": (5,)}, "the 3 stages are 0 to 2"),
-        ("swin_t_32", {"out_indices": (0, -5)}, "the 4 stages are 0 to 3, or -1 to -4"),
-        ("vit_s_32", {"out_indices": (6,)}, "the 6 stages are 0 to 5"),
-        ("cvt_13", {"out_indices": ()}, "at least one"),
-        ("skaformer_desk", {"out_indices": (4,), "img_size": 64}, "the 4 stages are 0 to 3"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            create_model(host, None, features_only=True, **options)
-    last = create_model("cvt_13", None, features_only=True, out_indices=(-1, 0))
-    assert last.feature_info.channels() == [384, 64]
-
-
 def test_features_of_every_small_host():
     x = torch.randn(1, 3, 32, 32)
     for host, channels in (("swin_t_32", [96, 192, 384, 768]), ("cvt_13", [64, 192, 384]), ("vit_s_32", [512] * 6)):
@@ -224,6 +241,8 @@ def test_features_of_every_small_host():
         assert [y.shape[1] for y in model(x)] == channels == model.feature_info.channels()
         swap(model, Softmax(), example=x)
         assert len(model(x)) == len(channels)
+    last = create_model("cvt_13", None, features_only=True, out_indices=(-1, 0))
+    assert last.feature_info.channels() == [384, 64]
 
 
 # SKAFormer, CSKAFormer
@@ -249,10 +268,6 @@ def test_a_metaformer_pyramid_on_a_larger_rectangle():
 @pytest.mark.slow
 @pytest.mark.parametrize("host", ["skaformer_s18", "cskaformer_s18"])
 def test_a_detection_pyramid_at_800_by_1333(host):
-    from regard.mixers import MIXERS
-
-    if host.startswith("c") and "CSKA" not in {kind.__name__ for kind in MIXERS}:
-        pytest.skip("CSKA is not among the mechanisms")
     model = create_model(host, None, features_only=True, resize="window").eval()
     with torch.no_grad():
         found = model(torch.randn(1, 3, 800, 1333))
@@ -276,16 +291,6 @@ def test_checkpoints_load_into_every_layer_that_keeps_its_shape(tmp_path):
     with pytest.warns(UserWarning, match="left out: stages.1.blocks.0.token_mixer"):
         backbone = create_model("skaformer_s18", None, pretrained=path, features_only=True, img_size=64)
     assert torch.equal(backbone.stages_3.blocks[0].mlp.fc1.weight, state["stages.3.blocks.0.mlp.fc1.weight"])
-
-
-def test_metaformer_options_are_checked():
-    for options, message in (
-        ({"mixers": ("conv", "ska")}, "are four"),
-        ({"mixers": ("conv", "skaa", "attn", "attn")}, "SKA"),
-        ({"mixers": ("conv", "XCA()", "attn", "attn"), "resize": "window"}, "has no resize"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            create_model("skaformer_s18", None, img_size=64, **options)
 
 
 @pytest.mark.slow
