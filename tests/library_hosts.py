@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -142,6 +143,24 @@ def mobilevit(kind: str, inputs: Mapping[str, Any], **options: Any) -> LibraryHo
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight).data.mul_(1.5)  # SiLU halves what is small
     return host
+
+
+class HuggingFaceLogits(nn.Module):
+    """A model of transformers whose output is the logits, as a tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x, interpolate_pos_encoding=True).logits
+
+
+def hugging_face_logits() -> tuple[nn.Module, Tensor]:
+    """A ViT of transformers for images of 32 x 32 pixels, or other sizes."""
+    pytest.importorskip("transformers")
+    sizes = {**VIT, "image_size": 32, "patch_size": 8, "num_labels": 7}
+    return HuggingFaceLogits(hugging("ViTForImageClassification", 2, **sizes).model), torch.randn(3, 3, 32, 32)
 
 
 SAM2 = {

@@ -120,3 +120,11 @@ def draw_large_weights(model: nn.Module) -> None:
     """Draw weights so large that attention matters, also in layers that start at zero, in place."""
     for value in model.parameters():
         nn.init.normal_(value, std=0.3)
+
+
+def with_large_weights(make: Callable[[], HostAndInput]) -> HostAndInput:
+    """A small host with weights so large that attention matters, in evaluation mode, float64, and its input."""
+    torch.manual_seed(0)
+    model, x = make()
+    draw_large_weights(model)
+    return model.double().eval(), x.double()

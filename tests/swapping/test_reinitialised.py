@@ -24,19 +24,14 @@ from regard.swapping.inspect import attention_layers, layer_calls
 from regard.swapping.layer import Port
 from regard.swapping.layer_plan import read_layer_plan
 from regard.swapping.swap import plan_swap, restore, swap
-from small_hosts import HostAndInput, draw_large_weights
+from small_hosts import HostAndInput, with_large_weights
 from timm_hosts import REINITIALISED_HOSTS
 
 SMALL_SWIFTFORMER = "swiftformer_xs(layers=(1, 1, 1, 1), embed_dims=(8, 8, 16, 16), num_classes=7)"
 
 
 def host(name: str) -> HostAndInput:
-    """A small host with large weights, in evaluation mode, float64."""
-    torch.manual_seed(0)
-    model, x = REINITIALISED_HOSTS[name]()
-    model = model.double().eval()
-    draw_large_weights(model)
-    return model, x.double()
+    return with_large_weights(REINITIALISED_HOSTS[name])
 
 
 def lost_layers(model: nn.Module) -> list[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.core import Grid, GridError, SwapError
 from regard.mixers.softmax import Softmax
@@ -12,17 +12,12 @@ from regard.swapping.capture import capture
 from regard.swapping.inspect import attention_layers
 from regard.swapping.ports.timm.combined import relative_positions
 from regard.swapping.swap import plan_swap, restore, swap
-from small_hosts import draw_large_weights
+from small_hosts import HostAndInput, with_large_weights
 from timm_hosts import TIMM_HOSTS
 
 
-def host(name: str) -> tuple[nn.Module, Tensor]:
-    """A small host with large weights, in evaluation mode, float64."""
-    torch.manual_seed(0)
-    model, x = TIMM_HOSTS[name]()
-    model = model.double().eval()
-    draw_large_weights(model)
-    return model, x.double()
+def host(name: str) -> HostAndInput:
+    return with_large_weights(TIMM_HOSTS[name])
 
 
 def test_relative_positions_count_columns_rows_and_squares_from_the_query_to_the_key() -> None:
