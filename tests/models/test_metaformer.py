@@ -15,11 +15,10 @@ DESK = "skaformer_desk(img_size=64, mixers=('conv', 'conv', 'ska', 'ska'), query
 
 
 @pytest.mark.slow
-def test_fact_section4_3_official_skaformer_has_23565336_parameters() -> None:
-    """Static keys in stages 3 and 4 without query matrices; 7.337 GFLOPs."""
+def test_fact_section4_3_official_skaformer_has_7_337_gflops() -> None:
+    """Static keys in stages 3 and 4 without query matrices."""
     with torch.device("meta"):
         model = create_model("skaformer_s18(mixers=('conv', 'conv', 'ska', 'ska'), query='identity')", None)
-    assert sum(value.numel() for value in model.parameters()) == 23_565_336
     assert round(2 * count_macs(model, torch.empty(1, 3, 224, 224, device="meta")) / 1e9, 3) == 7.337
 
 

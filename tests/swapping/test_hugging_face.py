@@ -9,7 +9,7 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="pip install 'regard[hf]'")
 
-from library_hosts import HUGGING_HOSTS, prepared  # noqa: E402
+from library_hosts import HUGGING_HOSTS, owlvit, prepared  # noqa: E402
 from regard.core import ConfigError, StoreError, UnsupportedError  # noqa: E402
 from regard.mixers.mita.mita import MiTA  # noqa: E402
 from regard.mixers.softmax import Softmax  # noqa: E402
@@ -107,14 +107,10 @@ def test_a_model_without_its_pooler_is_written_and_read_again(tmp_path):
 
 
 def test_clip_as_a_whole_is_swapped_written_and_read_again(tmp_path):
-    text = {**SIZES, "vocab_size": 99, "bos_token_id": 1, "eos_token_id": 2, "projection_dim": 16}
-    vision = {**SIZES, **PIXELS, "projection_dim": 16}
-    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
-    swap(model.eval(), SKA())
-    asked = {"input_ids": torch.tensor([[1, 5, 2]]), "pixel_values": torch.randn(2, 3, 32, 32)}
-    again = load(save(model, tmp_path))
-    assert sum(isinstance(module, Port) for module in again.modules()) == 2
-    assert torch.equal(again(**asked).logits_per_image, model(**asked).logits_per_image)
+    model, inputs, layers = owlvit("CLIPModel")
+    again = load(save(swap(model.eval(), SKA()), tmp_path))
+    assert sum(isinstance(module, Port) for module in again.modules()) == layers
+    assert torch.equal(again(**inputs).logits_per_image, model(**inputs).logits_per_image)
 
 
 def test_masked_autoencoders_are_refused():
