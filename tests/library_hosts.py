@@ -4,15 +4,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 
 class LibraryHost(NamedTuple):
-    """A model, the arguments of a forward pass (a batch of two), and the number of layers that a swap replaces."""
+    """A model, the arguments of a forward pass (or its one input), and how many layers a swap replaces (0: unknown)."""
 
     model: nn.Module
-    inputs: dict[str, Any]
+    inputs: Any
     layers: int
 
 
@@ -142,6 +143,24 @@ def mobilevit(kind: str, inputs: Mapping[str, Any], **options: Any) -> LibraryHo
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight).data.mul_(1.5)  # SiLU halves what is small
     return host
+
+
+class HuggingFaceLogits(nn.Module):
+    """A model of transformers whose output is the logits, as a tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x, interpolate_pos_encoding=True).logits
+
+
+def hugging_face_logits() -> tuple[nn.Module, Tensor]:
+    """A ViT of transformers for images of 32 x 32 pixels, or other sizes."""
+    pytest.importorskip("transformers")
+    sizes = {**VIT, "image_size": 32, "patch_size": 8, "num_labels": 7}
+    return HuggingFaceLogits(hugging("ViTForImageClassification", 2, **sizes).model), torch.randn(3, 3, 32, 32)
 
 
 SAM2 = {
@@ -397,9 +416,9 @@ HOSTS: dict[str, dict[str, Callable[[], LibraryHost]]] = {
 """Hosts by the package that they need."""
 
 
-def outputs(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:
-    """All floating-point tensors that a model returns."""
-    return list(_tensors(model(**inputs)))
+def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
+    """All floating-point tensors that a model returns for its named arguments, or for its one input."""
+    return list(_tensors(model(**inputs) if isinstance(inputs, Mapping) else model(inputs)))
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -414,6 +433,8 @@ def prepared(host: LibraryHost, dtype: torch.dtype = torch.float64) -> LibraryHo
     with torch.no_grad():
         for value in host.model.parameters():
             value.add_(0.15 * torch.randn_like(value))
+    if isinstance(host.inputs, Tensor):
+        return LibraryHost(host.model.to(dtype).eval(), host.inputs.to(dtype), host.layers)
     inputs = {
         name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
         for name, value in host.inputs.items()
@@ -425,23 +446,3 @@ def gap(a: list[Tensor], b: list[Tensor]) -> float:
     """The largest difference of two lists of outputs, relative to the largest value of each."""
     assert len(a) == len(b) > 0
     return max(((x - y).abs().max() / y.abs().max()).item() for x, y in zip(a, b, strict=True))
-
-
-LEFT: dict[str, str] = {
-    "transformers.models.siglip2.modeling_siglip2.Siglip2Attention": (
-        "images of a batch have grids of their own, padded to one length"
-    ),
-    "transformers.models.sam.modeling_sam.SamAttention": "it attends between prompts and image; it stays",
-    "transformers.models.detr.modeling_detr.DetrCrossAttention": "object queries lie on no grid; it stays",
-    "transformers.models.mask2former.modeling_mask2former.Mask2FormerAttention": (
-        "object queries lie on no grid; it stays"
-    ),
-    "transformers.models.deformable_detr.modeling_deformable_detr.DeformableDetrMultiscaleDeformableAttention": (
-        "it samples points instead of keys; it stays"
-    ),
-    "open_clip.modified_resnet.AttentionPool2d": "its one query is the mean of the image; it stays",
-    "open_clip.transformer.AttentionalPooler": "its queries lie on no grid; it stays",
-    "diffusers.models.transformers.transformer_flux.FluxAttention": "words and image are tokens of one attention",
-    "diffusers.models.attention.JointTransformerBlock": "words and image are tokens of one attention",
-}
-"""Attention of these libraries that a swap leaves as it is, with the reason."""

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from regard.core import Grid, Mixer
 from regard.testing.subject import gap
@@ -20,6 +22,13 @@ def check_error(
     """The call raises this error, with a message in which the pattern `message` occurs."""
     with pytest.raises(error, match=message):
         call(*args, **kwargs)
+
+
+def count_flops(run: Callable[..., object], *args: Any) -> int:
+    """Floating-point operations of `run(*args)`, two for each product, as PyTorch counts them."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        run(*args)
+    return counter.get_total_flops()
 
 
 def draw_qkv(n: int = 13, m: int = 9, d: int = 8, e: int = 5, dtype: torch.dtype = torch.float64) -> list[Tensor]:

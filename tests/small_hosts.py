@@ -1,6 +1,7 @@
 """HostAndInput hosts: the real classes of timm with little depth and width."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from timm.models.metaformer import Attention, LayerNorm2dNoBias, LayerNormNoBias, MetaFormer, SepConv
@@ -83,6 +84,10 @@ def torchvision() -> HostAndInput:
     return model, torch.randn(3, 3, 32, 32)
 
 
+def regard_host(name: str) -> HostAndInput:
+    return create_model(name, None, num_classes=7), torch.randn(2, 3, 32, 32)
+
+
 HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "vit": vit,
     "vit with registers": lambda: vit(5),
@@ -101,7 +106,25 @@ HOSTS: dict[str, Callable[[], HostAndInput]] = {
 }
 
 
+REGARD_HOSTS: dict[str, Callable[[], HostAndInput]] = {
+    name: partial(regard_host, name)
+    for name in (
+        "vit_s_32_spt(keep_lsa=True)", "cait_s_32(heads=2, width=24)", "cait_s_32", "swin_t_32(keys='window')",
+        "cvt_13", "swin_t_32", "cvt_13_32", "cvt_13(kv_stride=1)",
+    )
+}  # fmt: skip
+"""Regard's own hosts with an attention of their own; all but the first two are large."""
+
+
 def draw_large_weights(model: nn.Module) -> None:
     """Draw weights so large that attention matters, also in layers that start at zero, in place."""
     for value in model.parameters():
         nn.init.normal_(value, std=0.3)
+
+
+def with_large_weights(make: Callable[[], HostAndInput]) -> HostAndInput:
+    """A small host with weights so large that attention matters, in evaluation mode, float64, and its input."""
+    torch.manual_seed(0)
+    model, x = make()
+    draw_large_weights(model)
+    return model.double().eval(), x.double()

@@ -29,6 +29,11 @@ def small_timm(name: str, **options: object) -> HostAndInput:
     return create_model(name, None, img_size=(64, 96), num_classes=7, **options), torch.randn(3, 3, 64, 96)
 
 
+def sizeless(name: str, height: int = 64, width: int = 96, **options: object) -> HostAndInput:
+    """A small form of a model of timm that takes any image size, and images of height x width pixels."""
+    return create_model(name, None, num_classes=7, **options), torch.randn(3, 3, height, width)
+
+
 def relpos(name: str, **options: object) -> HostAndInput:
     return small_timm(name, depth=2, embed_dim=32, num_heads=2, **options)
 
@@ -47,15 +52,9 @@ def coatnet(name: str) -> HostAndInput:
     return small_timm(name, embed_dim=(32, 32, 32, 64), depths=(1, 1, 1, 1), stem_width=16)
 
 
-def fastvit() -> HostAndInput:
-    model = create_model("fastvit_sa12", None, layers=(1, 1, 1, 1), embed_dims=(16, 16, 16, 32), num_classes=7)
-    return model, torch.randn(3, 3, 64, 96)
-
-
 def pit() -> HostAndInput:
     """Each stage has its own grid, and a class token."""
-    options = {"base_dims": (8, 8, 8), "depth": (1, 1, 1), "heads": (2, 4, 8), "img_size": (64, 96), "num_classes": 7}
-    return create_model("pit_ti_224", None, **options), torch.randn(3, 3, 64, 96)
+    return small_timm("pit_ti_224", base_dims=(8, 8, 8), depth=(1, 1, 1), heads=(2, 4, 8))
 
 
 def unreduced_pvt() -> HostAndInput:
@@ -74,20 +73,10 @@ def replaced_attention(attention: nn.Module) -> HostAndInput:
     return model, x
 
 
-def mobilevit() -> HostAndInput:
-    """It attends between the pixels at one place of all patches of 2 x 2; the last map has an odd side."""
-    return create_model("mobilevit_xxs", None, num_classes=7), torch.randn(3, 3, 64, 96)
-
-
-def mobilevitv2() -> HostAndInput:
-    """Separable attention between the pixels at one place of all patches of 2 x 2."""
-    return create_model("mobilevitv2_050", None, num_classes=7), torch.randn(3, 3, 64, 128)
-
-
 def csatv2() -> HostAndInput:
     """Attention in the last stage of convolutions, with heads of their own width."""
     options = {"dims": (8, 16, 16, 16), "depths": (1, 1, 1, 1), "transformer_depths": (0, 0, 1, 1)}
-    return create_model("csatv2", None, num_classes=7, **options), torch.randn(3, 3, 128, 192)
+    return sizeless("csatv2", 128, 192, **options)
 
 
 def crossvit() -> HostAndInput:
@@ -97,10 +86,7 @@ def crossvit() -> HostAndInput:
 
 
 def naflexvit(**options: object) -> HostAndInput:
-    host = create_model(
-        "naflexvit_base_patch16_gap", None, num_classes=7, embed_dim=32, depth=2, num_heads=2, **options
-    )
-    return host, torch.randn(3, 3, 64, 96)
+    return sizeless("naflexvit_base_patch16_gap", embed_dim=32, depth=2, num_heads=2, **options)
 
 
 def levit(name: str) -> HostAndInput:
@@ -111,12 +97,12 @@ def levit(name: str) -> HostAndInput:
 def tiny_vit() -> HostAndInput:
     """Windows of 4 x 4, then of 3 x 3."""
     options = {"embed_dims": (8, 16, 32), "depths": (1, 1, 1), "num_heads": (1, 2, 4), "window_sizes": (4, 4, 3)}
-    return create_model("tiny_vit_5m_224", None, num_classes=7, **options), torch.randn(3, 3, 64, 96)
+    return sizeless("tiny_vit_5m_224", **options)
 
 
 def efficientformer() -> HostAndInput:
-    options = {"depths": (1, 1, 1, 2), "embed_dims": (8, 8, 16, 16), "num_vit": 1, "num_classes": 7}
-    return create_model("efficientformer_l1", None, **options), torch.randn(3, 3, 224, 224)
+    options = {"depths": (1, 1, 1, 2), "embed_dims": (8, 8, 16, 16), "num_vit": 1}
+    return sizeless("efficientformer_l1", 224, 224, **options)
 
 
 def davit(kinds: tuple[str, ...] = ("spatial",), **options: object) -> HostAndInput:
@@ -273,17 +259,12 @@ def coat() -> HostAndInput:
     return small_timm("coat_tiny", parallel_depth=1, **options)
 
 
-def swiftformer() -> HostAndInput:
-    options = {"layers": (1, 1, 1, 1), "embed_dims": (8, 8, 16, 16), "num_classes": 7}
-    return create_model("swiftformer_xs", None, **options), torch.randn(3, 3, 64, 96)
-
-
 REINITIALISED_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "volo": volo,
     "coat": coat,
     "davit": lambda: davit(("spatial", "channel")),
     "davit of florence": lambda: davit(("spatial", "channel"), channel_attn_v2=True),
-    "swiftformer": swiftformer,
+    "swiftformer": lambda: sizeless("swiftformer_xs", layers=(1, 1, 1, 1), embed_dims=(8, 8, 16, 16)),
 }
 """Families whose own attention no mechanism computes."""
 TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
@@ -304,7 +285,7 @@ TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "coatnet": lambda: coatnet("coatnet_0_224"),
     "coatnet with bias": lambda: coatnet("coatnet_bn_0_rw_224"),
     "coatnet with MLP": lambda: coatnet("coatnet_rmlp_nano_rw_224"),
-    "fastvit": fastvit,
+    "fastvit": lambda: sizeless("fastvit_sa12", layers=(1, 1, 1, 1), embed_dims=(16, 16, 16, 32)),
     "visformer": lambda: small_timm("visformer_tiny", embed_dim=32, init_channels=8, num_heads=2, depth=(1, 1, 1)),
     "pit": pit,
     "rope without bias of qkv": lambda: relpos("vit_mediumd_patch16_rope_reg1_gap_256"),
@@ -314,8 +295,9 @@ TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "eva with norm": lambda: relpos("eva02_base_patch16_clip_224"),
     "vit with norm": lambda: relpos("beit3_base_patch16_224"),
     "vit with gate": lambda: replaced_attention(Attention(32, 2, qkv_bias=True, gated=True)),
-    "mobilevit": mobilevit,
-    "mobilevitv2": mobilevitv2,
+    # between the pixels at one place of all patches of 2 x 2; the last map of the first has an odd side
+    "mobilevit": lambda: sizeless("mobilevit_xxs"),
+    "mobilevitv2": lambda: sizeless("mobilevitv2_050", 64, 128),
     "csatv2": csatv2,
     "crossvit": crossvit,
     "naflexvit": naflexvit,

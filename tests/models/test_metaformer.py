@@ -9,18 +9,16 @@ from regard.core import ConfigError
 from regard.measure.cost import count_macs
 from regard.mixers.static_keys.ska import SKA, ska
 from regard.models.create import create_model
-from regard.models.saving import load, save
 from regard.projections.identity import IdentityQuery
 
 DESK = "skaformer_desk(img_size=64, mixers=('conv', 'conv', 'ska', 'ska'), query='identity')"
 
 
 @pytest.mark.slow
-def test_fact_section4_3_official_skaformer_has_23565336_parameters() -> None:
-    """Static keys in stages 3 and 4 without query matrices; 7.337 GFLOPs."""
+def test_fact_section4_3_official_skaformer_has_7_337_gflops() -> None:
+    """Static keys in stages 3 and 4 without query matrices."""
     with torch.device("meta"):
         model = create_model("skaformer_s18(mixers=('conv', 'conv', 'ska', 'ska'), query='identity')", None)
-    assert sum(value.numel() for value in model.parameters()) == 23_565_336
     assert round(2 * count_macs(model, torch.empty(1, 3, 224, 224, device="meta")) / 1e9, 3) == 7.337
 
 
@@ -33,24 +31,6 @@ def test_queries_are_the_input() -> None:
     v = layer.qkv.linear(x).unflatten(-1, (3, 32)).transpose(1, 2)
     out = ska(x.unflatten(-1, (3, 32)).transpose(1, 2), layer.operator.keys, v)
     assert torch.allclose(layer(x, layer.site.grid), out.transpose(1, 2).flatten(2) @ layer.proj.weight.mT, atol=1e-6)
-
-
-def test_it_is_saved_with_its_option(tmp_path) -> None:
-    torch.manual_seed(0)
-    model, x = create_model(DESK, None).eval(), torch.randn(1, 3, 64, 64)
-    save(model, tmp_path)
-    assert torch.equal(load(tmp_path).eval()(x), model(x))
-
-
-def test_a_query_without_a_mechanism_is_refused() -> None:
-    for options, message in (
-        ({"query": "identical"}, "identity"),
-        ({"query": "identity", "mixers": ("conv", "conv", "attn", "attn")}, "for stages with a mechanism"),
-        ({"query": "identity", "mixers": ("conv", "SKA(projection=SNE())", "attn", "attn")}, "replaces a linear query"),
-        ({"query": "identity", "mixers": ("conv", "Conv()", "attn", "attn")}, "which Conv"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            create_model("skaformer_desk", None, img_size=64, **options)
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ from regard.models.saving import load, read_description, save
 from regard.models.segmentation import make_segmenter
 from regard.projections.sne import FSNE
 from regard.swapping.swap import remove, retune, swap
-from small_hosts import VIT, draw_large_weights, swin
+from small_hosts import VIT, draw_large_weights, swin, vit5
 
 DESK = "vit_desk(size=(16, 24), dim=16, depth=3, heads=2)"
 
@@ -39,6 +41,64 @@ def mixed():
     retune(model, "blocks.0.*", m=4)
     draw_large_weights(model.eval())
     return model
+
+
+class Sizeless(nn.Module):
+    """A user's model that takes `img_size` and does not keep it."""
+
+    def __init__(self, img_size: tuple[int, int] = (16, 16), num_classes: int = 10, in_chans: int = 3) -> None:
+        super().__init__()
+        self.patch_embed = nn.Conv2d(in_chans, 16, 8, 8)
+        self.attn = nn.MultiheadAttention(16, 4, batch_first=True)
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.patch_embed(images).flatten(2).mT
+        return self.head((x + self.attn(x, x, x, need_weights=False)[0]).mean(1))
+
+
+def with_a_new_head() -> nn.Module:
+    model = create_model("attended_resnet18(img_size=64, stages=(4,), mixer='SKA()')", None)
+    model.reset_classifier(5)
+    return model
+
+
+def of_another_size(host: str, mixer: Softmax | None = None) -> nn.Module:
+    """For images of 64 x 96 pixels by timm's own `set_input_size`."""
+    model = create_model(host, None, num_classes=5)
+    model.set_input_size(img_size=(64, 96))  # type: ignore[operator]
+    return swap(model, mixer, example=torch.randn(1, 3, 64, 96)) if mixer else model
+
+
+SIZED = (
+    "swin_tiny_patch4_window7_224(depths=(2, 2), num_heads=(1, 2), embed_dim=16)",
+    "swinv2_cr_tiny_224(depths=(1, 1), num_heads=(1, 2), embed_dim=16)",
+    "vit_tiny_patch16_224(depth=1, embed_dim=16, num_heads=2)",
+)
+COARSE = ("lowformer_b0", "hiera_tiny_224(embed_dim=32, num_heads=1, stages=(1, 1, 1, 1))")
+SKAFORMER = "skaformer_desk(img_size=64, mixers=('conv', 'conv', 'ska', 'ska'), query='identity')"
+SWIFTFORMER = "swiftformer_xs(layers=(1, 1, 1, 1), embed_dims=(8, 8, 16, 16), num_classes=7)"
+SAVED: dict[str, tuple[Callable[[], nn.Module], tuple[int, int]]] = {
+    "a new head, and a mechanism in the host's spelling": (with_a_new_head, (64, 64)),
+    "a size that a user's model does not keep": (
+        lambda: create_model("Sizeless", SKA(), extra=(Sizeless,), img_size=(24, 40)), (24, 40)
+    ),
+    "an option of the host": (lambda: create_model(SKAFORMER, None), (64, 64)),
+    "suffix tokens": (lambda: swap(vit5()[0], MiTA(m=4, k=5, dwc=3)), (32, 48)),
+    "reinitialised layers": (lambda: create_model(SWIFTFORMER, Softmax(), reinitialise=True), (64, 96)),
+    **{f"another size of {host}": (partial(of_another_size, host), (64, 96)) for host in SIZED},
+    **{f"another size of swapped {host}": (partial(of_another_size, host, Softmax()), (64, 96)) for host in SIZED},
+    **{f"keys of a coarser map in {host}": (partial(create_model, host, SKA()), (224, 224)) for host in COARSE},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_saved_model_gives_the_same_logits(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, size = SAVED[name]
+    model, x = make().eval(), torch.randn(2, 3, *size)
+    draw_large_weights(model)
+    assert torch.equal(load(save(model, tmp_path), extra=(Sizeless,)).eval()(x), model(x))
 
 
 def test_a_new_process_gives_the_same_logits(mixed, tmp_path):
@@ -101,13 +161,6 @@ def test_what_load_could_not_build_is_refused_when_it_is_saved(tmp_path):
     with pytest.raises(ConfigError, match=r"head.weight is \(3, 16\) here and \(10, 16\) there.*num_classes="):
         save(model, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_new_head_and_a_mechanism_in_the_hosts_spelling_come_back(tmp_path):
-    model = create_model("attended_resnet18(img_size=64, stages=(4,), mixer='SKA()')", None).eval()
-    model.reset_classifier(5)
-    x = torch.randn(2, 3, 64, 64)
-    assert torch.equal(load(save(model, tmp_path))(x), model(x))
 
 
 def test_a_checkpoint_that_a_model_started_from_is_not_in_its_recipe(tmp_path):
@@ -208,46 +261,9 @@ def test_a_change_that_leaves_all_tensors_is_refused_too(change: str, tmp_path: 
         save(model, tmp_path / "model")
 
 
-class Sizeless(nn.Module):
-    """A user's model that takes `img_size` and does not keep it."""
-
-    def __init__(self, img_size: tuple[int, int] = (16, 16), num_classes: int = 10, in_chans: int = 3) -> None:
-        super().__init__()
-        self.patch_embed = nn.Conv2d(in_chans, 16, 8, 8)
-        self.attn = nn.MultiheadAttention(16, 4, batch_first=True)
-        self.head = nn.Linear(16, num_classes)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = self.patch_embed(images).flatten(2).mT
-        return self.head((x + self.attn(x, x, x, need_weights=False)[0]).mean(1))
-
-
-def test_a_model_that_does_not_keep_its_image_size_has_that_of_its_options(tmp_path: Path) -> None:
-    model = create_model("Sizeless", SKA(), extra=(Sizeless,), img_size=(24, 40)).eval()
-    images = torch.randn(2, 3, 24, 40)
-    assert torch.equal(load(save(model, tmp_path), extra=(Sizeless,)).eval()(images), model(images))
+def test_a_model_that_does_not_keep_its_image_size_needs_one() -> None:
     with pytest.raises(SwapError, match="does not name its image size"):
         create_model("Sizeless", SKA(), extra=(Sizeless,))
-
-
-@pytest.mark.parametrize("mixer", [None, Softmax()])
-@pytest.mark.parametrize(
-    ("host", "options"),
-    [
-        ("swin_tiny_patch4_window7_224", {"depths": (2, 2), "num_heads": (1, 2), "embed_dim": 16}),
-        ("swinv2_cr_tiny_224", {"depths": (1, 1), "num_heads": (1, 2), "embed_dim": 16}),
-        ("vit_tiny_patch16_224", {"depth": 1, "embed_dim": 16, "num_heads": 2}),
-    ],
-)
-def test_another_input_size_comes_back(host: str, options: dict, mixer: Softmax | None, tmp_path: Path) -> None:
-    model = create_model(host, None, num_classes=5, **options).eval()
-    model.set_input_size(img_size=(64, 96))  # type: ignore[operator]
-    images = torch.randn(1, 3, 64, 96)
-    if mixer:
-        swap(model, mixer, example=images)
-    logits = model(images)
-    save(model, tmp_path)
-    assert torch.equal(load(tmp_path)(images), logits)
 
 
 @pytest.mark.parametrize(
@@ -272,15 +288,6 @@ def test_arrays_tuples_and_what_is_not_known_are_recorded(tmp_path: Path) -> Non
     data = {"normal": torch.tensor([[0.5] * 3, [0.25] * 3]), "class_names": ("a", "b"), "name": None}
     save(create_model(DESK, None), tmp_path, data=data)
     assert read_description(tmp_path)["data"] == {"normal": [[0.5] * 3, [0.25] * 3], "class_names": ["a", "b"]}
-
-
-@pytest.mark.parametrize("name", ["lowformer_b0", "hiera_tiny_224(embed_dim=32, num_heads=1, stages=(1, 1, 1, 1))"])
-def test_layers_that_attend_on_a_coarser_map_come_back(tmp_path: Path, name: str) -> None:
-    """Their keys are of that map, and a plan is given the grid before it."""
-    model = create_model(name, SKA(), num_classes=3).eval()
-    images = torch.randn(1, 3, 224, 224)
-    again = load(save(model, tmp_path / "saved"))
-    assert torch.equal(again(images), model(images))
 
 
 @pytest.mark.parametrize("change", [{"heads": 4}, {"parallel": True}])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from operators import count_flops
 from regard.core import Grid, Site, heads
 from regard.projections.linear import LinearQKV, project_roles
 
@@ -30,12 +30,6 @@ def fused() -> nn.Linear:
     return linear
 
 
-def macs(run) -> int:
-    with FlopCounterMode(display=False) as counter:
-        run()
-    return counter.get_total_flops() // 2
-
-
 def test_it_is_a_plain_linear_layer_with_a_bias_of_zero() -> None:
     linear = LinearQKV().build(SITE, "qv")
     assert type(linear) is nn.Linear
@@ -51,7 +45,7 @@ def test_roles_are_blocks_of_rows(fused: nn.Linear, roles: str) -> None:
     found = project_roles(fused, x, "qkv", roles, 3)
     for role, y in zip(roles, found, strict=True):
         torch.testing.assert_close(y, heads(blocks[role], 3))
-    assert macs(lambda: project_roles(fused, x, "qkv", roles, 3)) == 2 * 6 * 12 * 12 * len(roles)
+    assert count_flops(lambda: project_roles(fused, x, "qkv", roles, 3)) == 2 * 2 * 6 * 12 * 12 * len(roles)
 
 
 def test_rows_by_head_are_taken_from_every_head(fused: nn.Linear) -> None:

@@ -197,19 +197,6 @@ def test_kept_parameters_stay_the_same_objects(host: str) -> None:
     assert all(back[key] is value for key, value in now.items() if key in names and value is names[key])
 
 
-def test_an_optimizer_goes_on_with_what_is_kept() -> None:
-    model, x = vit()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for change in (lambda: swap(model, Softmax()), lambda: swap(model, Softmax(dwc=3)), lambda: restore(model)):
-        change()
-        before = {key: value.detach().clone() for key, value in model.named_parameters()}
-        model(x).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        still = {key for key, value in model.named_parameters() if torch.equal(value, before[key])}
-        assert all("dwc" in key for key in still), still
-
-
 def test_a_pass_that_waits_for_its_backward_is_not_disturbed() -> None:
     model, x = vit()
     loss = model(x).square().sum()

@@ -39,16 +39,6 @@ def train(model, images):
         optimizer.step()
 
 
-def work(rank, port, folder, config):
-    started(rank, port)
-    model = DistributedDataParallel(build(config))
-    images = torch.load(Path(folder) / "images.pt")
-    train(model, images[:, 2 * rank : 2 * rank + 2])
-    if rank == 0:
-        torch.save(model.module.state_dict(), Path(folder) / "state.pt")
-    dist.destroy_process_group()
-
-
 def attended(config):
     """An attended ResNet that uses its attention; batch norms are frozen, as they see other batches on two ranks."""
     torch.manual_seed(0)
@@ -59,25 +49,28 @@ def attended(config):
     return model
 
 
-def shard(rank, port, folder, config):
+def work(rank, port, folder, make, config):
+    """Train on this rank's images: a model with layers 3 and 4 is sharded by blocks, others are under DDP."""
     started(rank, port)
-    model = attended(config)
-    for block in [*model.layer3, *model.layer4]:
-        fully_shard(block)
-    fully_shard(model)
+    model = make(config)
+    if hasattr(model, "layer4"):
+        for block in [*model.layer3, *model.layer4]:
+            fully_shard(block)
+        fully_shard(model)
     images = torch.load(Path(folder) / "images.pt")
-    train(model, images[:, 2 * rank : 2 * rank + 2])
+    trained = model if hasattr(model, "layer4") else DistributedDataParallel(model)
+    train(trained, images[:, 2 * rank : 2 * rank + 2])
     state = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in model.state_dict().items()}
     if rank == 0:
         torch.save(state, Path(folder) / "state.pt")
     dist.destroy_process_group()
 
 
-def spawned(worker, folder, config):
+def spawned(make, folder, config):
     """Images (steps, batch, C, h, w) that two processes trained on, and the state they ended with."""
     images = torch.randn(STEPS, 4, 3, 16, 24, dtype=torch.float64)
     torch.save(images, folder / "images.pt")
-    mp.spawn(worker, (free_port(), str(folder), config), nprocs=2)
+    mp.spawn(work, (free_port(), str(folder), make, config), nprocs=2)
     return images, torch.load(folder / "state.pt")
 
 
@@ -90,7 +83,7 @@ def agree(model, state):
 @pytest.mark.parametrize("mechanism", [Softmax, SKA])
 def test_two_processes_train_as_one_does(tmp_path, mechanism):
     config = mechanism(projection=FSNE(code=4))
-    images, state = spawned(work, tmp_path, config)
+    images, state = spawned(build, tmp_path, config)
     model = build(config)
     first = {name: value.clone() for name, value in model.state_dict().items()}
     train(model, images)
@@ -102,7 +95,7 @@ def test_two_processes_train_as_one_does(tmp_path, mechanism):
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [Factors(), MiTA(m=4, k=4), DeformableConv(), DynamicConv(kernel=3)], ids=spell)
 def test_attended_resnets_are_sharded(tmp_path, config):
-    images, state = spawned(shard, tmp_path, config)
+    images, state = spawned(attended, tmp_path, config)
     model = attended(config)
     gammas = [name for name in model.state_dict() if name.endswith("gamma")]
     train(model, images)

@@ -18,7 +18,7 @@ from small_hosts import draw_large_weights, swin
 
 DESK = "vit_desk(size=12, patch=3, dim=16, depth=2, heads=2)"
 # with 3 heads, q and v have as many rows as the host's q, k and v
-NUMBERS = [SKA(heads=1), SKA(heads=3), SKA(heads=4), SKA(heads=4, projection=SNE(init="svd"))]
+NUMBERS = [SKA(heads=1), SKA(heads=3), SKA(heads=4), SKA(heads=4, projection=SNE(init="svd")), CSKA(heads=3)]
 
 
 def model_and_image():
@@ -64,15 +64,6 @@ def test_a_state_with_other_heads_has_its_own_names(tmp_path):
     assert not message.unexpected_keys
     save(model, tmp_path)
     assert torch.equal(load(tmp_path)(x), model(x))
-
-
-def test_convolutional_keys_have_heads_too():
-    model, x = model_and_image()
-    before = model(x)
-    swap(model, CSKA(heads=3))
-    assert model.blocks[0].attn.mixer.operator.weight.shape == (3 * 16, 8, 3, 3)
-    assert torch.isfinite(model(x)).all()
-    assert torch.equal(restore(model)(x), before)
 
 
 def test_a_bias_of_the_hosts_heads_refuses_others():

@@ -23,6 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from in_onnx import agrees
+from library_hosts import HuggingFaceLogits, hugging_face_logits
 from regard.core import GridError, SwapError, UnsupportedError
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
@@ -35,30 +36,12 @@ from two_processes import free_port, started
 DOCS = Path(__file__).parents[2] / "docs" / "hosts.md"
 
 
-class HuggingFaceLogits(nn.Module):
-    """A model of transformers whose output is the logits, as a tensor."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x, interpolate_pos_encoding=True).logits
-
-
-def hugging_face() -> HostAndInput:
-    transformers = pytest.importorskip("transformers")
-    options = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = transformers.ViTConfig(image_size=32, patch_size=8, num_labels=7, **options)
-    return HuggingFaceLogits(transformers.ViTForImageClassification(config)), torch.randn(3, 3, 32, 32)
-
-
 FAMILIES: dict[str, Callable[[], HostAndInput]] = {
     "timm ViT": lambda: vit(dynamic_img_size=True),
     "timm Swin": swin,
     "timm XCiT": xcit,
     "torchvision ViT": torchvision,
-    "Hugging Face ViT": hugging_face,
+    "Hugging Face ViT": hugging_face_logits,
 }
 
 

@@ -8,6 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from library_hosts import hugging_face_logits
 from regard.core import Grid, GridError, SwapError
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
@@ -31,20 +32,7 @@ def timm_vit() -> nn.Module:
     return vit(dynamic_img_size=True)[0]
 
 
-def hugging_face() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    options = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = transformers.ViTConfig(image_size=32, patch_size=8, num_labels=7, **options)
-    return transformers.ViTForImageClassification(config)
-
-
-def run(model: nn.Module, x: Tensor) -> Tensor:
-    if hasattr(model, "config"):
-        return model(x, interpolate_pos_encoding=True).logits  # type: ignore[no-any-return]
-    return model(x)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("make", [timm_vit, hugging_face])
+@pytest.mark.parametrize("make", [timm_vit, lambda: hugging_face_logits()[0]], ids=["timm", "transformers"])
 @pytest.mark.parametrize("mixer", FIXED)
 def test_it_computes_on_the_grid_of_each_image(make: Callable[[], nn.Module], mixer: str) -> None:
     """Of sizes with equally many tokens too, as the plain form does on that grid; and as before at the first size."""
@@ -55,13 +43,13 @@ def test_it_computes_on_the_grid_of_each_image(make: Callable[[], nn.Module], mi
     layers = [module for module in model.modules() if isinstance(module, Port)]
     layers[0].mixer.register_forward_hook(lambda mixer, args, y: calls.append((args, y)))
     first = torch.randn(2, 3, 32, 48, dtype=torch.float64)
-    before = run(model, first)
+    before = model(first)
     for height, width in ((64, 48), (48, 64), (32, 96)):
-        run(model, torch.randn(2, 3, height, width, dtype=torch.float64))
+        model(torch.randn(2, 3, height, width, dtype=torch.float64))
         (x, *_), y = calls[-1]
         plain = layers[0].mixer.reference(x, Grid(height // 8, width // 8, 1))
         torch.testing.assert_close(y, plain, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(run(model, first), before, rtol=0, atol=0)
+    torch.testing.assert_close(model(first), before, rtol=0, atol=0)
 
 
 def test_it_may_refuse_other_sizes() -> None:

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from operators import count_flops
 from regard.core import Grid, Site, UnsupportedError
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
@@ -52,9 +52,7 @@ def test_small_weights_do_not_underflow():
 def test_logits_cost_one_product(config, times):
     """N M d H multiply-accumulates, and nine times as many for a convolution of 3x3."""
     _, logits, q = at_site(config)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        logits(q, None, q, grid=GRID)
-    assert counter.get_total_flops() == 2 * 3 * times * 15 * 15 * 8 * 2
+    assert count_flops(lambda: logits(q, None, q, grid=GRID)) == 2 * 3 * times * 15 * 15 * 8 * 2
 
 
 def test_what_has_no_softmax_over_all_keys_is_refused():

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.core import Grid, GridError, MixerConfig, SwapError, UnsupportedError
-from regard.mixers.linear import Linear
-from regard.mixers.mita.mita import MiTA
+from regard.core import Grid, GridError, SwapError
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
 from regard.mixers.xca import XCA
@@ -14,19 +12,12 @@ from regard.swapping.capture import capture
 from regard.swapping.inspect import attention_layers
 from regard.swapping.ports.timm.combined import relative_positions
 from regard.swapping.swap import plan_swap, restore, swap
-from small_hosts import draw_large_weights
+from small_hosts import HostAndInput, with_large_weights
 from timm_hosts import TIMM_HOSTS
 
-UNUSUAL = ("convit", "efficientvit_msra", "differential", "edgenext", "halonet", "botnet", "gemma", "mobilevitv2")
 
-
-def host(name: str) -> tuple[nn.Module, Tensor]:
-    """A small host with large weights, in evaluation mode, float64."""
-    torch.manual_seed(0)
-    model, x = TIMM_HOSTS[name]()
-    model = model.double().eval()
-    draw_large_weights(model)
-    return model, x.double()
+def host(name: str) -> HostAndInput:
+    return with_large_weights(TIMM_HOSTS[name])
 
 
 def test_relative_positions_count_columns_rows_and_squares_from_the_query_to_the_key() -> None:
@@ -105,40 +96,3 @@ def test_the_grid_of_gemma_has_the_rows_and_columns_of_the_image() -> None:
     model, x = host("gemma")
     sites = plan_swap(model, Softmax(), example=x[:1]).sites
     assert [site.layer.mixer.site.grid for site in sites] == [Grid(3, 6)] * 2
-
-
-def test_patches_of_gemma_with_coordinates_have_no_common_grid() -> None:
-    model, x = host("gemma")
-    swap(model, Softmax(), example=x[:1])
-    coordinates = torch.tensor([[[0, 0], [0, 1]], [[0, 0], [1, 0]]])
-    patches, valid = torch.randn(2, 2, 768, dtype=torch.float64), torch.ones(2, 2, dtype=torch.bool)
-    with pytest.raises(GridError, match="no common grid; pass a swapped model images"):
-        model.encoder(patches, patch_coord=coordinates, patch_valid=valid)  # type: ignore[operator]
-
-
-@pytest.mark.parametrize(
-    ("name", "mixer", "message"),
-    [
-        ("halonet", MiTA(m=2, k=2), "MiTA cannot apply|MiTA has no cross-attention|bias"),
-        ("botnet", Linear(), "passes a bias mask, which Linear"),
-        ("convit", XCA(dwc=3), "leave projection=, dwc=, gate= and heads= of XCA out"),
-        ("differential", XCA(), "values of width 16 for keys of width 8, which XCA cannot take"),
-    ],
-    ids=["halonet", "botnet", "convit", "differential"],
-)
-def test_what_does_not_fit_is_refused_by_the_plan(name: str, mixer: MixerConfig, message: str) -> None:
-    model, x = host(name)
-    with pytest.raises(UnsupportedError, match=message):
-        plan_swap(model, mixer, example=x[:1])
-
-
-@pytest.mark.untyped
-@torch.no_grad()
-@pytest.mark.parametrize("name", UNUSUAL)
-def test_it_compiles_in_one_graph(name: str) -> None:
-    model, x = host(name)
-    swap(model, Softmax(), example=x[:1])
-    expected = model(x)
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), expected, rtol=1e-9, atol=1e-9)

@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.core import SwapError
 from regard.mixers.softmax import Softmax
-from regard.mixers.static_keys.ska import SKA
 from regard.swapping.swap import remove, restore, swap
 from small_hosts import draw_large_weights, vit
 
@@ -32,16 +30,3 @@ def test_a_model_in_data_parallel_takes_a_swap() -> None:
     expected = wrapped(x)
     torch.testing.assert_close(swap(wrapped, Softmax())(x), expected)
     assert list(restore(wrapped).state_dict()) == [f"module.{key}" for key in model.state_dict()]
-
-
-def test_a_second_swap_replaces_the_first_and_a_second_restore_is_refused() -> None:
-    model, x = vit()
-    draw_large_weights(model.eval())
-    expected, keys = model(x), list(model.state_dict())
-    with pytest.raises(SwapError, match="nothing is swapped"):
-        restore(model)
-    swap(swap(model, SKA()), Softmax())
-    assert list(model.state_dict()) == keys
-    torch.testing.assert_close(restore(model)(x), expected)
-    with pytest.raises(SwapError, match="nothing is swapped"):
-        restore(model)

@@ -1,21 +1,27 @@
 """Every study and analysis of the catalogue: it builds, its keys differ, and (slow) its smoke scale runs."""
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from regard import ConfigError
-from regard.lab.engine.analysis import run_analysis
+from regard.lab.engine.analysis import Source, run_analysis
+from regard.lab.engine.dry_run import dry_run
 from regard.lab.engine.run_study import run_study
 from regard.lab.engine.study import Study
 from regard.lab.results.results import Results
 from regard.lab.studies import ANALYSES, STUDIES, load_analysis, load_study
+from regard.lab.studies.published_sizes import parameters
 
 EVIDENCE = sorted((Path(__file__).parents[3] / "docs" / "results").glob("*/evidence.json"))
 # without attention to the encoder a translation does not know its source
 ONE_CONTROL = ("esa_fig3_encoder_decoder",)
+PAPER = [study for name in STUDIES if "paper" in (study := load_study(name)).settings]
+SIZED = [study.name for study in PAPER if any(row.exact for row in study.rows("paper"))]
 SMOKE = [name for name in STUDIES if "smoke" in load_study(name).settings]
 
 
@@ -41,6 +47,55 @@ def test_an_analysis_says_what_it_answers(name):
     assert analysis.name == name
     assert analysis.question.endswith("?")
     assert analysis.of in ("", *STUDIES)
+
+
+@pytest.mark.parametrize("name", [name for name in ANALYSES if load_analysis(name).of])
+def test_an_analysis_without_its_runs_names_the_study(name, tmp_path):
+    analysis = load_analysis(name)
+    with pytest.raises(ConfigError, match=f"no results of {analysis.of} at desk scale"):
+        analysis.compute(Source(Results(tmp_path), "desk"))
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("ska_table8", ["CvT base"]),
+        ("ska_table1", ["CIFAR-100 SKA a"]),
+        ("ska_fig3", ["16 heads"]),
+        ("ska_table4", ["gelu"]),
+        ("mita_table2", ["Linear", "MHLA", "Agent + bias"]),
+        ("mita_table3", ["ViT-5", "MiTA + DWC"]),
+        *(pytest.param(name, [], id=name, marks=pytest.mark.slow) for name in SIZED),
+    ],
+)
+def test_rows_have_their_sizes(name, labels):
+    """Of the models that a run would train; the integers are by hand or those of the authors' code."""
+    setting = load_study(name).setting("paper")
+    rows = [row for row in setting.rows if row.exact and row.label in (labels or row.label)]
+    assert rows
+    for row in rows:
+        with torch.device("meta"):
+            model = setting.task_of(row).trial(row.mixer).model
+        assert parameters(model) == row.exact["params"], row.label
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("mita_table2", "Linear,FLatten,PolaFormer,MHLA,BRA,Agent + bias"),
+        ("mita_table3", "*"),
+        ("mita_table6", "random,learned,conv,dwconv,ToMe,*only"),
+        ("mita_table7", "Linear,Agent 9"),
+        ("mita_fig6", "m 9*"),
+        ("mita_growth", "*"),
+        *(pytest.param(name, "*", marks=pytest.mark.slow) for name in ("esa_table2", "esa_table3")),
+    ],
+)
+def test_small_rows_take_a_step(name, rows):
+    lines = dry_run(load_study(name), "smoke", rows)
+    assert len(lines) >= 2
+    assert {line.label: line.error for line in lines if line.error} == {}
+    assert all(math.isfinite(line.loss) for line in lines if line.loss is not None)
 
 
 @pytest.mark.parametrize("name", ["mita_table1", "ska_table6", "ska_table7", "ska_fig4", "errata"])

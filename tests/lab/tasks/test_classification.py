@@ -488,13 +488,18 @@ def idx(path: Path, values: np.ndarray) -> None:
     path.write_bytes(bytes([0, 0, 8, values.ndim]) + shape + values.tobytes())
 
 
+def fashion(root: Path, train: int, test: int) -> None:
+    """FashionMNIST with so many random images, whose labels are 0 to 9 in turn."""
+    raw = root / "torchvision" / "FashionMNIST" / "raw"
+    for split, number in (("train", train), ("t10k", test)):
+        idx(raw / f"{split}-images-idx3-ubyte", generator(split).integers(0, 256, (number, 28, 28), dtype=np.uint8))
+        idx(raw / f"{split}-labels-idx1-ubyte", np.arange(number, dtype=np.uint8) % 10)
+
+
 def test_what_is_known_of_a_torchvision_set_is_what_it_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Grey images become RGB: a host that is built without the data has as many channels as one that is trained."""
     monkeypatch.setenv("REGARD_DATA", str(tmp_path))
-    for split, number in (("train", 20), ("t10k", 10)):
-        raw = tmp_path / "torchvision" / "FashionMNIST" / "raw"
-        idx(raw / f"{split}-images-idx3-ubyte", generator(split).integers(0, 256, (number, 28, 28), dtype=np.uint8))
-        idx(raw / f"{split}-labels-idx1-ubyte", np.arange(number, dtype=np.uint8) % 10)
+    fashion(tmp_path, 20, 10)
     task = Classification(host="vit_desk(dim=16, depth=1)", data="FashionMNIST", size=(32, 32))
     found = task.data_set()
     assert (len(found.classes), found.channels) == classes_and_channels("FashionMNIST") == (10, 3)
@@ -507,11 +512,8 @@ def test_arrays_that_are_too_large_are_resized_when_they_are_used(
 ) -> None:
     """What fits keeps its checksum; what does not has that of the images in their own size."""
     monkeypatch.setenv("REGARD_DATA", str(tmp_path))
-    labels = np.arange(20, dtype=np.uint8) % 10
-    for split in ("train", "t10k"):
-        raw = tmp_path / "torchvision" / "FashionMNIST" / "raw"
-        idx(raw / f"{split}-images-idx3-ubyte", generator(split).integers(0, 256, (20, 28, 28), dtype=np.uint8))
-        idx(raw / f"{split}-labels-idx1-ubyte", labels)
+    fashion(tmp_path, 20, 20)
+    labels = np.arange(20) % 10
     whole = torchvision_set("FashionMNIST", (40, 36), False, "stop", False)
     parts = (whole.train.pixels, labels.astype(np.int64), whole.test.pixels, labels.astype(np.int64))
     assert whole.checksum == hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()

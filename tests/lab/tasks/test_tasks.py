@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from regard.core import ConfigError
-from regard.lab.tasks import Cells, Detection, Instances, Segmentation, Sequences, Task, Translation
+from regard.lab.tasks import Cells, Classification, Detection, Instances, Segmentation, Sequences, Task, Translation
 from regard.lab.train.recipe import Recipe
 
 RECIPE = Recipe(augment="none", smoothing=0.0)
@@ -35,8 +35,8 @@ def test_labels_of_boxes_are_not_smoothed() -> None:
         TASKS["detection"].check(dataclasses.replace(RECIPE, smoothing=0.1))
 
 
-@every_task
-@pytest.mark.parametrize("fields", [{"limit": -1}, {"val": 1.0}, {"val_seed": -1}], ids=str)
+@pytest.mark.parametrize("task", [*TASKS.values(), Classification(host="vit_desk", data="digits", size=(8, 8))])
+@pytest.mark.parametrize("fields", [{"limit": -1}, {"val": 1.0}, {"val": -0.1}, {"val_seed": -1}], ids=str)
 def test_a_number_of_samples_has_a_range(task: Task, fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(fields))):
         dataclasses.replace(task, **fields)

@@ -175,13 +175,6 @@ def test_learning_rates_are_chosen_on_it_in_every_task(task: Any) -> None:
         assert part.validation() is None
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
-@pytest.mark.parametrize("fields", [{"val": 1.0}, {"val": -0.1}, {"val": 0.1, "val_seed": -1}])
-def test_impossible_shares_are_refused(task: Any, fields: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="val is a share"):
-        replace(task, **fields)
-
-
 def test_a_part_without_samples_is_refused(tmp_path: Path) -> None:
     task = Segmentation(host="vit_desk(patch=8)", data=masks(tmp_path, ("train", "test"), 4), size=(16, 16), val=0.1)
     with pytest.raises(ConfigError, match=r"val=0.1 of 4 training samples leaves none"):

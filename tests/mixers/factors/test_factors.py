@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from operators import check_error, check_hidden, check_layer_transforms
+from operators import check_error, check_hidden, check_layer_transforms, count_flops
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers.factors import forms
 from regard.mixers.factors.factors import Factors, factor_logits, factors, factors_reference
@@ -283,9 +283,6 @@ def test_the_layer_with_strides_windows_and_memory():
 
 @pytest.mark.parametrize("terms", TERMS)
 def test_parameters_and_executed_macs(terms):
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
     for grid, options in itertools.product(
         (Grid(5, 7, 2), Grid(24, 18, 1)),
         ({}, {"window": 3}, {"stride": 2}, *({"execution": b} for b in ("separable", "compressed", "materialised"))),
@@ -295,17 +292,12 @@ def test_parameters_and_executed_macs(terms):
         layer = config.build(site)
         cost = config.cost(site)
         assert cost.params == sum(p.numel() for p in layer.parameters())
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
-            layer(torch.randn(1, grid.tokens, 32), grid)
-        assert cost.macs == counter.get_total_flops() // 2, (grid, options)
+        assert cost.flops == count_flops(layer, torch.randn(1, grid.tokens, 32), grid), (grid, options)
 
 
 @pytest.mark.parametrize("terms", ["0100", "0101", "0110", "0111"])
 def test_costs_know_where_the_product_is_too_large(terms, monkeypatch):
     """With E2 "auto" leaves the product over axes above a number of vectors, and costs count what runs then."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
     grid = Grid(24, 18, 1)
     site = Site(32, 4, grid, qkv_bias=False)
     config, named = Factors(terms), Factors(terms, execution="compressed")
@@ -313,9 +305,7 @@ def test_costs_know_where_the_product_is_too_large(terms, monkeypatch):
     monkeypatch.setattr(forms, "FACTORISED_LIMIT", 4 * 24 * 18 * 24 * 9 - 1)
     assert config.cost(site) == named.cost(site)
     assert config.exponentials(site) == named.exponentials(site) == 4 * grid.tokens**2
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
-        config.build(site)(torch.randn(1, grid.tokens, 32), grid)
-    assert config.cost(site).macs == counter.get_total_flops() // 2
+    assert config.cost(site).flops == count_flops(config.build(site), torch.randn(1, grid.tokens, 32), grid)
 
 
 PUBLISHED_PARAMETERS = {

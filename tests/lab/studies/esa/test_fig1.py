@@ -3,7 +3,6 @@
 import base64
 import io
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,14 @@ import torch
 from PIL import Image
 
 from regard.cli.app import run
-from regard.core import Grid, RegardError
+from regard.core import Grid
 from regard.explain.factor_terms import TermMaps
-from regard.lab.engine.analysis import Source, run_analysis
-from regard.lab.engine.run_study import run_study
+from regard.lab.engine.analysis import run_analysis
 from regard.lab.report.analysis_page import write_analyses
 from regard.lab.results.results import Results
 from regard.lab.studies import load_analysis, load_study
 from regard.lab.studies.esa.fig1 import PARTS, queries, term_statistics
+from trained_rows import train_rows
 
 
 def test_rows_of_the_figure_are_rows_of_their_studies() -> None:
@@ -55,30 +54,9 @@ def test_hidden_keys_do_not_count() -> None:
     assert values["all"] == pytest.approx((0.0, 3.0, 1.0))
 
 
-def test_the_error_without_runs_names_the_command(tmp_path: Path) -> None:
-    with pytest.raises(RegardError, match="no results of esa_fig3 at smoke scale"):
-        load_analysis("esa_fig1").compute(Source(Results(tmp_path), "smoke"))
-
-
-def trained_store(root: Path, *rows: tuple[str, str]) -> Results:
-    """Rows of the smoke scale, each trained for one epoch on 64 images."""
-    store = Results(root)
-    for name, label in rows:
-        study = load_study(name)
-        setting = study.setting("smoke")
-        recipe = replace(setting.recipe, epochs=1)  # type: ignore[type-var]
-        (row,) = (row for row in setting.rows if row.label == label)
-        if row.start is not None:
-            row = replace(row, start=replace(row.start, recipe={"epochs": 1}))
-        task = replace(setting.task, limit=64)  # type: ignore[type-var]
-        quick = replace(setting, task=task, recipe=recipe, rows=(row,), seeds=1)
-        done = run_study(replace(study, settings={**study.settings, "smoke": quick}), "smoke", store, workers=0)
-        assert done["failed"] == 0
-    return store
-
-
 def test_terms_alone_are_drawn_where_only_their_study_has_runs(tmp_path: Path) -> None:
-    store = trained_store(tmp_path, ("esa_fig3", "1111"))
+    store = Results(tmp_path)
+    train_rows(store, "esa_fig3", ("1111",))
     value = run_analysis(load_analysis("esa_fig1"), store, "smoke")
     overview, terms = value["sheets"]
     assert [row[-1] for row in overview["rows"]] == ["drawn", *["no finished run"] * 3]
@@ -94,8 +72,8 @@ def test_terms_alone_are_drawn_where_only_their_study_has_runs(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_all_four_are_drawn_and_reach_the_page(tmp_path: Path) -> None:
-    rows = (("esa_fig3", "1111"), ("esa_table2", "w/o + deformable"), ("esa_table3", "dynamic 7x7"))
-    trained_store(tmp_path, *rows)
+    for name, label in (("esa_fig3", "1111"), ("esa_table2", "w/o + deformable"), ("esa_table3", "dynamic 7x7")):
+        train_rows(Results(tmp_path), name, (label,))
     assert run(["study", "run", "esa_fig1", "--scale", "smoke", "--results", str(tmp_path)]) == 0
     value = run_analysis(load_analysis("esa_fig1"), Results(tmp_path), "smoke")
     assert [row[-1] for row in value["sheets"][0]["rows"]] == ["drawn", "drawn instead", "no finished run", "drawn"]

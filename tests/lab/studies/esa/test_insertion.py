@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from regard.core import ConfigError
 from regard.lab.engine.analysis import Source, run_analysis
 from regard.lab.engine.study import Study
 from regard.lab.report import write_pages
@@ -143,11 +142,6 @@ def test_the_curve_begins_at_insertion(study: Study, tmp_path: Path) -> None:
     assert set(source.read) == {run.key for _, run in few.runs("smoke")}, "the plain network is read too"
     assert curve(source, few) == [at_insertion, tuning]
     assert {run[0].label: source.store.outcome(run[1].key) for run in few.runs("smoke")} == outcomes
-
-
-def test_other_scales_need_the_runs_of_the_study(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no results of esa_insertion at desk scale"):
-        run_analysis(load_analysis("esa_insertion_curve"), Results(tmp_path), "desk")
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import re
 
-from regard.lab.engine.dry_run import dry_run
 from regard.lab.studies import load_study
 from regard.lab.tasks.cells import Cells
 from regard.mixers.mita.mita import MiTA
@@ -26,7 +25,3 @@ def test_36_tokens_are_the_runs_of_the_probe_of_content() -> None:
     assert here["softmax at 36"] == there["softmax"]
     assert here["MiTA 9/9 at 36"] == there["MiTA"]
     assert len(set(here.values()) & set(there.values())) == 2
-
-
-def test_the_small_scale_is_built() -> None:
-    assert [row.error for row in dry_run(STUDY, "smoke")] == [""] * 13

@@ -3,18 +3,15 @@
 import base64
 import io
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from regard.core import Grid, RegardError, UnsupportedError
+from regard.core import Grid, UnsupportedError
 from regard.lab.engine.analysis import Source, run_analysis
 from regard.lab.engine.dry_run import dry_run
-from regard.lab.engine.run_study import run_study
-from regard.lab.engine.study import Setting
 from regard.lab.results.results import Results
 from regard.lab.studies import load_analysis, load_study
 from regard.lab.studies.mita.counts import library_sheet, printed_sheet
@@ -34,7 +31,7 @@ from regard.lab.studies.mita.trained_figures import (
     retuned,
 )
 from regard.lab.studies.overlays import CELL_PIXELS, overlay
-from regard.lab.studies.published_sizes import _gflops, verdict
+from regard.lab.studies.published_sizes import _gflops
 from regard.lab.train.run import Run
 from regard.mixers import MIXERS
 from regard.mixers.mita.mita import MiTA
@@ -42,6 +39,7 @@ from regard.mixers.mita.routing import MitaPlan
 from regard.mixers.shared.landmarks import landmark_windows
 from regard.mixers.softmax import Softmax
 from regard.models.create import create_model
+from trained_rows import train_rows
 
 ROWS = {row.label: row for row in STUDY.rows("paper")}
 
@@ -88,20 +86,6 @@ def test_fact_table2_published_numbers() -> None:
     assert rows == printed
 
 
-@pytest.mark.parametrize("label", ["Linear", "MHLA", "Agent + bias"])
-def test_fact_section6_parameters_of_built_rows(label: str) -> None:
-    row = ROWS[label]
-    task = STUDY.setting("paper").task_of(row)
-    with torch.device("meta"):
-        model = create_model(task.host, row.mixer, num_classes=1000, img_size=task.size)
-    assert sum(value.numel() for value in model.parameters()) == row.exact["params"]
-
-
-@pytest.mark.parametrize("label", ["Agent, S", "Agent + bias, S", "MiTA + DWC + gate, S", "MiTA + DWC, S"])
-def test_fact_section6_parameters_of_the_larger_host(label: str) -> None:
-    assert SMALL.count(ROWS[label].mixer)[0] == ROWS[label].exact["params"]
-
-
 # counts
 
 
@@ -134,11 +118,6 @@ def test_fact_section6_what_is_not_reproduced() -> None:
     assert [row["row"] for row in rows if row["verdict"] == "cut off"] == ["FLatten-T"]
     assert {row["row"] for row in rows if row["verdict"] == "cited"} == {"SViTE-S", "Sparsifiner-S"}
     assert sheet.note.startswith("Of 23 rows, the parameters of 22 and the MACs of 21")
-
-
-def test_verdicts_on_millions_and_billions() -> None:
-    assert [verdict(1_250_000_000, text) for text in ("1.2G", "1.3G", "1.4G")] == ["T", "R", "no"]
-    assert verdict(5_717_416, "5.7M") == "R,T"
 
 
 def test_a_built_deit_has_the_counted_parameters_and_work() -> None:
@@ -198,20 +177,6 @@ def test_table7_starts_from_one_network_with_softmax(scale: str) -> None:
     assert [label for label, run in runs.items() if run.start is None] == ["MiTA from nothing"]
     assert runs["MiTA"].start.task.data != runs["MiTA"].task.data  # type: ignore[union-attr]
     assert runs["MiTA"].mixer == runs["MiTA from nothing"].mixer
-
-
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("mita_table2", "Linear,FLatten,PolaFormer,MHLA,BRA,Agent + bias"),
-        ("mita_table6", "random,learned,conv,dwconv,ToMe,*only"),
-        ("mita_table7", "Linear,Agent 9"),
-    ],
-)
-def test_small_rows_take_a_step(name: str, rows: str) -> None:
-    lines = dry_run(load_study(name), "smoke", rows)
-    assert [row.error for row in lines] == [""] * len(lines)
-    assert len(lines) >= 2
 
 
 @pytest.mark.slow
@@ -351,13 +316,8 @@ def test_boundaries_of_known_accuracies() -> None:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     """Softmax and MiTA of the smoke scale, trained for one epoch on 64 images."""
-    setting = STUDY.setting("smoke")
-    rows = tuple(row for row in setting.rows if row.label in ("Softmax", "MiTA"))
-    recipe = replace(setting.recipe, epochs=1)  # type: ignore[type-var]
-    quick = Setting(task=replace(setting.task, limit=64), recipe=recipe, rows=rows, seeds=1)
     store = Results(tmp_path_factory.mktemp("runs"))
-    study = replace(STUDY, settings={**STUDY.settings, "smoke": quick})
-    assert run_study(study, "smoke", store, workers=0)["done"] == 2
+    train_rows(store, "mita_table2", ("Softmax", "MiTA"))
     return Source(store, "smoke")
 
 
@@ -426,12 +386,6 @@ def test_figure10_counts_what_lies_inside_each_boundary(source: Source, monkeypa
 def test_numbers_that_a_grid_cannot_have_are_left_out(source: Source) -> None:
     run = next(run for row, run in _quick_runs(source) if row == "MiTA")
     assert set(retuned(run.task.model(run.mixer, 0), run, [(4, 4), (7, 4), (9, 36)])) == {(4, 4), (9, 36)}
-
-
-def test_the_error_without_runs_names_the_command(tmp_path) -> None:
-    for name in ("mita_fig3", "mita_fig9"):
-        with pytest.raises(RegardError, match="no results of mita_table2 at smoke scale"):
-            load_analysis(name).compute(Source(Results(tmp_path), "smoke"))
 
 
 # Table 1 and Figure 5

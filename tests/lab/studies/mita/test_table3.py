@@ -2,16 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
 
 from regard.images.augment import transform
 from regard.lab.engine.analysis import Source, run_analysis
 from regard.lab.engine.dry_run import dry_run
-from regard.lab.engine.run_study import run_study
 from regard.lab.engine.snapshot import write_snapshot
-from regard.lab.engine.study import Setting, Study
 from regard.lab.results.results import Results
 from regard.lab.studies import load_analysis, load_study
 from regard.lab.studies.mita.fig6 import STUDY as FIGURE6
@@ -20,7 +16,7 @@ from regard.lab.studies.mita.table3 import STUDY
 from regard.lab.tasks.classification import Classification
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
-from regard.models.create import create_model
+from trained_rows import train_rows
 
 ROWS = {row.label: row for row in STUDY.rows("paper")}
 
@@ -46,16 +42,6 @@ def test_claims_are_the_printed_differences() -> None:
         assert claim.by == pytest.approx(ROWS[claim.a].paper["top1"] - ROWS[claim.b].paper["top1"])
 
 
-@pytest.mark.parametrize("label", [label for label, row in ROWS.items() if not row.control])
-def test_fact_section6_parameters_of_built_rows(label: str) -> None:
-    row = ROWS[label]
-    task = STUDY.setting("paper").task_of(row)
-    with torch.device("meta"):
-        model = create_model(task.host, row.mixer, num_classes=1000)
-    assert sum(value.numel() for value in model.parameters()) == row.exact["params"]
-    assert tuple(model.patch_embed.img_size) == tuple(task.size)
-
-
 def test_fact_section5_recipe_of_table3() -> None:
     """800 epochs, LAMB, 4e-3, batch 2048, no smoothing, 3-Augment; rows in DeiT have DeiT's."""
     expected = {"epochs": 800, "optimizer": "lamb", "lr": 4e-3, "batch": 2048, "weight_decay": 0.05, "smoothing": 0.0,
@@ -77,13 +63,6 @@ def test_three_augment_is_one_of_timms() -> None:
     assert isinstance(task, Classification)
     text = str(transform("timm:3a", task.size, task.data_set().channels))
     assert all(word in text for word in ("Solarize", "Desaturate", "GaussianBlur", "ColorJitter"))
-
-
-@pytest.mark.parametrize(("study", "rows", "number"), [(STUDY, "*", 9), (FIGURE6, "m 9*", 2)], ids=["table", "figure"])
-def test_small_rows_take_a_step(study: Study, rows: str, number: int) -> None:
-    lines = dry_run(study, "smoke", rows)
-    assert [row.error for row in lines] == [""] * number
-    assert all(np.isfinite(row.loss) for row in lines if row.loss is not None)
 
 
 @pytest.mark.slow
@@ -135,13 +114,8 @@ def test_the_map_has_the_means_of_finished_runs(tmp_path) -> None:
 @pytest.mark.slow
 def test_the_map_is_drawn_from_trained_runs(tmp_path) -> None:
     """A row and a seed through the training loop."""
-    setting = FIGURE6.setting("smoke")
-    recipe = replace(setting.recipe, epochs=1)  # type: ignore[type-var]
-    rows = tuple(row for row in setting.rows if row.label in ("Softmax", "m 4, k 9"))
-    quick = Setting(task=replace(setting.task, limit=64), recipe=recipe, rows=rows, seeds=1)
     store = Results(tmp_path)
-    study = replace(FIGURE6, settings={**FIGURE6.settings, "smoke": quick}, claims=())
-    assert run_study(study, "smoke", store, workers=0)["done"] == 2
+    train_rows(store, "mita_fig6", ("Softmax", "m 4, k 9"))
     (sheet,) = load_analysis("mita_fig6_map").compute(Source(store, "smoke"))
     (line,) = sheet.rows  # type: ignore[union-attr]
     outcome = next(outcome for outcome in store.outcomes() if outcome["row"] == "m 4, k 9")

@@ -3,7 +3,6 @@
 import base64
 import io
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,6 @@ from PIL import Image
 
 from regard.core import Grid, RegardError, UnsupportedError
 from regard.lab.engine.analysis import Source, run_analysis
-from regard.lab.engine.run_study import run_study
-from regard.lab.engine.study import Setting
 from regard.lab.results.results import Results
 from regard.lab.studies import load_analysis, load_study
 from regard.lab.studies.overlays import CELL_PIXELS
@@ -26,6 +23,7 @@ from regard.mixers.static_keys.ska import SKA
 from regard.mixers.xca import XCA
 from regard.models.create import create_model
 from regard.swapping.swap import swap
+from trained_rows import train_rows
 
 DESK = "vit_desk(size=(12, 20), patch=4, dim=32, depth=2, heads=2)"  # 3 rows, 5 columns
 FORMER = "skaformer_desk(img_size=(32, 64), mixers=('conv', 'conv', {!r}, 'attn'))"
@@ -142,21 +140,12 @@ def test_colour_networks_are_shown_on_both_photographs(data_root: Path) -> None:
     assert "digit" in digit.note
 
 
-def _trained(store: Results, name: str, labels: tuple[str, ...]) -> None:
-    study = load_study(name)
-    setting = study.setting("smoke")
-    rows = tuple(row for row in setting.rows if row.label in labels)
-    recipe = replace(setting.recipe, epochs=1)  # type: ignore[type-var]
-    quick = Setting(task=replace(setting.task, limit=48), recipe=recipe, rows=rows, seeds=1)
-    run_study(replace(study, settings={**study.settings, "smoke": quick}), "smoke", store, workers=0)
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     """One epoch on 48 digits: two rows of Table 5 and one of Table 1."""
     store = Results(tmp_path_factory.mktemp("runs"))
-    _trained(store, "ska_table5", ("C, C, A, A", "C, C, SKA, A"))
-    _trained(store, "ska_table1", ("SKA a",))
+    train_rows(store, "ska_table5", ("C, C, A, A", "C, C, SKA, A"), 48)
+    train_rows(store, "ska_table1", ("SKA a",), 48)
     return Source(store, "smoke")
 
 
@@ -176,10 +165,8 @@ def test_the_figure_is_computed_from_smoke_runs(source: Source) -> None:
     assert all("handwritten digit" in picture["note"] for picture in value["pictures"])
 
 
-def test_the_error_without_runs_names_the_command(tmp_path) -> None:
+def test_the_rows_that_the_figure_needs_are_named(tmp_path) -> None:
     store = Results(tmp_path)
-    with pytest.raises(RegardError, match="no results of ska_table5 at smoke scale"):
-        load_analysis("ska_fig5").compute(Source(store, "smoke"))
-    _trained(store, "ska_table5", ("w/o",))
+    train_rows(store, "ska_table5", ("w/o",), 48)
     with pytest.raises(RegardError, match="finished runs of w/o only; the figure needs 'C, C, A, A'"):
         load_analysis("ska_fig5").compute(Source(store, "smoke"))

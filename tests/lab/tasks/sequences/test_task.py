@@ -1,11 +1,6 @@
 """The task of sequences: batches, scores, records, predictions, and runs that are killed."""
 
 import dataclasses
-import multiprocessing
-import os
-import signal
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +13,10 @@ from regard.lab.tasks import TASKS
 from regard.lab.tasks.sequences import Sequences, data
 from regard.lab.tasks.sequences.baseline import bag_of_symbols
 from regard.lab.tasks.sequences.tokens import Split, Tokens
-from regard.lab.train import checkpoint
 from regard.lab.train.execute import execute
 from regard.lab.train.load import load_run
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
-from regard.lab.train.watch import Watch
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 
@@ -247,42 +240,3 @@ def test_the_key_has_no_path(tmp_path):
         keys.append(Run(task=Sequences(host=HOST, data=str(table(tmp_path / name)))).key)
     assert keys[0] == keys[1] == Run(task=Sequences(host=HOST, data=str(tmp_path / "a"), length=512)).key
     assert keys[0] != Run(task=Sequences(host=HOST, data=str(tmp_path / "a"), length=500)).key
-
-
-def work(root, run):
-    torch.set_num_threads(1)
-    execute(run, Results(root), device="cpu", watch=Watch(save_steps=1))
-
-
-def written(file: Path) -> int:
-    """When a file was written, 0 where there is none: a run renames its checkpoint before it writes the next."""
-    try:
-        return file.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
-
-
-@pytest.mark.slow
-def test_a_killed_run_ends_with_the_same_bits(tmp_path):
-    run = Run(task=DIGITS, mixer=MiTA(m=4, k=4), recipe=dataclasses.replace(RECIPE, epochs=30), seed=3)
-    alone, killed = Results(tmp_path / "alone"), Results(tmp_path / "killed")
-    work(alone.root, run)
-    last = killed.folder(run.key) / checkpoint.LAST
-    context = multiprocessing.get_context("fork")
-    for _ in range(2):
-        before = written(last)
-        process = context.Process(target=work, args=(killed.root, run))
-        process.start()
-        limit = time.monotonic() + 60
-        while written(last) in (0, before) and time.monotonic() < limit:
-            time.sleep(0.001)
-        assert process.is_alive(), "the run ended before it could be killed"
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-    work(killed.root, run)
-    states = [checkpoint.load(store.folder(run.key)) for store in (alone, killed)]
-    for name, value in states[0]["model"].items():
-        assert torch.equal(states[1]["model"][name], value), name
-    outcomes = [store.outcome(run.key) for store in (alone, killed)]
-    for part in ("bits", "metrics", "details"):
-        assert outcomes[0][part] == outcomes[1][part]

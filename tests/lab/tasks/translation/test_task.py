@@ -1,10 +1,6 @@
 """The task: a run on the user's own texts from training to prediction, and what it refuses."""
 
-import multiprocessing
-import os
 import shutil
-import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +16,10 @@ from regard.lab.tasks import Translation
 from regard.lab.tasks.translation.alignment import alignments
 from regard.lab.tasks.translation.networks.seq2seq import DecoderLayer, EncoderLayer
 from regard.lab.tasks.translation.texts import _load, load
-from regard.lab.train import checkpoint
 from regard.lab.train.execute import execute
 from regard.lab.train.load import load_run
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
-from regard.lab.train.watch import Watch
 from regard.measure.cost import count_macs
 from regard.mixers.convolutions.dynamic import DynamicConv
 from regard.mixers.factors.factors import Factors
@@ -106,42 +100,6 @@ def test_the_average_of_the_last_epochs_is_evaluated(folder: Path, tmp_path: Pat
     for name, value in mean.items():
         torch.testing.assert_close(value, (first[name] + second[name]) / 2, rtol=1e-5, atol=1e-6)
     assert not torch.equal(first["embedding.weight"], second["embedding.weight"])
-
-
-def work(root: str, run: Run) -> None:
-    torch.set_num_threads(1)
-    execute(run, Results(root), device="cpu", watch=Watch(save_steps=1))
-
-
-@pytest.mark.slow
-def test_a_killed_run_ends_with_the_same_bits(folder: Path, tmp_path: Path) -> None:
-    run = Run(task=task(folder), mixer=Softmax(), recipe=replace(RECIPE, epochs=6, average=2), seed=1)
-    alone, killed = Results(tmp_path / "alone"), Results(tmp_path / "killed")
-    work(str(alone.root), run)
-    context = multiprocessing.get_context("fork")
-    last = killed.folder(run.key) / checkpoint.LAST
-    for _ in range(2):
-        process = context.Process(target=work, args=(str(killed.root), run))
-        process.start()
-        before, limit = stamp(last), time.monotonic() + 60
-        while stamp(last) == before and time.monotonic() < limit:
-            time.sleep(0.001)
-        assert process.is_alive(), "the run ended before it could be killed"
-        os.kill(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
-        process.join()
-    process = context.Process(target=work, args=(str(killed.root), run))
-    process.start()
-    process.join()
-    one, two = (checkpoint.trained_weights(store.folder(run.key)) for store in (alone, killed))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert alone.outcome(run.key)["metrics"] == killed.outcome(run.key)["metrics"]  # type: ignore[index]
-
-
-def stamp(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 @pytest.mark.parametrize("data", ["numbers", "multi30k", "own"])
