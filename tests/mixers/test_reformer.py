@@ -150,3 +150,14 @@ def test_what_is_refused() -> None:
     check_error(ShapeError, "plan.buckets has shape", reformer, q[:, :, :8], v[:, :, :8], plan, 4)
     check_error(ConfigError, "once or every", reformer, q, v, plan, 4, duplicates="both")
     check_error(ConfigError, "at least 1", Reformer, chunk=0)
+
+
+def test_a_module_made_without_memory_draws_its_rotations_when_it_gets_some() -> None:
+    site = Site(32, 2, Grid(4, 4))
+    with torch.device("meta"):
+        empty = Reformer(chunk=4).build(site)
+    made = Reformer(chunk=4).build(site)
+    filled = empty.to_empty(device="cpu")
+    filled.load_state_dict(made.state_dict())
+    x = torch.randn(1, 16, 32)
+    torch.testing.assert_close(filled(x), made(x))

@@ -7,6 +7,7 @@ counts it in every round that contains it. The chunk before the first is the las
 code of another round). Prefix and suffix tokens are hashed like all others.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
@@ -263,17 +264,29 @@ class Reformer(HeadMixerConfig):
 
 
 class ReformerOperator(Operator):
-    """rotations (rounds, d, buckets / 2): a buffer drawn from the seed and the index of the layer; not saved."""
+    """rotations (rounds, d, buckets / 2): a buffer drawn from the seed and the index of the layer; not saved.
+
+    They are drawn again where the module moves, so that they are right after `to_empty` too.
+    """
 
     rotations: Tensor
 
     def __init__(self, config: Reformer, site: Site) -> None:
         super().__init__()
         self.config = config
-        source = torch.Generator().manual_seed(config.seed * 1000 + site.layer)
+        self.seed = config.seed * 1000 + site.layer
         shape = (config.rounds, site.width, config.buckets(site) // 2)
-        rotations = torch.randn(shape, generator=source, device="cpu").to(torch.get_default_dtype())
-        self.register_buffer("rotations", rotations, persistent=False)
+        self.register_buffer("rotations", torch.empty(shape), persistent=False)
+        self._draw()
+
+    def _draw(self) -> None:
+        source = torch.Generator().manual_seed(self.seed)
+        self.rotations.copy_(torch.randn(self.rotations.shape, generator=source, device="cpu", dtype=torch.float32))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ReformerOperator":
+        super()._apply(fn, recurse)
+        self._draw()
+        return self
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         form, c, q = reformer_reference if plain else reformer, self.config, inputs.q

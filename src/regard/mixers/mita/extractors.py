@@ -246,7 +246,7 @@ class ToMe(Extractor):
         self.check(self.options, grid)
         cells = only_kept(q, keep)[:, :, grid.span]
         kept = None if keep is None else keep[:, grid.span]
-        cluster_of, sizes = merge_tokens(cells.mean(1), self.options.number, kept)
+        cluster_of, sizes = merge_tokens(upcast(cells).mean(1), self.options.number, kept)
         wide = upcast(cells)  # a sum of many cells may exceed float16
         total = wide.new_zeros(*cells.shape[:2], self.options.number, cells.shape[-1])
         total = total.scatter_add(2, cluster_of[:, None, :, None].expand_as(cells), wide)

@@ -14,7 +14,7 @@ from regard.core import softmax_rows
 
 from .expert_blocks import Blocks, FromBlocks, ToBlocks, block_size, lay_out
 from .native import eager_on_cpu, in_function_transform
-from .precision import upcast
+from .precision import product, upcast
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def dense(parts: Parts, *, once: bool = False) -> Tensor:
         count = chosen.scatter_add(-1, experts, torch.ones_like(experts, dtype=dtype)) @ member
         penalty = (count.clamp_(max=1.0) if once else count).log_()
     penalty = penalty if parts.bias is None else penalty + parts.bias
-    to_shared, a = parts.weights(upcast(parts.q @ parts.k.mT) + penalty)
+    to_shared, a = parts.weights(product(parts.q, parts.k.mT) + penalty)
     return parts.finish(to_shared, a @ parts.v)
 
 
@@ -89,7 +89,7 @@ def gather(parts: Parts) -> Tensor:
     ids = parts.rows(keys, parts.k.shape[-2]).flatten(0, 1).index_select(0, choices).flatten()
     queries = parts.q.reshape(-1, shape[-1], 1)
     gathered_keys = parts.k.reshape(-1, shape[-1]).index_select(0, ids).view(queries.shape[0], -1, shape[-1])
-    to_keys = upcast(torch.bmm(gathered_keys, queries)).view(*shape[:3], -1)
+    to_keys = product(gathered_keys, queries).view(*shape[:3], -1)
     bias = parts.chosen_bias()
     if bias is not None:
         to_keys = to_keys + bias.flatten(0, 2).index_select(0, choices).view(to_keys.shape)
@@ -114,9 +114,7 @@ def grouped(parts: Parts) -> Tensor:
     ids = parts.rows(keys, parts.k.shape[-2]).flatten()
     queries = _to_blocks(parts.q.reshape(-1, shape[-1]), blocks, experts.shape[-1])  # (X, size, d)
     expert_keys = _of_experts(parts.k, ids, blocks, keys.shape[-1])  # (X, top, d)
-    to_keys = upcast(_from_blocks(torch.bmm(queries, expert_keys.mT), blocks)).view(
-        *experts.shape, -1
-    )  # (B, H, N, s, top)
+    to_keys = upcast(_from_blocks(product(queries, expert_keys.mT), blocks)).view(*experts.shape, -1)  # (B,H,N,s,top)
     bias = parts.chosen_bias()
     if bias is not None:
         choices = parts.rows(experts, keys.shape[-2]).flatten()
