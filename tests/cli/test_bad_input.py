@@ -457,3 +457,9 @@ def test_the_command_itself_shows_no_traceback(tmp_path: Path) -> None:
 def test_options_of_one_layer_are_refused_beside_a_model(capsys, arguments: list[str], message: str) -> None:
     assert run(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["regard", "regard.mixers", "__main__"])
+def test_a_module_that_is_not_the_users_is_refused(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cost", "SKA()", "--import", module]) == 2
+    assert "a module of your own" in capsys.readouterr().err

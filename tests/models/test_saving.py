@@ -296,3 +296,15 @@ def test_what_attend_changed_is_not_lost_in_silence(tmp_path: Path, change: dict
     attend(model, Softmax(), **change)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=rf"built again, is not this model: layer3.0.attn.{next(iter(change))} is "):
         save(model, tmp_path / "saved")
+
+
+class _Code:
+    def __reduce__(self) -> tuple:
+        return print, ("executed",)
+
+
+def test_a_pickle_of_other_things_is_refused_without_advice_to_run_it(tmp_path: Path) -> None:
+    torch.save({"a": _Code()}, tmp_path / "weights.pth")
+    with pytest.raises(ConfigError, match="is a pickle") as refused:
+        create_model(VIT, None, checkpoint_path=str(tmp_path / "weights.pth"))
+    assert "weights_only" not in str(refused.value)

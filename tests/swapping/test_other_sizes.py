@@ -96,3 +96,19 @@ def test_a_model_of_another_image_size_is_planned_for_it(name: str) -> None:
     images = torch.randn(2, 3, 160, 160)
     outputs = model(images)
     assert torch.allclose(restore(model)(images), outputs, atol=1e-4)
+
+
+def test_two_crops_of_one_number_of_tokens_are_not_mistaken_for_each_other() -> None:
+    """A model that makes the tokens of both before its blocks; the second grid would be taken for both."""
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2, dynamic_img_size=True
+    )
+    swap(model.eval(), SKA())
+    first, second = torch.randn(1, 3, 32, 32), torch.randn(1, 3, 16, 64)
+    expected = model(first)
+    model.patch_embed(first), model.patch_embed(second)
+    with pytest.raises(GridError, match="4x4 and of 2x8"):
+        model.blocks[0].attn(torch.randn(1, 17, 32))
+    model(second)
+    torch.testing.assert_close(model(first), expected)

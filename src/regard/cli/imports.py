@@ -35,6 +35,8 @@ def imported(modules: Sequence[str] | None) -> Extra:
 
 
 def _items(name: str) -> list[Any]:
+    if name.partition(".")[0] in ("regard", "__main__"):
+        raise ConfigError(f"--import {name}: give a module of your own; those of Regard are known already")
     try:
         module = import_module(name)
     except KeyboardInterrupt:

@@ -142,6 +142,11 @@ def _create(name: str, options: dict[str, Any], extra: Extra) -> nn.Module:
             f"cannot load the weights of {name}: {reason}. Load them once with a network, or leave pretrained out"
         ) from error
     except (TypeError, AttributeError, ValueError, ArithmeticError, LookupError, AssertionError, RuntimeError) as error:
+        if "weights_only" in str(error):  # PyTorch and timm go on to say how its code would be run
+            raise ConfigError(
+                f"a file of weights of {name} is a pickle with other things than tensors, and is not opened; save the "
+                "state_dict with safetensors where the file can be trusted"
+            ) from error
         passed_options = ", ".join(f"{key}={shown(value)}" for key, value in options.items())
         accepted = list(inspect.signature(models[plain]).parameters) if plain in models else []
         wrong = [key for key in options if accepted and key not in accepted]

@@ -60,6 +60,7 @@ class GridSource:
             self._last = (size.height, size.width)
         if not torch.compiler.is_compiling():
             size.backward = torch._C._current_graph_task_id()
+            size.begin((int(sides[0]), int(sides[1])))
             if torch.is_grad_enabled() and type(size.height) is int:
                 self._mark(size, output)
 
@@ -79,6 +80,8 @@ class GridSource:
         """The grid of this pass, with `prefix` tokens before its patch tokens and `suffix` after them."""
         size, compiling = self._thread.size, torch.compiler.is_compiling()
         height, width = size.height, size.width
+        if not compiling:
+            size.check()
         if not compiling and torch._C._current_graph_task_id() != NO_BACKWARD:
             height, width = self._recomputed(size)
         elif height is None:
@@ -144,6 +147,24 @@ class _Size:
         self.backward = NO_BACKWARD
         self.open: set[tuple[int, int]] = set()
         self.finished = False
+        self.unread: tuple[int, int] | None = None
+        self.clash: tuple[int, int] | None = None
+
+    def begin(self, sides: tuple[int, int]) -> None:
+        """A watched module has made tokens on a grid."""
+        before, self.unread = self.unread, sides
+        if before is not None and before != sides and before[0] * before[1] == sides[0] * sides[1]:
+            self.clash = before
+
+    def check(self) -> None:
+        """Raises: GridError if a layer asks, and two grids of one number of tokens were begun since the last did."""
+        clash, present, self.clash, self.unread = self.clash, self.unread, None, None
+        if clash is not None and present is not None:
+            first, second = ("x".join(map(str, sides)) for sides in (clash, present))
+            raise GridError(
+                f"tokens on grids of {first} and of {second}, as many, were made before any attention: pass one image "
+                "through the whole model before the next one's tokens are made"
+            )
 
 
 class _OfThread(threading.local):

@@ -120,6 +120,8 @@ def read_tensors(path: str | os.PathLike[str], *names: str) -> dict[str, Tensor]
                 content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has no error of its own: a damaged file may raise anything
         message = str(error).partition("\n")[0] or type(error).__name__
+        if "weights_only" in message:  # PyTorch goes on to say how its code would be run
+            message = "it is a pickle with other things than tensors"
         raise StoreError(f"{path} cannot be read without executing what it contains: {message}") from error
     entries = content if isinstance(content, Mapping) else {}
     state = next((entries[name] for name in names if isinstance(entries.get(name), Mapping)), entries)

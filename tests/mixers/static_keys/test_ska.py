@@ -666,3 +666,14 @@ def test_a_float32_bias_keeps_half_precision(activation):
     assert out.dtype == torch.bfloat16
     exact = ska_reference(q.double(), keys.double(), v.double(), mask=Mask(bias=bias.double()), activation=activation)
     assert (out - exact).abs().max() <= 0.05 * exact.abs().max()
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "softmax"])
+@pytest.mark.parametrize("hiding", [-1e9, torch.finfo(torch.float32).min])
+def test_large_negative_biases_hide_keys_as_infinite_ones_do(activation: str, hiding: float) -> None:
+    layer = SKA(activation=activation).build(Site(32, 2, Grid(4, 4)))
+    x, keep = torch.randn(2, 16, 32), torch.rand(2, 1, 1, 16) > 0.4
+    finite, infinite = (
+        layer(x, mask=Mask(bias=torch.zeros(keep.shape).masked_fill(~keep, low))) for low in (hiding, -torch.inf)
+    )
+    torch.testing.assert_close(finite, infinite)

@@ -96,12 +96,15 @@ class StaticConfig(HeadMixerConfig):
 
 
 def weigh(logits: Float[Tensor, "*B M"], activation: str = "softmax", masked: bool = True) -> Float[Tensor, "*B M"]:
-    """Weights of M keys from their logits. masked: whether logits may be -inf; such keys get the weight 0."""
+    """Weights of M keys from their logits. masked: whether keys may be hidden; such keys get the weight 0.
+
+    A key is hidden by -inf, or by the large negative numbers of transformers' masks: the smallest of a dtype, or -1e9.
+    """
     if not masked:
         return logits.softmax(-1) if activation == "softmax" else _POINTWISE[activation](logits)
     if activation == "softmax":
         return softmax_rows(logits)
-    hidden = logits == -torch.inf
+    hidden = logits < max(-5e8, torch.finfo(logits.dtype).min / 2)
     return _POINTWISE[activation](logits.masked_fill(hidden, 0.0)).masked_fill(hidden, 0.0)
 
 
