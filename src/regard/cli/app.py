@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import typer
 
 from regard.core import RegardError
+from regard.files.paths import printable_lines
 
 from . import bugs
 from .advise import advise
@@ -105,7 +106,7 @@ def run(arguments: Sequence[str]) -> int:
     except RegardError as error:
         if shown:
             traceback.print_exception(error)
-        print(f"regard: {_with_options(str(error))}", file=sys.stderr)
+        print(f"regard: {printable_lines(_with_options(str(error)))}", file=sys.stderr)
         return 2 if isinstance(error, (ValueError, NotImplementedError, ImportError)) else 1
     except Exception as error:
         # an error of the parser: an unknown verb or option, a missing argument

@@ -5,6 +5,7 @@ a run keeps its checkpoint. Python itself answers an interrupt before this file 
 """
 
 import io
+import logging
 import os
 import signal
 import sys
@@ -29,7 +30,16 @@ def main() -> None:
     except FileNotFoundError:
         print("regard: the current folder does not exist any more; change to another one", file=sys.stderr)
         sys.exit(2)
+    from regard.files.paths import printable_lines
+
     from .app import main as run
+
+    class Printable(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return printable_lines(super().format(record))
+
+    if logging.lastResort is not None:  # which writes warnings to standard error
+        logging.lastResort.setFormatter(Printable())
 
     interrupts: list[int] = []
 

@@ -11,6 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from regard.files.paths import printable, printable_lines
+
 _UNBROKEN = 10_000
 """Characters; wider than any row."""
 
@@ -29,8 +31,8 @@ def show(rows: Sequence[Mapping[str, Any]], as_json: bool = False, title: str = 
     if as_json:
         print(json.dumps([dict(row) for row in rows], indent=2, default=_plain))
         return
-    table = _table(rows)
-    before = [title] if title else []
+    table, notes = _table(rows), [printable_lines(note) for note in notes]
+    before = [printable_lines(title)] if title else []
     if sys.stdout.isatty():
         Console(markup=False, highlight=False).print(*before, table, *notes, sep="\n")
         return
@@ -94,7 +96,7 @@ def cell(value: Any) -> str:
         return f"{value:,.0f}" if value.is_integer() and abs(value) >= 10_000 else f"{value:.4g}"
     if isinstance(value, (frozenset, set)):
         return ", ".join(sorted(value))
-    return str(value)
+    return printable(str(value))
 
 
 def _plain(value: Any) -> Any:

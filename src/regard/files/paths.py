@@ -1,6 +1,7 @@
 """Paths that a user gives, checked before a file is touched."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,8 +59,17 @@ def check_utf8(path: Path, error: type[RegardError] = DataError) -> None:
 
 
 def printable(text: str) -> str:
-    """A text in which bytes of a name that are not UTF-8 are written as escapes, so that it can be printed."""
-    return text.encode(errors="backslashreplace").decode().replace("\0", "\\0").replace("\n", "\\n")
+    """A text from outside for a terminal: what is not UTF-8, steers it or turns the direction of text is an escape."""
+    text = text.encode(errors="backslashreplace").decode()
+    return _STEERING.sub(lambda sign: sign[0].encode("unicode_escape").decode().replace("\\x00", "\\0"), text)
+
+
+def printable_lines(text: str) -> str:
+    """A text of several lines, `printable` but for their ends."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def visible(folder: Path) -> Iterator[os.DirEntry[str]]:

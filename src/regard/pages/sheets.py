@@ -1,5 +1,6 @@
 """What a page shows, as data: tables with charts, and pictures. Needs no plotting package."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -66,3 +67,13 @@ class Picture:
     image: str
     note: str = ""
     layers: Mapping[str, str] | None = None
+
+
+def spreadsheet_cell(value: Cell) -> Cell:
+    """A cell of a CSV file; a text that a spreadsheet would compute begins with an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and re.match(r"[=@\t\r]|[+-][^ 0-9.]", value) else value
+
+
+def markdown_cell(text: str) -> str:
+    """A text as one cell of a Markdown table, without HTML and line breaks of its own."""
+    return re.sub("<(?=[A-Za-z/!?])", "&lt;", " ".join(text.splitlines())).replace("|", "\\|")

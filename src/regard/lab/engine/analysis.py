@@ -10,7 +10,7 @@ from regard.core import StoreError
 from regard.files.records import read_record, write_record
 from regard.lab.results.layout import setting_names
 from regard.lab.results.results import Results
-from regard.pages.sheets import Cell, Picture, Sheet
+from regard.pages.sheets import Cell, Picture, Sheet, markdown_cell, spreadsheet_cell
 
 if TYPE_CHECKING:
     from regard.lab.train.run import Run
@@ -123,7 +123,7 @@ def markdown(value: Mapping[str, Any]) -> str:
 
 
 def _line(cells: Sequence[Cell]) -> str:
-    return "| " + " | ".join(_text(cell).replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(markdown_cell(_text(cell)) for cell in cells) + " |"
 
 
 def _text(cell: Cell) -> str:
@@ -140,7 +140,7 @@ def csv_text(value: Mapping[str, Any]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     for sheet in value["sheets"]:
         writer.writerow(["sheet", *sheet["columns"]])
-        writer.writerows([sheet["title"], *row] for row in sheet["rows"])
+        writer.writerows([*map(spreadsheet_cell, [sheet["title"], *row])] for row in sheet["rows"])
     return out.getvalue()
 
 

@@ -14,6 +14,7 @@ from regard.lab.results.housekeeping import remove_training
 from regard.lab.results.import_checks import check_name, check_outcome, check_same_run, check_snapshot, further_runs
 from regard.lab.results.layout import setting_name_of
 from regard.lab.results.results import Results
+from regard.pages.sheets import markdown_cell, spreadsheet_cell
 
 from .table import Table, listed_outcome, load_snapshot, snapshot_path
 
@@ -66,7 +67,9 @@ def csv_text(table: Table) -> str:
     order = {line.label: index for index, line in enumerate(table.rows)}
     for run in sorted(table.runs, key=lambda run: (order[run["row"]], run["seed"])):
         metrics = run["outcome"].get("metrics") or {}
-        writer.writerow([run["row"], run["seed"], *("" if metrics.get(n) is None else metrics[n] for n in names)])
+        writer.writerow(
+            [spreadsheet_cell(run["row"]), run["seed"], *("" if metrics.get(n) is None else metrics[n] for n in names)]
+        )
     return out.getvalue()
 
 
@@ -77,10 +80,10 @@ def json_text(table: Table) -> str:
 
 def markdown(table: Table) -> str:
     """The table, its claims and warnings in Markdown."""
-    lines = [f"**{table.title}** ({table.caption})", "", table.gate.sentence, ""]
+    lines = [f"**{markdown_cell(table.title)}** ({markdown_cell(table.caption)})", "", table.gate.sentence, ""]
     head = _head(table, "95 % interval")
-    lines += [f"| {' | '.join(_pipe(cell) for cell in head)} |", "|---" * len(head) + "|"]
-    lines += [f"| {' | '.join(_pipe(cell) for cell in cells)} |" for cells in _cells(table)]
+    lines += [f"| {' | '.join(markdown_cell(cell) for cell in head)} |", "|---" * len(head) + "|"]
+    lines += [f"| {' | '.join(markdown_cell(cell) for cell in cells)} |" for cells in _cells(table)]
     if table.gate.passed and table.gate.gain is not None:
         lines += ["", f"share: of what attention brings over the better control, {table.gate.gain:.2f}"]
     lines += ["", table.headline, "", *(f"- {claim.sentence}" for claim in table.claims)]
@@ -122,10 +125,6 @@ def _number(value: float | None, sign: str = "") -> str:
 
 def _span(low: float | None, high: float | None, sign: str = "") -> str:
     return "" if low is None or high is None else f"[{low:{sign}.2f}, {high:{sign}.2f}]"
-
-
-def _pipe(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def _tex(text: str) -> str:
