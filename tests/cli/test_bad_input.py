@@ -463,3 +463,9 @@ def test_options_of_one_layer_are_refused_beside_a_model(capsys, arguments: list
 def test_a_module_that_is_not_the_users_is_refused(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["cost", "SKA()", "--import", module]) == 2
     assert "a module of your own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["maps"], ["study", "export"], ["study", "show"]], ids=" ".join)
+def test_a_name_of_thousands_of_letters_is_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "x" * 5000]) in (1, 2)
+    assert "this is a bug" not in capsys.readouterr().err

@@ -155,15 +155,13 @@ def power(
 ) -> None:
     """Say from the finished (pilot) seeds which differences more seeds would decide, and in how many hours."""
     from regard.lab.engine.power import SEEDS, prospects
-    from regard.lab.engine.table import snapshots
     from regard.lab.results.layout import find_setting_name, scale_of
 
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers is 1 or more, not {workers}")
     if hours is not None and not hours > 0:
         raise ConfigError(f"--hours is a positive number, not {hours}")
-    if name not in STUDIES and name not in {study for study, _ in snapshots(results)}:
-        raise ConfigError(f"no study {name!r}; {nearest(name, STUDIES)}")
+    _check_study(name, results)
     if workers is None:
         from regard.lab.engine.executors.local import usual_workers
 
@@ -246,9 +244,8 @@ def export(
         return
     if format not in (*FORMATS, "evidence"):
         raise ConfigError(f"no format {format!r}; {nearest(format, (*FORMATS, 'evidence'))}")
+    _check_study(name, results)
     scale = find_setting_name(results, name, scale)
-    if name not in STUDIES and not (results / "studies" / f"{name}-{scale}.json").exists():
-        raise ConfigError(f"no study {name!r}; {nearest(name, [*STUDIES, *ANALYSES])}")
     if format == "evidence":
         text = record_text(evidence(results, name, scale))
     else:
@@ -292,3 +289,11 @@ def _mechanism(row: Any) -> str:
     from regard.mixers.spelling import spell
 
     return spell(row.mixer) if row.mixer is not None else "no mixer" if row.removed else "the host's own attention"
+
+
+def _check_study(name: str, results: Path) -> None:
+    """Raises: ConfigError if there is no study of this name, and no results of one."""
+    from regard.lab.engine.table import snapshots
+
+    if name not in STUDIES and name not in {study for study, _ in snapshots(results)}:
+        raise ConfigError(f"no study {name!r}; {nearest(name, STUDIES)}")

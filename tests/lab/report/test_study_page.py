@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regard.core import ConfigError, StoreError
-from regard.files.records import write_record
+from regard.files.records import read_record, write_record
 from regard.lab.report import render, write_report
 
 from .conftest import SCORES
@@ -219,3 +219,19 @@ def test_a_damaged_outcome_stops_the_page_of_its_study_only(study, tmp_path):
     with pytest.raises(StoreError, match=rf"{damaged.parent.name}.*1 other pages were written"):
         write_report(root, tmp_path / "pages")
     assert [page.name for page in (tmp_path / "pages").iterdir()] == ["demo-smoke.html"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"grid": ["a", "b"]}, {"grid": [3]}, {"grid": [4, 4]}, {"query": ["x;y", 1]}, {"image": "');background:url(x"},
+        {"layers": [{"layer": "a"}]}, {"layers": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_maps_that_are_none_are_refused(study, change: dict):
+    root = study()
+    path = root / "000000000000" / "probes" / "maps.json"
+    write_record(path, {**read_record(path), **change})
+    with pytest.raises(StoreError, match="no attention maps"):
+        render(root, "demo", "desk")

@@ -497,3 +497,14 @@ def test_speed_counts_the_images_that_there_are(tmp_path: Path) -> None:
     run = Run(task=Tiny(limit=16), recipe=dataclasses.replace(SHORT, batch=64))
     outcome = execute(run, Results(tmp_path), device="cpu")
     assert outcome["images_per_second"] == pytest.approx(3 * 16 / outcome["seconds"], rel=0.05)
+
+
+@pytest.mark.parametrize("threads", [-1, 0, 2**20, "4"], ids=repr)
+def test_a_number_of_threads_that_no_machine_has_is_refused(threads: object, tmp_path: Path) -> None:
+    run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
+    with pytest.raises(Interrupted):
+        execute(run, store, device="cpu", watch=stop_at(4))
+    path = store.folder(run.key) / "run.json"
+    write_record(path, {**read_record(path), "threads": threads})
+    with pytest.raises(StoreError, match="does not describe a run"):
+        execute(run, store, device="cpu")

@@ -1,12 +1,16 @@
 """The data of a study's page, read from the store. Needs no torch."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
+from regard.core import StoreError
 from regard.files.records import read_record
 from regard.lab.engine.table import listed_outcome, load_snapshot
 from regard.lab.results.metrics import FIXED, Metrics
@@ -160,12 +164,24 @@ def read_maps(study_data: StudyData) -> list[AttentionMaps]:
         for run in study_data.of(row):
             path = run.folder / "probes" / "maps.json"
             if path.exists():
-                value = read_record(path)
-                query = tuple(value["query"]) if value.get("query") else None
-                layers, credit = value.get("layers") or [], str(value.get("credit") or "")
-                maps.append(AttentionMaps(row, value["image"], tuple(value["grid"]), query, layers, credit))
+                maps.append(_attention_maps(path, row))
                 break
     return maps
+
+
+def _attention_maps(path: Path, row: int) -> AttentionMaps:
+    """The maps of a file, which may come from another machine. Raises: StoreError if they are none."""
+    value = read_record(path)
+    try:
+        (height, width), layers = map(int, value["grid"]), value.get("layers") or []
+        query = tuple(map(int, value["query"])) if value.get("query") else None
+        shapes = {np.asarray(one, float).shape for layer in layers for one in (layer["mean"], *layer["heads"])}
+        picture = re.fullmatch("[A-Za-z0-9+/]*=*", value["image"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{path} has no attention maps of Regard ({error!r}); delete it and run again") from error
+    if not picture or shapes - {(height * width,)} or (query is not None and len(query) != 2):
+        raise StoreError(f"{path} has no attention maps of Regard; delete it and run again")
+    return AttentionMaps(row, value["image"], (height, width), query, layers, str(value.get("credit") or ""))
 
 
 def environment(study_data: StudyData) -> list[tuple[str, list[str]]]:

@@ -142,6 +142,7 @@ RUN_FIELDS = frozenset({
     "calibration", "code", "started",
 })  # fmt: skip
 """All that a run.json may have."""
+MOST_THREADS = 4096
 _KINDS: dict[str, Any] = {
     "spelling": str, "key": str | None, "canonical": str | None, "seed": int | None, "threads": int | None,
     "device": str | None, "devices": int | None,
@@ -151,7 +152,9 @@ _KINDS: dict[str, Any] = {
 def run_file(path: Path) -> dict[str, Any]:
     """The content of a run.json. Raises: StoreError if it is damaged, or does not describe the run of its folder."""
     content = read_record(path, RUN_FIELDS)
-    if any(not isinstance(content.get(name), kind) for name, kind in _KINDS.items()):
+    threads = content.get("threads")
+    kinds = all(isinstance(content.get(name), kind) for name, kind in _KINDS.items())
+    if not kinds or (threads is not None and not 1 <= threads <= MOST_THREADS):
         raise StoreError(f"{path} does not describe a run; delete its folder and run again")
     canonical = content.get("canonical")
     described = hashlib.sha256(canonical.encode()).hexdigest()[:12] if isinstance(canonical, str) else path.parent.name
