@@ -11,6 +11,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from regard.core import SwapError
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
+from regard.mixers.static_keys.ska import SKA
 from regard.swapping.swap import remove, restore, retune, swap
 from small_hosts import draw_large_weights, torchvision, vit
 
@@ -136,3 +137,24 @@ def test_what_an_operator_is_made_of_is_its_own_affair() -> None:
     for block in model.blocks:
         block.attn.regard.operator.extra = Adapter(nn.Linear(4, 4))
     torch.testing.assert_close(restore(model)(x), expected)
+
+
+def test_gradient_hooks_and_attributes_of_parts_that_are_cut_are_named() -> None:
+    model, _ = vit()
+    weight = model.blocks[1].attn.qkv.weight  # static keys need two thirds of its rows
+    weight.lr_scale = 0.1
+    weight.register_hook(lambda gradient: gradient)
+    model.blocks[1].attn.proj.weight.lr_scale = 0.5  # is kept as it is
+    named = r"blocks\.1\.attn: gradient hook of qkv\.weight, attribute lr_scale of qkv\.weight$"
+    with pytest.warns(UserWarning, match=named):
+        swap(model, SKA())
+    assert model.blocks[1].attn.mixer.proj.weight.lr_scale == 0.5
+
+
+def test_what_has_no_memory_is_refused_in_one_sentence() -> None:
+    model, _ = vit()
+    with torch.device("meta"), pytest.raises(SwapError, match="outside of that block"):
+        swap(model, SKA())
+    model.head = nn.LazyLinear(3)
+    with pytest.raises(SwapError, match="has no shape yet"):
+        swap(model, SKA())

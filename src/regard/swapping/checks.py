@@ -3,7 +3,9 @@
 import warnings
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from regard.core import MixerConfig, SwapError, UnsupportedError
 from regard.mixers.spelling import parts, spell
@@ -62,11 +64,22 @@ def lost_adapters_error(name: str, paths: list[str]) -> SwapError:
     )
 
 
+def check_memory(model: nn.Module) -> None:
+    """Raises: SwapError if a parameter has no shape yet, or new layers would get no memory beside those that have."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedTensorMixin):
+            raise SwapError(f"{name} has no shape yet: run the model once, then swap")
+        if parameter.device.type != "meta" and torch.get_default_device().type == "meta":
+            raise SwapError(
+                "torch.device('meta') gives new layers no memory, unlike the model: swap outside of that block"
+            )
+
+
 def warn_of_lost_hooks(lost: Mapping[str, list[str]]) -> None:
     """Warn about hooks, by layer, that cannot move."""
     if any(lost.values()):
         texts = "; ".join(f"{name}: {', '.join(hooks)}" for name, hooks in lost.items() if hooks)
-        warnings.warn(f"hooks that do not move to the new layers, and are not called any more: {texts}", stacklevel=4)
+        warnings.warn(f"hooks and attributes that do not move to the new layers: {texts}", stacklevel=4)
 
 
 def left_out(layers: Sequence[tuple[Port, list[str]]]) -> str:

@@ -1,6 +1,6 @@
 """Hooks of a replaced module: they move to the module in its place."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -39,6 +39,17 @@ def lost_hooks(old: nn.Module, new: nn.Module, moved: Collection[str] = ()) -> l
                 if left and not _is_own(hook, module) and getattr(hook, "__module__", "") != COLLECTING:
                     name = getattr(hook, "__qualname__", type(hook).__name__).rpartition("<locals>.")[2]
                     lost.append(f"{kind} {name}" + (f" of {path}" if path else ""))
+    return lost
+
+
+def lost_marks(old: nn.Module, kept: Iterable[nn.Parameter]) -> list[str]:
+    """Gradient hooks and attributes (`lr_scale`) of the parameters of `old` that are not among those that are kept."""
+    stay, lost = {id(parameter) for parameter in kept}, []
+    for name, parameter in old.named_parameters():
+        if id(parameter) not in stay:
+            hooks = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+            own = [f"attribute {key}" for key in vars(parameter) if not key.startswith("_")]
+            lost += [f"{what} of {name}" for what in [*(["gradient hook"] if hooks else []), *own]]
     return lost
 
 

@@ -15,6 +15,7 @@ from regard.mixers.spelling import parse_mixer, spell
 from .adapters import adapters, remove_adapters
 from .changed_attention import changed_attention, left_out_text
 from .checks import (
+    check_memory,
     check_patch_dropout,
     check_plain,
     check_supported,
@@ -24,7 +25,7 @@ from .checks import (
     unmapped,
     warn_of_lost_hooks,
 )
-from .hooks import empty_hooks, lost_hooks, move_hooks
+from .hooks import empty_hooks, lost_hooks, lost_marks, move_hooks
 from .host_names import MIXER_CHILD
 from .inspect import (
     Example,
@@ -62,7 +63,7 @@ class PlannedSite:
     - kept, new, dropped: names of parameters, as `Port.parameter_changes` has them.
     - new_objects: names, in `model.named_parameters()` after the swap, of parameters that an optimizer from before the
       swap does not have. These are new ones, and kept rows of a fused matrix; all others are the same objects.
-    - lost_hooks: hooks of parts that the new layer does not have; all others move to it.
+    - lost_hooks: hooks and attributes of parts that the new layer does not have; all others move to it.
     - adapters: projections whose adapters of PEFT go on working.
     - lost_adapters: projections that the new layer does not have in full. An adapter around them would be lost, so
       `SwapPlan.apply` refuses them.
@@ -216,6 +217,7 @@ def _plan(
     grids: Mapping[str, Grid],
     ports: Sequence[type[Port]],
 ) -> SwapPlan:
+    check_memory(model)
     example = example_input(model) if example is None else example
     layers = attention_layers(model, ports, reinitialise=True)
     if unknown := [name for name in names if name not in layers]:
@@ -276,7 +278,7 @@ def _planned_site(
     )
     own = [own for own, _ in layer.named_parameters(remove_duplicate=False)]
     new_objects = [f"{name}.{each}" for each in own if each not in same]
-    hooks = lost_hooks(before, layer, moved)
+    hooks = lost_hooks(before, layer, moved) + lost_marks(before, same.values())
     return PlannedSite(name, layer, before, call, kept, new, dropped, notes, new_objects, hooks, list(moved), lost)
 
 
@@ -370,7 +372,7 @@ def _restore(model: nn.Module, where: str) -> nn.Module:
         set_parameters(host, layer.host_parameters())
         for path, adapter in own.items():
             host.set_submodule(path, adapter)
-        lost[name] = lost_hooks(layer, host)
+        lost[name] = lost_hooks(layer, host) + lost_marks(layer, host.parameters())
         replacements[layer] = host
     warn_of_lost_hooks(lost)
     replace_modules(model, replacements)
