@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from regard.core import MixerConfig, SwapError, UnsupportedError
 from regard.mixers.spelling import parts, spell
@@ -67,7 +67,7 @@ def lost_adapters_error(name: str, paths: list[str]) -> SwapError:
 def check_memory(model: nn.Module) -> None:
     """Raises: SwapError if a parameter has no shape yet, or new layers would get no memory beside those that have."""
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, UninitializedTensorMixin):
+        if is_lazy(parameter):
             raise SwapError(f"{name} has no shape yet: run the model once, then swap")
         if parameter.device.type != "meta" and torch.get_default_device().type == "meta":
             raise SwapError(
