@@ -34,7 +34,18 @@ def on_instance(attention: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     attention.forward = types.MethodType(lambda self, x, **named: Attention.forward(self, x) / 2, attention)
 
 
-@pytest.mark.parametrize("change", [as_subclass, on_instance])
+def scaled(attention: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    del attention.scale
+    attention.scale = nn.Parameter(torch.tensor([[[0.5]], [[2.0]]]))
+    attention.fused_attn = False
+
+
+def cut_off(attention: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention.attn_drop = nn.Threshold(0.2, 0.0)
+    attention.fused_attn = False
+
+
+@pytest.mark.parametrize("change", [as_subclass, on_instance, scaled, cut_off])
 def test_a_changed_layer_is_left_out_with_a_warning(change, monkeypatch: pytest.MonkeyPatch) -> None:
     model = vit()
     change(model.blocks[1].attn, monkeypatch)
@@ -58,6 +69,22 @@ def test_a_forward_that_was_replaced_in_the_class_is_noticed(monkeypatch: pytest
     monkeypatch.setattr(Attention, "forward", lambda self, x, **named: original(self, x) / 2)
     with pytest.raises(SwapError, match="forward of Attention was replaced"):
         regard.swap(vit(), Softmax())
+
+
+def test_a_call_that_was_replaced_in_the_class_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = nn.Module.__call__
+    monkeypatch.setattr(
+        Attention, "__call__", lambda self, *given, **named: call(self, *given, **named) / 2, raising=False
+    )
+    with pytest.raises(SwapError, match="was replaced"):
+        regard.swap(vit(), Softmax())
+
+
+def test_a_part_of_another_kind_is_refused_in_one_sentence() -> None:
+    model = vit()
+    model.blocks[0].attn.qkv = nn.Sequential(model.blocks[0].attn.qkv)
+    with pytest.raises(SwapError, match="has not the parts"):
+        regard.swap(model, Softmax())
 
 
 def test_a_port_that_the_user_names_swaps_it_all_the_same() -> None:

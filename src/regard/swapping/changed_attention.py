@@ -7,18 +7,32 @@ left as it is, unless the user names a port for it.
 import inspect
 from fnmatch import fnmatchcase
 
-from torch import nn
+from torch import Tensor, nn
 
 from .layer import Port
 from .ports import PORTS
 
+DROPOUT = (nn.Dropout, nn.Identity)
 
-def has_own_forward(module: nn.Module) -> bool:
-    """Whether a module runs the `forward` that its class defines, and not one that was put in its place."""
+
+def change_of(module: nn.Module) -> str:
+    """What of an attention its class did not put there: its forward pass, its scale, its dropout of weights; or ""."""
+    kind = type(module).__qualname__
+    if not _has_own_forward(module):
+        return f"the forward of {kind} was replaced"
+    if isinstance(getattr(module, "scale", None), Tensor):
+        return f"the scale of {kind} is a tensor"
+    if isinstance(drop := getattr(module, "attn_drop", None), nn.Module) and not isinstance(drop, DROPOUT):
+        return f"the attn_drop of {kind} is a {type(drop).__qualname__}"
+    return ""
+
+
+def _has_own_forward(module: nn.Module) -> bool:
     owner = next(base for base in type(module).__mro__ if "forward" in vars(base))
     forward = inspect.unwrap(vars(owner)["forward"])  # libraries decorate their own
     named = (getattr(forward, "__module__", ""), getattr(forward, "__qualname__", ""))
-    return "forward" not in vars(module) and named == (owner.__module__, f"{owner.__qualname__}.forward")
+    plain = "forward" not in vars(module) and type(module).__call__ is nn.Module.__call__
+    return plain and named == (owner.__module__, f"{owner.__qualname__}.forward")
 
 
 def changed_attention(model: nn.Module, layers: dict[str, type[Port]], where: str = "*") -> dict[str, str]:
@@ -29,8 +43,8 @@ def changed_attention(model: nn.Module, layers: dict[str, type[Port]], where: st
             continue
         kind = type(module).__qualname__
         if any(port.matches(module) and port.belongs(model, name) for port in PORTS):
-            if not has_own_forward(module):
-                found[name] = f"the forward of {kind} was replaced"
+            if change := change_of(module):
+                found[name] = change
         elif base := next((base for base in type(module).__mro__[1:] if _is_known(module, base)), None):
             found[name] = f"{kind} is a subclass of {base.__qualname__}"
     return found

@@ -15,7 +15,7 @@ from regard.core import ConfigError, Grid, RegardError, SwapError, UnsupportedEr
 from regard.core.eval_mode import eval_mode, no_fast_path
 from regard.core.validation import shown
 
-from .changed_attention import changed_attention, has_own_forward, left_out_text
+from .changed_attention import change_of, changed_attention, left_out_text
 from .checks import OTHER_MASKS
 from .grid_source import GridSource, require_watched_module
 from .layer import Port, first_tensor
@@ -34,14 +34,14 @@ def port_of(model: nn.Module, name: str, ports: Sequence[type[Port]] = ()) -> ty
     - a swapped layer is its own port;
     - the layer's class may name a `port`, which subclasses do not inherit, as their forward pass may differ;
     - ports: the caller's own, the first that matches the layer;
-    - the libraries' ports, the first that matches the layer and to which it belongs, if nobody replaced its `forward`.
+    - the libraries' ports, the first that matches the layer and to which it belongs, if nobody changed it.
     """
     module = model.get_submodule(name)
     if isinstance(module, Port):
         return type(module)
     named = type(module).__dict__.get("port")
     own = [named] if isinstance(named, type) and issubclass(named, Port) else [p for p in ports if p.matches(module)]
-    known = own[:1] or [port for port in PORTS if port.matches(module) and has_own_forward(module)]
+    known = own[:1] or [port for port in PORTS if port.matches(module) and not change_of(module)]
     return next((port for port in known if port.belongs(model, name)), None)
 
 

@@ -240,8 +240,14 @@ def _plan(
         grid, source, call = forward_grids[name]
         host = hosts[name]
         planned_grid = grids.get(name, grid)
-        site = port.site(host, planned_grid, name, order[name])
-        layer = port(host, mixer, site, shared)
+        try:
+            site = port.site(host, planned_grid, name, order[name])
+            layer = port(host, mixer, site, shared)
+        except AttributeError as error:  # a part that a port reads was exchanged for one of another kind
+            raise SwapError(
+                f"{name} has not the parts that {port.__name__} reads ({error}): leave it out with where=, or pass a "
+                "port for it as ports=[...]"
+            ) from error
         layer.source, layer.planned_grid = source, planned_grid
         notes = plan_notes(port, host, mixer, site.qkv_bias)
         planned.append(_planned_site(uses, name, module, layer, call, notes))
