@@ -158,3 +158,11 @@ def test_what_has_no_memory_is_refused_in_one_sentence() -> None:
     model.head = nn.LazyLinear(3)
     with pytest.raises(SwapError, match="has no shape yet"):
         swap(model, SKA())
+
+
+def test_a_mechanism_whose_forward_was_replaced_is_refused() -> None:
+    model, _ = vit()
+    mixer = swap(model, Softmax()).blocks[1].attn.mixer
+    mixer.forward = lambda x, *others: x
+    with pytest.raises(SwapError, match="it has a forward of its own"):
+        restore(model)

@@ -89,8 +89,6 @@ def _open_standard_streams() -> None:
 
 
 def _tolerant(stream: TextIO) -> TextIO:
-    raw = io.BufferedWriter(_Stream(stream.fileno(), "w", closefd=False))
-    terminal, number = stream.isatty(), stream.fileno()
-    return io.TextIOWrapper(
-        raw, stream.encoding if terminal else "utf-8", "backslashreplace", line_buffering=terminal or number == 2
-    )
+    raw, encoding = _Stream(stream.fileno(), "w", closefd=False), stream.encoding if stream.isatty() else "utf-8"
+    at_once = stream.line_buffering or getattr(stream, "write_through", False)  # the latter with `python -u`
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=at_once)

@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -244,7 +245,7 @@ def export(
         return
     if format not in (*FORMATS, "evidence"):
         raise ConfigError(f"no format {format!r}; {nearest(format, (*FORMATS, 'evidence'))}")
-    _check_study(name, results)
+    _check_study(name, results, (*STUDIES, *ANALYSES))
     scale = find_setting_name(results, name, scale)
     if format == "evidence":
         text = record_text(evidence(results, name, scale))
@@ -291,9 +292,9 @@ def _mechanism(row: Any) -> str:
     return spell(row.mixer) if row.mixer is not None else "no mixer" if row.removed else "the host's own attention"
 
 
-def _check_study(name: str, results: Path) -> None:
-    """Raises: ConfigError if there is no study of this name, and no results of one."""
+def _check_study(name: str, results: Path, known: Collection[str] = STUDIES) -> None:
+    """Raises: ConfigError if there is no study of this name, and no results of one. known: names to suggest."""
     from regard.lab.engine.table import snapshots
 
     if name not in STUDIES and name not in {study for study, _ in snapshots(results)}:
-        raise ConfigError(f"no study {name!r}; {nearest(name, STUDIES)}")
+        raise ConfigError(f"no study {name!r}; {nearest(name, known)}")

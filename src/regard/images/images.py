@@ -287,7 +287,7 @@ def cached(key: str, make: Callable[[], Images]) -> Images:
     except OSError as error:
         log.warning("decoded images are not cached: %s", error)
         return images
-    return _found(pixels, labels) or images
+    return Images(np.load(pixels, mmap_mode="r"), images.labels)
 
 
 def _found(pixels: Path, labels: Path) -> Images | None:

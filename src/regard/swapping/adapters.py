@@ -54,11 +54,12 @@ def without_adapters(module: nn.Module, values: Mapping[str, Value]) -> dict[str
     return plain
 
 
-def alteration(layer: nn.Module, further: Collection[str] = (), skip: str = "") -> str:
+def alteration(layer: nn.Module, further: Collection[str] = (), skip: str = "", *, replaced: bool = False) -> str:
     """How a tool has wrapped or replaced a linear layer, so that its weights are not in `weight` and `bias`; "" if not.
 
     It detects pruning, parametrisations such as weight norm, quantisation, and wrappers other than PEFT's adapters.
     further: other packages whose modules are accepted. skip: the name of a child that is not checked.
+    replaced: whether the layer itself may have another forward, as where a port of the user's own is for it.
     """
     accepted = LIBRARIES | {package_name(layer), *further}
     for name, part in layer.named_modules():
@@ -69,7 +70,7 @@ def alteration(layer: nn.Module, further: Collection[str] = (), skip: str = "") 
         has_linear = any(isinstance(inner, nn.Linear | Projection) for inner in part.modules())
         if is_parametrized(part):
             return f"{subject} is parametrised"
-        if name and "forward" in vars(part):  # of the layer itself: see `changed_attention`
+        if "forward" in vars(part) and (name or not replaced):
             return f"{subject} has a forward of its own"
         if (has_linear and not plain and package_name(part) not in accepted) or kind.__module__.startswith("torch.ao."):
             return f"{subject} is of {kind.__module__}.{kind.__qualname__}"

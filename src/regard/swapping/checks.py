@@ -48,7 +48,7 @@ def check_plain(layer: nn.Module, name: str) -> None:
     if isinstance(layer, Port):
         reason = alteration(layer.mixer, {package_name(part) for part in parts(layer.mixer.config)}, skip="operator")
     else:
-        reason = alteration(layer)
+        reason = alteration(layer, replaced=True)  # without such a port it is left out: `changed_attention`
     if reason:
         raise SwapError(
             f"{name}: {reason}, whose weights would be lost; merge or remove it first (merge_and_unload() of PEFT, "

@@ -60,7 +60,8 @@ class GridSource:
             self._last = (size.height, size.width)
         if not torch.compiler.is_compiling():
             size.backward = torch._C._current_graph_task_id()
-            size.begin((int(sides[0]), int(sides[1])))
+            if type(size.height) is int:
+                size.begin((size.height, size.width))
             if torch.is_grad_enabled() and type(size.height) is int:
                 self._mark(size, output)
 

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from torch import nn
@@ -330,9 +331,9 @@ def _swap_by_layer(
     if lost and not reinitialise:
         reasons = " and ".join(dict.fromkeys(lost.values()))
         warnings.warn(f"{', '.join(lost)}: {reasons} is lost, so the plan's layers have to be trained", stacklevel=3)
-    changed = {name: why for pattern in plan for name, why in changed_attention(model, layers, pattern).items()}
-    if changed:
-        warnings.warn(left_out_text(changed), stacklevel=3)
+    changed = changed_attention(model, layers)
+    if named := {name: changed[name] for name in changed if any(fnmatchcase(name, pattern) for pattern in plan)}:
+        warnings.warn(left_out_text(named), stacklevel=3)
     groups: dict[MixerConfig, list[str]] = {}
     for name, mixer in mixers.items():
         groups.setdefault(mixer, []).append(name)

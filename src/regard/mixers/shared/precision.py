@@ -9,11 +9,6 @@ def upcast(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, at least in float32. Of float16 before the product, which may exceed 65,504; of bfloat16 after it."""
-    return a.float() @ b.float() if a.dtype == torch.float16 else upcast(a @ b)
-
-
 def finest(device: torch.device) -> torch.dtype:
     """float64, or float32 on MPS, which has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
@@ -23,3 +18,8 @@ def without_autocast(device: torch.device) -> torch.autocast:
     """A context in which autocast is off: scores that select must not be rounded to half precision."""
     kind = "cpu" if device.type == "meta" else device.type
     return torch.autocast(kind, enabled=False)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b where autocast is off; of float16 in float32, as the product may exceed 65,504."""
+    return a.float() @ b.float() if a.dtype == torch.float16 else a @ b

@@ -76,7 +76,7 @@ def dense(parts: Parts, *, once: bool = False) -> Tensor:
         count = chosen.scatter_add(-1, experts, torch.ones_like(experts, dtype=dtype)) @ member
         penalty = (count.clamp_(max=1.0) if once else count).log_()
     penalty = penalty if parts.bias is None else penalty + parts.bias
-    to_shared, a = parts.weights(product(parts.q, parts.k.mT) + penalty)
+    to_shared, a = parts.weights(upcast(product(parts.q, parts.k.mT)) + penalty)
     return parts.finish(to_shared, a @ parts.v)
 
 
@@ -89,7 +89,7 @@ def gather(parts: Parts) -> Tensor:
     ids = parts.rows(keys, parts.k.shape[-2]).flatten(0, 1).index_select(0, choices).flatten()
     queries = parts.q.reshape(-1, shape[-1], 1)
     gathered_keys = parts.k.reshape(-1, shape[-1]).index_select(0, ids).view(queries.shape[0], -1, shape[-1])
-    to_keys = product(gathered_keys, queries).view(*shape[:3], -1)
+    to_keys = upcast(product(gathered_keys, queries)).view(*shape[:3], -1)
     bias = parts.chosen_bias()
     if bias is not None:
         to_keys = to_keys + bias.flatten(0, 2).index_select(0, choices).view(to_keys.shape)
