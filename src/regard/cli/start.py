@@ -90,5 +90,5 @@ def _open_standard_streams() -> None:
 
 def _tolerant(stream: TextIO) -> TextIO:
     raw, encoding = _Stream(stream.fileno(), "w", closefd=False), stream.encoding if stream.isatty() else "utf-8"
-    at_once = stream.line_buffering or getattr(stream, "write_through", False)  # the latter with `python -u`
+    at_once = bool(stream.line_buffering or getattr(stream, "write_through", False))  # the latter with `python -u`
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=at_once)
