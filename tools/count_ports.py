@@ -66,8 +66,8 @@ def _options(module: nn.Module) -> str:
 
 def refusal(model: nn.Module, name: str, module: nn.Module) -> str:
     """Why no port takes a module; "" if one does."""
-    port = port_of(module)
-    if port is None or not port.belongs(model, name):
+    port = port_of(model, name)
+    if port is None:
         return f"{type(module).__name__} has no port"
     try:
         reason = port.refusal(module)
@@ -92,7 +92,7 @@ def verdict(model: nn.Module, compared: set[str]) -> tuple[str, str] | None:
     missing = sorted({signature(module) for module in layers.values()} - compared)
     if missing:
         return UNCHECKED, f"no small host has {missing[0]}"
-    lost = next(filter(None, (port.loses for module in layers.values() if (port := port_of(module)))), "")
+    lost = next(filter(None, (port.loses for name in layers if (port := port_of(model, name)))), "")
     return (REINITIALISED, f"{lost} is lost") if lost else (SERVED, "")
 
 

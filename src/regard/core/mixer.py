@@ -147,22 +147,23 @@ class Mixer(nn.Module):
         self.config, self.site = config, site
 
     def forward(
-        self, x: Float[Tensor, "B N C"], grid: Grid | None = None, mask: Mask | None = None, rope: Tensor | None = None
+        self, x: Float[Tensor, "B N C"], grid: Grid | None = None, mask: Mask | None = None, rope: Any = None
     ) -> Float[Tensor, "B N C"]:
         """The fast form. grid: of the input; that of the site by default.
 
-        rope: the host's rotary tensor (patch tokens, 2 d), sines then cosines, or None.
+        rope: the host's rotary tensor (patch tokens, 2 d), sines then cosines, or None; a layer that keeps the host's
+            own projections gets what these take.
         Raises: GridError if the grid has another number of tokens; ShapeError, UnsupportedError.
         """
         return self.compute(x, self.site.grid if grid is None else grid, mask, rope, plain=False)
 
     def reference(
-        self, x: Float[Tensor, "B N C"], grid: Grid | None = None, mask: Mask | None = None, rope: Tensor | None = None
+        self, x: Float[Tensor, "B N C"], grid: Grid | None = None, mask: Mask | None = None, rope: Any = None
     ) -> Float[Tensor, "B N C"]:
         """The same layer in its plain form."""
         return self.compute(x, self.site.grid if grid is None else grid, mask, rope, plain=True)
 
-    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
+    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
         """The fast form, or with `plain` the reference."""
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ Prefix and suffix tokens are training data and queries like all others; the conv
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -239,7 +239,7 @@ class ViT3Mixer(Mixer):
         self.inner = InnerModel(config, site)
         self.proj = nn.Linear(width, site.dim, bias=site.out_bias)
 
-    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
+    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
         self.check(x, grid, mask)
         site, lr, clip = self.site, self.config.lr, self.config.clip
         projected = self.qkv(x)

@@ -1,7 +1,7 @@
 """Removed: a mixer whose output is zero, the control without attention ("w/o" in the studies)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -38,5 +38,5 @@ class Removed(MixerConfig):
 class RemovedMixer(Mixer):
     """Zeros that keep the autograd graph, so that the norm before them still gets a gradient (of zero)."""
 
-    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
+    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
         return x * 0.0

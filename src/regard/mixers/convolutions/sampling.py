@@ -6,7 +6,7 @@ Padded tokens (`Mask.keep`) are zero, like positions beyond the border.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +66,7 @@ class TapsMixer(Mixer):
         """The convolution. x: zero where padded. valid: False where padded, None without padding."""
         raise NotImplementedError
 
-    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
+    def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
         self.check(x, grid, mask)
         if self.config.axes == 1 and grid.height > 1:
             raise GridError(f"axes=1 is for sequences (one row), not {grid}; use axes=2")
