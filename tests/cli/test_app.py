@@ -301,6 +301,8 @@ def test_sizes_are_height_first() -> None:
     for wrong in ("0x3", "3x", "axb", "-3x4", ""):
         with pytest.raises(ConfigError, match="is not a size"):
             read_size(wrong)
+    with pytest.raises(ConfigError, match="at most"):
+        read_size("100000x100000")
 
 
 @pytest.mark.parametrize(

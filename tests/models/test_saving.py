@@ -151,6 +151,13 @@ def test_a_model_without_a_recipe_is_refused(tmp_path):
         save(model, tmp_path)
 
 
+def test_a_replaced_forward_is_not_saved_silently(mixed, tmp_path):
+    attention = next(module for name, module in mixed.named_modules() if name.endswith("attn"))
+    attention.forward = lambda x, *given, **named: x
+    with pytest.warns(UserWarning, match="does not have the replaced forward of .*attn"):
+        save(mixed, tmp_path / "replaced")
+
+
 def test_what_load_could_not_build_is_refused_when_it_is_saved(tmp_path):
     model = create_model("resnet18(num_classes=7)", None)
     attend(model, "Factors(terms='0110')", (4,), example=torch.randn(1, 3, 64, 64))

@@ -40,12 +40,17 @@ def scaled(attention: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     attention.fused_attn = False
 
 
+def sharpened(attention: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention.scale = 2 * attention.scale
+    attention.fused_attn = False
+
+
 def cut_off(attention: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     attention.attn_drop = nn.Threshold(0.2, 0.0)
     attention.fused_attn = False
 
 
-@pytest.mark.parametrize("change", [as_subclass, on_instance, scaled, cut_off])
+@pytest.mark.parametrize("change", [as_subclass, on_instance, scaled, sharpened, cut_off])
 def test_a_changed_layer_is_left_out_with_a_warning(change, monkeypatch: pytest.MonkeyPatch) -> None:
     model = vit()
     change(model.blocks[1].attn, monkeypatch)

@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from regard.core import Grid
 
 
-LARGEST = 2**20
-"""Of a side."""
+LARGEST, LARGEST_AREA = 2**20, 2**28
 
 
 def read_size(text: str) -> tuple[int, int]:
@@ -18,7 +17,10 @@ def read_size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)(?:[x,](\d+))?", text.strip())
     if match is None or len(text) > 20 or not all(0 < int(side) <= LARGEST for side in match.groups() if side):
         raise ConfigError(f"{text!r} is not a size; expected height x width, such as 224x224")
-    return int(match[1]), int(match[2] or match[1])
+    height, width = int(match[1]), int(match[2] or match[1])
+    if height * width > LARGEST_AREA:
+        raise ConfigError(f"{text} is {height * width:.2g} pixels or cells; at most {LARGEST_AREA:.2g} are possible")
+    return height, width
 
 
 def check_heads(dim: int, heads: int) -> None:

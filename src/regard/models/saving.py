@@ -7,6 +7,7 @@ and regard.json with the swap.
 import hashlib
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -40,10 +41,13 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
     [mean, deviation] of each channel by which images are normalised, and "name" of the set; others are left out.
     A number of classes or an input size changed since then, by timm's `reset_classifier` and `set_input_size`, is
     recorded.
+    A `forward` that was replaced on a module is not kept; a warning names it.
     Several threads and processes may save to one folder: it then has the model of the last one.
     Raises: ConfigError if the model is of neither, was changed since so that its recipe builds other parameters (LoRA),
     or for wrong `data`; StoreError if the folder cannot be written.
     """
+    if replaced := [name or "the model" for name, module in model.named_modules() if "forward" in vars(module)]:
+        warnings.warn(f"the folder does not have the replaced forward of {', '.join(replaced)}", stacklevel=2)
     if is_of_transformers(model):
         if data is not None:
             raise ConfigError(

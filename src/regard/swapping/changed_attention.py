@@ -5,6 +5,7 @@ left as it is, unless the user names a port for it.
 """
 
 import inspect
+import math
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from .layer import Port
 from .ports import PORTS
 
 DROPOUT = (nn.Dropout, nn.Identity)
+WIDTHS = ("head_dim", "key_dim", "dim_head", "dim_head_qk")
+"""Attributes that hold the width of a head in timm's, torchvision's and transformers' attention."""
 
 
 def change_of(module: nn.Module) -> str:
@@ -20,10 +23,22 @@ def change_of(module: nn.Module) -> str:
     kind = type(module).__qualname__
     if not _has_own_forward(module):
         return f"the forward of {kind} was replaced"
-    if isinstance(getattr(module, "scale", None), Tensor):
-        return f"the scale of {kind} is a tensor"
+    if change := _change_of_scale(module):
+        return f"the scale of {kind} is {change}"
     if isinstance(drop := getattr(module, "attn_drop", None), nn.Module) and not isinstance(drop, DROPOUT):
         return f"the attn_drop of {kind} is a {type(drop).__qualname__}"
+    return ""
+
+
+def _change_of_scale(module: nn.Module) -> str:
+    scale = getattr(module, "scale", getattr(module, "scaling", None))
+    if isinstance(scale, Tensor):
+        return "a tensor"
+    width = next((width for name in WIDTHS if (width := getattr(module, name, None))), None)
+    if width is None and isinstance(qkv := getattr(module, "qkv", None), nn.Linear) and hasattr(module, "num_heads"):
+        width = qkv.out_features // 3 // module.num_heads
+    if isinstance(scale, float) and isinstance(width, int) and not math.isclose(scale, width**-0.5):
+        return f"{scale:.4g}, not that of heads of width {width}"
     return ""
 
 
