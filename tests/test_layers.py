@@ -42,6 +42,7 @@ PACKAGES = {
     "performer_pytorch": "performer-pytorch",
     "sklearn": "scikit-learn",
     "triton": "torch",  # whose wheels for Linux bring it
+    "yaml": "timm",  # which needs it
 }
 
 

@@ -40,6 +40,10 @@ def check(
         int | None,
         typer.Option(min=0, help="Number of classes of masks; for segmentation. Default: from the files."),
     ] = None,
+    exif: Annotated[
+        str | None,
+        typer.Option(help="keep: pictures as they are stored; turn: as EXIF says. Default: as they were annotated."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read all files of your own data: counts, sizes, modes, unreadable files, copies in several splits.
@@ -49,7 +53,7 @@ def check(
     from regard.lab.tasks.check_data import DataReport, check_data
 
     try:
-        report = check_data(data, task, source, target, void, classes)
+        report = check_data(data, task, source, target, void, classes, exif)
     except DataProblems as error:
         report = DataReport("its files do not fit together", problems=list(map(str, error.args)))
     if as_json:

@@ -9,7 +9,7 @@ import numpy as np
 from regard.core import DataError, Problems
 from regard.files.paths import files_below, subfolders, visible
 
-from .images import SUFFIXES, Source
+from .images import SUFFIXES, Source, kinds_of_images
 
 log = logging.getLogger("regard.data")
 
@@ -30,6 +30,13 @@ NOTES = ("README", "LICENSE", "LICENCE", "COPYING", "CHECKSUMS", "MD5SUMS", "SHA
 """The same, of names without a suffix."""
 OTHER_TASKS = ("mask", "masks", "annotation", "annotations", "label", "labels", "segmentation", "segmentations", "gt")
 """Names of folders beside the splits whose images are no data of a classification."""
+
+
+def split_of_name(name: str) -> str:
+    """The split that a folder or file is named after, also with a year behind it ("train2017"); "" for none."""
+    word = name.lower().rstrip("0123456789")
+    return next((split for split, names in SPLITS.items() if word in names), "")
+
 
 Split = tuple[Sequence[Source], Sequence[str], np.ndarray]
 """Sources, names and labels of the images of a split."""
@@ -56,16 +63,21 @@ def image_files(path: Path) -> list[Path]:
     """The images in a folder and its subfolders, sorted. Raises: DataError if there is none."""
     files = files_below(path, SUFFIXES)
     if not files:
-        raise DataError(f"{path} has no images ({', '.join(sorted(SUFFIXES))}); expected one folder for each class")
+        raise DataError(f"{path} has no images ({kinds_of_images()}); expected one folder for each class")
     return files
 
 
-def from_folders(path: Path) -> tuple[tuple[str, ...], dict[str, Split]]:
-    """The classes and the splits of a folder, "train" alone where there is no test split. Raises: DataError."""
+def from_folders(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], dict[str, Split]]:
+    """The classes and the splits of a folder, "train" alone where there is no test split.
+
+    reserved: also "val" where it is beside a test; it is not read otherwise. Raises: DataError.
+    """
     if not path.is_dir():
-        raise DataError(f"{path} is neither a folder of class folders nor a .parquet file")
+        raise DataError(f"{path} is neither a folder of class folders nor a table")
     image_files(path)
     roots = split_folders(path)
+    if not reserved:
+        roots.pop("val", None)
     for folder in (folder for root in roots.values() for folder in subfolders(root)):
         if folder.name.lower() in (*TRAINS, *TESTS) and _has_subfolders(folder):
             raise DataError(
@@ -134,15 +146,23 @@ def _has_subfolders(path: Path) -> bool:
 
 
 def by_split(paths: dict[Path, str]) -> dict[str, Path]:
-    """The paths of training and test, from paths with their lower-case names. Raises: DataError if two names clash."""
+    """The paths of training and test, from paths with their lower-case names, and of "val" beside a test.
+
+    Raises: DataError if two names clash.
+    """
     splits: dict[str, Path] = {}
     for split, groups in (("train", (TRAINS,)), ("test", tuple((name,) for name in TESTS))):
         for group in groups:
             matches = [path for path, name in paths.items() if name in group]
             if len(matches) > 1:
                 raise DataError(f"{matches[0]} and {matches[1].name} name the same split; remove or rename one of them")
-            if matches and split in splits:
+            if not matches:
+                continue
+            first = splits.setdefault(split, matches[0])
+            if first == matches[0]:
+                continue
+            if "val" not in splits and group[0] in SPLITS["val"] and paths[first] in SPLITS["test"]:
+                splits["val"] = matches[0]
+            else:
                 log.warning("%s is not used: the test is %s", matches[0], splits[split].name)
-            if matches:
-                splits.setdefault(split, matches[0])
     return splits

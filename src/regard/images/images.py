@@ -22,11 +22,31 @@ SUFFIXES = frozenset({
     ".pgm", ".pbm", ".pnm",
 })  # fmt: skip
 """Of files that are read as images."""
+
+
+def kinds_of_images() -> str:
+    """The suffixes of images for a message: the usual ones, and how many more are read."""
+    usual = (".jpg", ".png", ".tif", ".bmp", ".webp")
+    return f"{', '.join(usual)} or one of {len(SUFFIXES) - len(usual)} other suffixes"
+
+
 DARK = 2**12
 """Images of 16 bits whose values are all below this one probably hold 12 bits or fewer."""
-_TURNED = (5, 6, 7, 8)
+TURNED = (5, 6, 7, 8)
 """Values of the EXIF orientation that exchange height and width."""
-Source = bytes | Path | np.ndarray
+
+
+@dataclass(frozen=True)
+class AsStored:
+    """The file of an image that is not turned upright, whatever its EXIF data say."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+Source = bytes | Path | AsStored | np.ndarray
 """An encoded image, the path of its file, or pixels."""
 
 
@@ -125,30 +145,85 @@ def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.nd
     An image whose EXIF data say that the camera was turned is turned upright.
     Raises: OSError, SyntaxError or ValueError of Pillow for a damaged image; ValueError for pixels of 32 bits.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
     if isinstance(source, np.ndarray):
         image = Image.fromarray(source.squeeze())
     else:
-        try:
-            image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-        except UnidentifiedImageError as error:  # whose own text names an address in memory
-            raise OSError("its bytes are of no image format that Pillow reads") from error
-        image = ImageOps.exif_transpose(image)
+        image = opened(source.path if isinstance(source, AsStored) else source)
+        if left_out := lost(image):
+            _warn_of_lost(left_out)
+        if not isinstance(source, AsStored):
+            image = ImageOps.exif_transpose(image)
     image = _eight_bits(image).convert("L" if channels == 1 else "RGB")
     if size is not None and image.size != (size[1], size[0]):
         image = fit(image, size)
     return np.asarray(image, dtype=np.uint8).reshape(image.size[1], image.size[0], channels)
 
 
-def read_image(source: str | Path, size: tuple[int, int] | None, channels: int) -> np.ndarray:
+def opened(file: bytes | Path) -> Any:
+    """A Pillow image, of which the header is read. Raises: OSError, which says what the user can do."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
+    except UnidentifiedImageError as error:  # whose own text names an address in memory
+        raise OSError(_no_image(file)) from error
+    except Image.DecompressionBombError as error:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
+        raise OSError(f"it has more than {most} million pixels: shrink it, or cut it into tiles") from error
+
+
+def lost(image: Any) -> str:
+    """What `decode` leaves out of an opened Pillow image: pages, and channels beyond the first three; "" = nothing.
+
+    The opacity of a PNG, GIF or WebP is not counted, which photographs do not have.
+    """
+    pages = getattr(image, "n_frames", 1) - 1
+    bands = getattr(image, "tag_v2", {}).get(_SAMPLES, 1)
+    used = 1 if bands < 3 else 4 if image.mode == "CMYK" else 3
+    parts = [f"channels {used + 1} to {bands}" if bands > used + 1 else f"channel {bands}"] if bands > used else []
+    return " and ".join([*parts, *([f"all pages but the first of {pages + 1}"] if pages else [])])
+
+
+_SAMPLES = 277
+"""The tag of TIFF with the number of channels."""
+
+
+def _no_image(source: Any) -> str:
+    """Why Pillow cannot open bytes or a file: TIFF may have channels that it does not know."""
+    content = source if isinstance(source, bytes) else Path(source).read_bytes()
+    if content[:4] not in (b"II*\0", b"MM\0*"):
+        return "its bytes are of no image format that Pillow reads"
+    from PIL import TiffImagePlugin
+
+    tags = TiffImagePlugin.ImageFileDirectory_v2(content[:8])
+    stream = io.BytesIO(content)
+    try:
+        stream.seek(tags.next)
+        tags.load(stream)
+    except Exception:  # of a damaged file
+        return "it is a damaged TIFF"
+    return (
+        f"it is a TIFF of {tags.get(_SAMPLES, 1)} channels, which Pillow does not read: save three of them as an image"
+    )
+
+
+@lru_cache(maxsize=1)  # once in a process
+def _warn_of_lost(what: str) -> None:
+    logging.getLogger("regard.pixels").warning(
+        "an image has more than is read: %s are left out (`regard data check` counts such images)", what
+    )
+
+
+def read_image(source: str | Path | AsStored, size: tuple[int, int] | None, channels: int) -> np.ndarray:
     """`decode` of a file. Raises: DataError with its name if it does not exist or cannot be read."""
     with image_errors(source):
-        return decode(Path(source), size, channels)
+        return decode(source if isinstance(source, AsStored) else Path(source), size, channels)
 
 
 @contextmanager
-def image_errors(source: str | Path, kind: str = "image") -> Iterator[None]:
+def image_errors(source: str | Path | AsStored, kind: str = "image") -> Iterator[None]:
     """Errors of a missing or damaged file become a DataError with its name. kind: what a missing file would be."""
     try:
         yield
@@ -160,13 +235,20 @@ def image_errors(source: str | Path, kind: str = "image") -> Iterator[None]:
         raise DataError(f"{source} cannot be read as an image: {error}") from error
 
 
-def size_of(file: Path) -> tuple[int, int]:
-    """(height, width) of an image as `decode` turns it upright, from its header. Raises: DataError as `read_image`."""
-    from PIL import ExifTags, Image
+def size_of(file: Path | AsStored) -> tuple[int, int]:
+    """(height, width) of an image as `decode` gives it, from its header. Raises: DataError as `read_image`."""
+    if isinstance(file, AsStored):
+        return header(file.path)[0]
+    size, orientation = header(file)
+    return size[::-1] if orientation in TURNED else size
 
-    with image_errors(file), Image.open(file) as image:
-        turned = image.getexif().get(ExifTags.Base.Orientation) in _TURNED
-        return (image.width, image.height) if turned else (image.height, image.width)
+
+def header(file: Path) -> tuple[tuple[int, int], int]:
+    """(height, width) of an image as it is stored, and its EXIF orientation. Raises: DataError as `read_image`."""
+    from PIL import ExifTags
+
+    with image_errors(file), opened(file) as image:
+        return (image.height, image.width), image.getexif().get(ExifTags.Base.Orientation, 1)
 
 
 def _eight_bits(image):

@@ -1,10 +1,12 @@
-"""The user's own data: a folder of class folders, WebDataset shards, or parquet with columns of images and labels."""
+"""The user's own data: class folders, lists of images, WebDataset shards, or parquet with images and labels."""
 
 import json
 import logging
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -16,9 +18,9 @@ from regard.core import DataError, require
 from regard.files.paths import check_utf8, files_below, visible
 
 from . import digest as digests
-from . import shards
+from . import lists, shards
 from .cores import decoders
-from .folders import TESTS, TRAINS, Split, by_split, from_folders, image_files, warn_of_other_files
+from .folders import TESTS, TRAINS, Split, by_split, from_folders, image_files, split_folders, warn_of_other_files
 from .images import (
     SUFFIXES,
     Images,
@@ -36,11 +38,17 @@ from .streams import generator
 
 log = logging.getLogger("regard.data")
 
+LISTS = lists.KINDS
+"""Suffixes of lists of images."""
+
 IN_MEMORY = 4 * 2**30
 """A split is decoded once if its pixels need at most so many bytes; a larger one is decoded batch by batch."""
 
 DIVIDED = "of_each_class-"
 """In the identity of data that are divided into training and test here: how."""
+
+RESERVED = "@2"
+"""At the end of the identity of data whose own part "val" is validated on."""
 
 LARGEST_LABEL = 2**20
 """A label of this size or above is no number of a class."""
@@ -91,45 +99,62 @@ class Lazy:
 
 
 @lru_cache(maxsize=16)
-def digest(path: Path, kind: str = "") -> str:
+def digest(path: Path, kind: str = "", reserved: bool = False) -> str:
     """What stands for the data in the key of a run (`digests.identity_of`); it does not depend on their path.
 
-    Of a folder: its images or shards; of parquet: the tables. Data without a test split have `DIVIDED` before it.
+    Of a folder: its images or shards; of parquet: the tables; of lists: they and the images that they name. Data
+    without a test split have `DIVIDED` before it. reserved: of a run that validates on the user's own part "val"; where
+    there is one, it ends in `RESERVED`, as older versions validated on training images.
     Raises: DataError if there are no data, or their folders or shards are refused, before all bytes are read.
     """
-    archives, tables = shards.files_of(path), _tables(path)
-    files = tables or digests.relative(path, archives or image_files(path))
-    splits = tables or _given_splits(path)[1]
-    return f"{DIVIDED if len(splits) == 1 else ''}{digests.identity_of(path, files, kind)}"
+    archives, tables, texts = shards.files_of(path), _tables(path), lists.lists_of(path)
+    splits = tables or _given_splits(path, reserved)[1]
+    if tables:
+        files = {_name_of(split, part, file): file for split, part in tables.items() for file in part
+                 if reserved or split != "val"}  # fmt: skip
+    elif texts:
+        images = {image for part in lists.rows_of(path).values() for image, _ in part}
+        files = digests.relative(path if path.is_dir() else path.parent, sorted(images))
+    else:
+        files = digests.relative(path, archives or image_files(path))
+    named = {file.name if path.is_file() else file.relative_to(path).as_posix(): file for file in texts}
+    total = digests.identity_of(path, files, kind, named) if texts else digests.identity_of(path, files, kind)
+    return f"{DIVIDED if len(splits) == 1 else ''}{total}{RESERVED * (reserved and 'val' in splits)}"
+
+
+def _name_of(split: str, part: Sequence[Path], file: Path) -> str:
+    return split if len(part) == 1 else f"{split}/{file.name}"
 
 
 _look = lru_cache(maxsize=16)(digests.Look)
 
 
-def present_digest(path: Path, kind: str = "") -> str:
+def present_digest(path: Path, kind: str = "", reserved: bool = False) -> str:
     """`digest`, which is kept in this process, computed anew if the files have changed meanwhile. Raises: DataError."""
-    if _look(path).changed():
+    if _look(path if path.suffix not in lists.KINDS else path.parent).changed():
         digest.cache_clear()
-    return digest(path, kind)
+    return digest(path, kind, reserved)
 
 
-def load(path: Path, size: tuple[int, int], corrupt: str, total: str = "", kind: str = "") -> ImageSet:
-    """The user's own folder or parquet files as RGB images of 8/7 of `size`, which are cropped to `size` later.
+def load(
+    path: Path, size: tuple[int, int], corrupt: str, total: str = "", kind: str = "", reserved: bool = False
+) -> ImageSet:
+    """The user's own data as RGB images of 8/7 of `size`, which are cropped to `size` later.
 
-    A split is a folder of class folders, or a .parquet file. Its name is one of `folders.SPLITS`, in upper or lower
-    case: the first of `TRAINS` that is there is the training split, the first of `TESTS` the test split. Without a test
-    split, every fifth image of each class is for the test: the same ones each time, and none of a class of one image.
-    Hidden files and folders are left out. Images that no split or class has are refused.
+    A split is a folder of class folders, a .parquet file, or what a list calls so. Its name is one of `folders.SPLITS`,
+    in upper or lower case: the first of `TRAINS` that is there is the training split, the first of `TESTS` the test
+    split. Without a test split, every fifth image of each class is for the test: the same ones each time, and none of a
+    class of one image. Hidden files and folders are left out. Images that no split or class has are refused.
 
     total: the `digest` of the data of this kind, "" = it is computed. Nothing is cached under the digest of files that
-    have changed since.
+    have changed since. reserved: whether a part "val" beside the test is read as `ImageSet.held`.
     Raises: DataError, also for a class without a training image, and if the files have changed.
     """
-    total = total or digest(path, kind)
-    classes, splits = read_splits(path)
+    total = total or digest(path, kind, reserved)
+    classes, splits = read_splits(path, reserved)
 
     def check() -> None:
-        if digest.__wrapped__(path, kind) != total:
+        if digest.__wrapped__(path, kind, reserved) != total:
             digest.cache_clear()
             raise DataError(f"the files of {path} have changed since they were first read: start again")
 
@@ -144,28 +169,67 @@ def load(path: Path, size: tuple[int, int], corrupt: str, total: str = "", kind:
         if len(lost):
             raise DataError(f"no {split} image of class {classes[lost[0]]} in {path} can be read; repair or remove it")
     divided = total.startswith(DIVIDED)
-    return ImageSet(f"own:{total}", classes, images["train"], images["test"], total, divided=divided)
+    own_set = ImageSet(f"own:{total}", classes, images["train"], images["test"], total, images.get("val"))
+    return replace(own_set, divided=divided)
 
 
-def read_splits(path: Path) -> tuple[tuple[str, ...], dict[str, Split]]:
+def read_splits(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], dict[str, Split]]:
     """The classes, and sources, names and labels of the images of "train" and "test"; no image is decoded.
 
-    Raises: DataError.
+    reserved: and of "val", if it is beside a test. Raises: DataError.
     """
-    classes, splits = _given_splits(path)
-    if path.is_dir() and isinstance(splits["train"][0], list) and isinstance(splits["train"][0][0], Path):
+    classes, splits = _given_splits(path, reserved)
+    if path.is_dir() and reader_of(path).read is from_folders:
         warn_of_other_files(path)
+    if not reserved and _has_reserved(path):
+        log.warning("val of %s is its validation part, which --val 0.1 takes; the test is test", path)
     return classes, _divide(*splits["train"]) if len(splits) == 1 else splits
 
 
-def _given_splits(path: Path) -> tuple[tuple[str, ...], dict[str, Split]]:
-    """`read_splits`, with "train" alone where there is no test split."""
-    files = shards.files_of(path)  # refuses tables beside shards
+def _has_reserved(path: Path) -> bool:
+    """Whether there is a part "val" beside a test."""
     if tables := _tables(path):
-        return _from_tables(tables)
-    if files:
-        return _from_shards(path, files)
-    return from_folders(path)
+        return "val" in tables
+    if lists.lists_of(path):
+        return {"val", "test"} <= lists.rows_of(path).keys()
+    return path.is_dir() and not shards.files_of(path) and "val" in split_folders(path)
+
+
+def reader_of(path: Path) -> "Reader":
+    """The reader of the user's own data. Raises: DataError for shards beside tables."""
+    shards.files_of(path)
+    return next(known for known in READERS if known.files(path))
+
+
+def read_whole(path: Path) -> tuple[tuple[str, ...], dict[str, Split]]:
+    """The classes and splits as they are, not divided, to be scored; a test alone is read too. Raises: DataError."""
+    return _given_splits(path, reserved=False)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A layout of images with classes. files: truthy if the data have it. read: the classes and the splits of a path,
+    "train" alone where there is no test; with True also "val", if it is beside a test."""
+
+    name: str
+    files: Callable[[Path], Any]
+    read: Callable[[Path, bool], tuple[tuple[str, ...], dict[str, Split]]]
+
+
+def _given_splits(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str, Split]]:
+    """`read_splits`, with "train" alone where there is no test split."""
+    classes, splits = reader_of(path).read(path, reserved)
+    unlabelled = [split for split in ("test", "val") if split in splits and _without_labels(splits[split][2])]
+    for split in unlabelled:
+        log.warning("the %s split of %s has no labels (all are -1), and is not used", split, path)
+        del splits[split]
+    if "test" not in splits and "val" in splits:
+        splits["test"] = splits.pop("val")
+    return classes, splits
+
+
+def _without_labels(labels: np.ndarray) -> bool:
+    return bool(len(labels)) and bool((labels == -1).all())
 
 
 def check_classes(path: Path, classes: tuple[str, ...], test: np.ndarray, train: np.ndarray) -> None:
@@ -240,9 +304,9 @@ def _divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray)
     }
 
 
-def _from_shards(path: Path, files: list[Path]) -> tuple[tuple[str, ...], dict[str, Split]]:
+def _from_shards(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str, Split]]:
     """Shards in folders train and test, or with these words in their names; labels are numbers."""
-    parts = split_of_shards(path, files)
+    parts = split_of_shards(path, shards.files_of(path))
     splits = {name: shards.read(part) for name, part in parts.items()}
     for name, (_, _, labels) in splits.items():
         if not len(labels):
@@ -269,44 +333,74 @@ def split_of_shards(path: Path, files: list[Path], tests: tuple[str, ...] = TEST
     return {name: part for name, part in (("train", train), ("test", test)) if part}
 
 
-def _tables(path: Path) -> dict[str, Path]:
+def _tables(path: Path) -> dict[str, list[Path]]:
+    """The parquet files of each split: in a folder, or as on the Hub: data/train-00000-of-00001.parquet."""
     if path.suffix == ".parquet" and path.is_file():
-        return {"train": path}
+        return {"train": [path]}
     if not path.is_dir():
         return {}
     files = [path / entry.name for entry in visible(path) if entry.name.endswith(".parquet")]
-    tables = {file: file.stem.lower() for file in files}
-    splits = by_split(tables)
+    files = files or files_below(path, frozenset({".parquet"}))
+    parts: dict[str, list[Path]] = {}
+    for file in files:
+        stem = _SHARD.sub("", file.stem.lower())
+        parts.setdefault(file.parent.name.lower() if stem.isdigit() else stem, []).append(file)
+    splits = by_split({part[0]: name for name, part in parts.items()})
     if "train" not in splits:
         return {}
-    for file, name in tables.items():
+    for name, part in parts.items():
         if name not in (*TRAINS, *TESTS):
             raise DataError(
-                f"{file} lies beside {splits['train'].name}, but has not the name of a split: call it test.parquet (or "
-                "val.parquet), or put it elsewhere"
+                f"{part[0]} lies beside {splits['train'].name}, but has not the name of a split: call it test.parquet "
+                "(or val.parquet), or put it elsewhere"
             )
+        if len({file.parent for file in part}) > 1:
+            raise DataError(f"{part[0]} and {part[-1]} name the same split; give one of their folders as the data")
     for image in files_below(path, SUFFIXES):
         raise DataError(f"{path} has a table ({splits['train'].name}) and also {image}; keep one kind of data there")
-    return splits
+    by_first = {part[0]: part for part in parts.values()}
+    return {split: by_first[file] for split, file in splits.items()}
 
 
-def _from_tables(tables: dict[str, Path]) -> tuple[tuple[str, ...], dict[str, Split]]:
+_SHARD = re.compile(r"-\d+-of-\d+$")
+
+
+def _from_tables(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str, Split]]:
+    tables = _tables(path)
     splits: dict[str, Split] = {}
     classes: tuple[str, ...] = ()
-    for split, file in tables.items():
-        table = read_table(file)
-        image, label = (_column(file, table, names) for names in (IMAGES, LABELS))
-        sources = image_column(file, table[image])
-        names = class_names(file)
-        if classes and names and names != classes:
-            raise DataError(f"{file} has other class_names than {tables['train'].name}; make them equal")
-        classes = classes or names
-        rows = [f"row {row} of {file}" for row in range(len(sources))]
-        splits[split] = (sources, rows, _whole_labels(file, label, table[label]))
+    if not reserved:
+        tables.pop("val", None)
+    for split, files in tables.items():
+        parts: list[tuple[list[Source], list[str], np.ndarray]] = []
+        for file in files:
+            table = read_table(file)
+            image, label = (_column(file, table, *kind) for kind in ((IMAGES, "Image"), (LABELS, "ClassLabel")))
+            sources = image_column(file, table[image])
+            names = class_names(file) or _hub_features(file).get(label, {}).get("names", ())
+            if classes and names and tuple(names) != classes:
+                raise DataError(f"{file} has other class_names than {tables['train'][0].name}; make them equal")
+            classes = classes or tuple(map(str, names))
+            rows = [f"row {row} of {file}" for row in range(len(sources))]
+            parts.append((sources, rows, _whole_labels(file, label, table[label])))
+        all_sources, all_rows, all_labels = zip(*parts, strict=True)
+        splits[split] = (sum(all_sources, []), sum(all_rows, []), np.concatenate(all_labels))
     if not len(splits["train"][2]):
-        raise DataError(f"{tables['train']} has no rows")
+        raise DataError(f"{tables['train'][0]} has no rows")
     count = int(splits["train"][2].max()) + 1
     return classes or tuple(str(label) for label in range(count)), splits
+
+
+def _hub_features(file: Path) -> dict[str, dict[str, Any]]:
+    """What the Hub's metadata in a table say of its columns; {} without them."""
+    import pyarrow.parquet
+
+    metadata = pyarrow.parquet.read_schema(file).metadata or {}
+    try:
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        return {name: kind for name, kind in features.items() if isinstance(kind, dict)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 def _whole_labels(file: Path, name: str, column: Any) -> np.ndarray:
@@ -370,10 +464,23 @@ def class_names(file: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _column(file: Path, table: Any, names: tuple[str, ...]) -> str:
+def _column(file: Path, table: Any, names: tuple[str, ...], kind: str) -> str:
+    """The first of these columns that a table has, else the only one of this kind by the Hub's metadata."""
     for name in names:
         if table.column_names.count(name) > 1:
             raise DataError(f"{file} has several columns {name}; remove or rename all but one")
         if name in table.column_names:
             return name
+    known = [name for name, feature in _hub_features(file).items() if feature.get("_type") == kind]
+    if len(known) == 1 and known[0] in table.column_names:
+        return known[0]
     raise DataError(f"{file} has columns {', '.join(table.column_names)}; expected one of {', '.join(names)}")
+
+
+READERS = (
+    Reader("parquet", _tables, _from_tables),
+    Reader("WebDataset shards", shards.files_of, _from_shards),
+    Reader("lists of images", lists.lists_of, lists.read),
+    Reader("class folders", lambda path: True, from_folders),
+)
+"""The first one that fits is taken."""

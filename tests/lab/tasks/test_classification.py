@@ -258,11 +258,19 @@ def test_splits_have_the_names_that_people_give_them(names: tuple[str, str], tmp
     assert (len(found.train), len(found.test)) == (12, 6)
 
 
-def test_a_second_part_for_the_test_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name, images in (("train", 6), ("val", 2), ("test", 3)):
-        folder(tmp_path / "set" / name, images=images)
-    assert len(load(str(tmp_path / "set"), (8, 8)).test) == 6
-    assert "val is not used: the test is test" in caplog.text
+def test_a_part_beside_the_test_is_validated_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the place of the share `val`, with a key of its own: older versions validated on training images."""
+    root = tmp_path / "set"
+    for shade, (name, images) in enumerate((("train", 6), ("val", 2), ("test", 3))):
+        folder(root / name, images=images, shade=shade)
+    assert len(load(str(root), (8, 8)).test) == 6
+    assert caplog.text.count("is its validation part") == 1
+    task = canvas(init="host", val=0.5).on(str(root))
+    validation = task.validation()
+    assert validation is not None
+    assert (len(task.train_images()), len(validation.test_images()), len(task.test_images())) == (12, 4, 6)
+    assert task.identity().data == f"{dataclasses.replace(task, val=0.0).identity().data}@2"
+    assert len(dataclasses.replace(task, val=0.0, split="held").test_images()) == 4
 
 
 @pytest.mark.parametrize(
@@ -313,7 +321,7 @@ def test_images_beside_two_splits_are_refused(tmp_path: Path, name: str, message
 @pytest.mark.parametrize(
     ("names", "message"),
     [(("train.parquet", "cat/0.png"), r"a table \(train\.parquet\) and also .*0\.png"),
-     (("train.parquet", "test-00000-of-00001.parquet"), r"test-00000-of-00001\.parquet lies beside train\.parquet")],
+     (("train.parquet", "more-00000-of-00001.parquet"), r"more-00000-of-00001\.parquet lies beside train\.parquet")],
 )  # fmt: skip
 def test_what_lies_beside_a_table_is_refused(tmp_path: Path, names: tuple[str, str], message: str) -> None:
     for name in names:

@@ -130,16 +130,16 @@ def folder_in_use() -> str:
     return os.environ.get("REGARD_DATA", "")
 
 
-def identity(data: str, kind: str = "") -> str:
+def identity(data: str, kind: str = "", reserved: bool = False) -> str:
     """The data in a run's key: the name of a named set, the commit of one on the hub, or a digest; never a path.
 
     The user's own files are looked at each time, and `load` then gives the present ones.
-    kind: of the digest, see `regard.images.digest`.
+    kind, reserved: of the digest, see `regard.images.own.digest`.
     Raises: DataError if it is neither a known name nor an existing path.
     """
     if is_stream(data):
         return streamed.identity(data, kind)
-    return revised(data) if data in NAMED else f"own:{own.present_digest(path_of(data), kind)}"
+    return revised(data) if data in NAMED else f"own:{own.present_digest(path_of(data), kind, reserved)}"
 
 
 def path_of(data: str) -> Path:
@@ -148,8 +148,8 @@ def path_of(data: str) -> Path:
         raise DataError(
             f"{data} is not read; streams are hf://OWNER/NAME, and stream:FOLDER with shards that were downloaded"
         )
-    expected = "a folder of class folders, a parquet file, or a folder of parquet files"
-    return own_path(data, NAMED, expected, (".parquet",))
+    expected = "a folder of class folders, a list of images (.csv), a parquet file, or a folder of parquet files"
+    return own_path(data, NAMED, expected, (".parquet", *own.LISTS))
 
 
 def own_path(data: str, names: Iterable[str], expected: str, suffixes: Sequence[str] = ()) -> Path:
@@ -196,25 +196,29 @@ def load(
     corrupt: Literal["stop", "skip"] = "stop",
     download: bool = False,
     kind: str = "",
+    reserved: bool = False,
 ) -> ImageSet:
     """A set by name or path, decoded for images of size = (height, width); the last two sets are cached.
 
     cut: images keep their own size, to be cropped to `size`; torchvision's sets of files then have images of 8/7 of
     `size`, as ImageNet and the user's own data always have. corrupt: stop at a damaged image, or skip it. download:
-    torchvision's sets if they are missing. kind: of the digest of the user's own data. Raises: DataError.
+    torchvision's sets if they are missing. kind, reserved: of the user's own data, see
+    `own.load`. Raises: DataError.
     """
     if is_stream(data):
         return _load_stream(data, size, kind)
     key = data if data in NAMED else str(path_of(data))
-    root = folder_in_use() if data in NAMED else own.digest(path_of(data), kind)
-    return _load(key, size, cut, corrupt, download, root, kind)
+    root = folder_in_use() if data in NAMED else own.digest(path_of(data), kind, reserved)
+    return _load(key, size, cut, corrupt, download, root, kind, reserved)
 
 
 _load_stream = lru_cache(maxsize=2)(streamed.load)
 
 
 @lru_cache(maxsize=2)
-def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: bool, root: str, kind: str) -> ImageSet:
+def _load(
+    data: str, size: tuple[int, int], cut: bool, corrupt: str, download: bool, root: str, kind: str, reserved: bool
+) -> ImageSet:
     if data in ("digits", "digits-canvas"):
         canvas = data == "digits-canvas"
         image_set = digits(None if cut or canvas else size, canvas=size if canvas else None)
@@ -225,7 +229,7 @@ def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: b
     elif data in TORCHVISION:
         image_set = torchvision_set(data, size, cut, corrupt, download)
     else:
-        image_set = own.load(Path(data), size, corrupt, root, kind)
+        image_set = own.load(Path(data), size, corrupt, root, kind, reserved)
     for split in (image_set.train, image_set.test):
         height, width = split.pixels.shape[1:3]
         if (height < size[0] or width < size[1]) and not image_set.canvas:

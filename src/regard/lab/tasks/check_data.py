@@ -13,23 +13,33 @@ import numpy as np
 
 from regard.core import ConfigError, DataError, nearest
 from regard.files.paths import user_path
-from regard.images import own
-from regard.images.images import DARK, Source, check_labels, decode
+from regard.images import lists, own
+from regard.images.images import DARK, Source, check_labels, decode, lost, opened
+from regard.images.notes import Notes
 from regard.images.progress import ProgressLine
 from regard.lab.data.streamed import load as streamed
 from regard.lab.data.streamed.names import is_stream
 
 from . import TASKS
 from .detection import data as detection
-from .detection import voc
+from .detection import formats
+from .detection.task import Boxes
 from .segmentation import data as segmentation
+from .segmentation import layouts
 from .sequences import text
 from .translation import texts
 
 KINDS = ("classification", "segmentation", "detection", "instances", "sequences", "translation")
 """The tasks whose data are checked; those of instances are the data of detection, with masks."""
-ONLY_FOR = {"source": "translation", "target": "translation", "void": "segmentation", "classes": "segmentation"}
-"""The task that an option is for."""
+TASK_OF: Mapping[str, type[Boxes]] = {task.name: task for task in TASKS if issubclass(task, Boxes)}
+SKIPPED = "skipped: "
+"""The beginning of a reader's warning of what it skips, at which a training stops unless it skips too."""
+_WITH_EXIF = ("segmentation", "detection", "instances")
+ONLY_FOR = {
+    "source": ("translation",), "target": ("translation",), "void": ("segmentation",), "classes": ("segmentation",),
+    "exif": _WITH_EXIF,
+}  # fmt: skip
+"""The tasks that an option is for."""
 
 
 @dataclass
@@ -50,15 +60,19 @@ def check_data(
     target: str | None = None,
     void: int | None = None,
     classes: int | None = None,
+    exif: str | None = None,
 ) -> DataReport:
     """Check a folder, a table or a stream. kind: one of `KINDS`, "" = recognised from the files.
 
     source, target: languages of a translation, by default "en" and "de". void, classes: of a segmentation, by default
-    255 and those of the files, see its task. Every file is read.
+    255 and those of the files, see its task. exif: "keep" or "turn", as for the tasks with boxes or masks. Every file
+    is read.
     Raises: DataError if the data have no known layout, a DataProblems if files in it do not fit together; ConfigError
     for an unknown kind, and for an option of another task.
     """
-    given = {"source": source, "target": target, "void": void, "classes": classes}
+    given = {"source": source, "target": target, "void": void, "classes": classes, "exif": exif}
+    if exif not in (None, "", "keep", "turn"):
+        raise ConfigError(f"--exif is keep or turn, not {exif!r}")
     source, target = source or "en", target or "de"
     if kind not in ("", *KINDS):
         raise ConfigError(f"there is no task {kind!r} with data of its own; {nearest(kind, KINDS)}")
@@ -77,11 +91,11 @@ def check_data(
     if kind == "translation":
         _translation(path, source, target, report)
         return report
-    with _collected(report.problems):
+    with _collected(report):
         if kind in ("detection", "instances"):
-            _detection(path, kind == "instances", report)
+            _detection(path, TASK_OF[kind], exif or "", report)
         elif kind == "segmentation":
-            _segmentation(path, 255 if void is None else void, classes or 0, report)
+            _segmentation(path, 255 if void is None else void, classes or 0, exif or "", report)
         elif kind == "sequences":
             _sequences(path, report)
         else:
@@ -92,25 +106,26 @@ def check_data(
 def _refuse_unused(data: str, kind: str, given: Mapping[str, object]) -> None:
     """Raises: ConfigError for an option that is given and is for another task."""
     for name, value in given.items():
-        if value is not None and kind != ONLY_FOR[name]:
+        if value is not None and kind not in ONLY_FOR[name]:
             raise ConfigError(
-                f"--{name} is for --task {ONLY_FOR[name]}, but {data} is checked as data of {kind}: leave --{name} "
-                "out, or give --task"
+                f"--{name} is for --task {' or '.join(ONLY_FOR[name])}, but {data} is checked as data of {kind}: "
+                f"leave --{name} out, or give --task"
             )
 
 
 def kind_of(path: Path, source: str = "en", target: str = "de") -> str:
     """The task that a folder or table is for, by its files; class folders and tables of images if nothing else fits."""
     if path.is_dir():
-        if voc.is_voc(path) or detection.annotation_files(path):
+        if any(known.files(path) for known in formats.FORMATS[:2]):
             return "detection"
         if any((path / f"train.{language}{end}").exists() for language in (source, target) for end in ("", ".gz")):
             return "translation"
-        try:
-            if segmentation.find_folders(path):
-                return "segmentation"
-        except DataError:
-            pass
+        if layouts.has_masks(path):
+            return "segmentation"
+        if formats.has_annotations(path):
+            return "detection"
+    if lists.list_files(path):
+        return "classification"
     if text.is_table(path):
         files = text.tables(path).values()
         return "sequences" if all(_has_text(file) for file in files) else "classification"
@@ -122,10 +137,15 @@ def _has_text(file: Path) -> bool:
 
 
 @contextmanager
-def _collected(messages: list[str]) -> Iterator[None]:
-    """Collect what the readers of the block skip with a warning."""
+def _collected(report: DataReport) -> Iterator[None]:
+    """What the readers of the block skip becomes a problem, what else they warn of a warning."""
+
+    def emit(record: logging.LogRecord) -> None:
+        said = record.getMessage()
+        (report.problems if said.startswith(SKIPPED) else report.warnings).append(said.removeprefix(SKIPPED))
+
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: messages.append(record.getMessage().removeprefix("skipped: "))  # type: ignore[method-assign]
+    handler.emit = emit  # type: ignore[method-assign]
     log = logging.getLogger("regard.data")
     propagate, log.propagate = log.propagate, False
     log.addHandler(handler)
@@ -143,6 +163,7 @@ class _Pictures:
         self.report, self.total, self.read, self.line = report, total, 0, ProgressLine()
         self.copies: dict[bytes, dict[str, str]] = defaultdict(dict)
         self.largest: dict[str, list[int]] = defaultdict(list)
+        self.notes = Notes()
 
     def add(self, split: str, source: Source, name: str) -> tuple[tuple[int, int], str] | None:
         """(height, width) and mode of an image, or None with a problem if it cannot be read."""
@@ -150,17 +171,21 @@ class _Pictures:
         self.line.show(f"{self.read} of {self.total} images read")
         try:
             content = source if isinstance(source, bytes) else Path(str(source)).read_bytes()
-            shape = decode(content, None, 3).shape
+            shape = decode(source, None, 3).shape
         except Exception as error:  # Pillow raises various errors for a damaged file
             self.report.problems.append(f"{name} cannot be read as an image: {error}")
             return None
         self.copies[hashlib.sha256(content).digest()].setdefault(split, name)
-        mode, largest = _mode(content)
+        mode, largest, left_out = _mode(content)
+        if left_out:
+            self.notes.add(f"images of which {left_out} are left out", name)
         self.largest[split] += [] if largest is None else [largest]
         return (shape[0], shape[1]), mode
 
     def compare(self) -> None:
-        """Add a warning for each image that is in several splits, and for each split whose 16 bits are hardly used."""
+        """Add warnings of images that are in several splits, of parts of images that are not read, and of splits whose
+        16 bits are hardly used."""
+        self.report.warnings += self.notes.sentences()
         for split, largest in self.largest.items():
             if largest and max(largest) < DARK:
                 self.report.warnings.append(
@@ -172,14 +197,11 @@ class _Pictures:
                 self.report.warnings.append(f"the same image in {_listed(places)}")
 
 
-def _mode(content: bytes) -> tuple[str, int | None]:
-    """The mode of an image, and the largest value of one with 16 bits."""
-    import io
-
-    from PIL import Image
-
-    with Image.open(io.BytesIO(content)) as image:
-        return image.mode, int(np.asarray(image).max()) if image.mode.startswith("I") else None
+def _mode(content: bytes) -> tuple[str, int | None, str]:
+    """The mode of an image, the largest value of one with 16 bits, and what `decode` leaves out."""
+    with opened(content) as image:
+        left_out = lost(image)
+        return image.mode, int(np.asarray(image).max()) if image.mode.startswith("I") else None, left_out
 
 
 def _different(what: str, *sizes: tuple[int, ...]) -> str:
@@ -249,8 +271,8 @@ def _only_in_test(report: DataReport, unit: str) -> None:
     report.problems += [f"class {name} has no {unit} for training" for name in tested if name not in trained]
 
 
-def _segmentation(path: Path, void: int, classes: int, report: DataReport) -> None:
-    pairs = segmentation.find_pairs(path)
+def _segmentation(path: Path, void: int, classes: int, exif: str, report: DataReport) -> None:
+    layout, pairs = segmentation.layout_of(path, void, exif)
     pictures = _Pictures(report, sum(map(len, pairs.values())))
     masks: dict[str, list[_Mask]] = {}
     for split, files in pairs.items():
@@ -260,7 +282,7 @@ def _segmentation(path: Path, void: int, classes: int, report: DataReport) -> No
         for image, file in files:
             read = pictures.add(split, image, str(image))
             try:
-                mask = segmentation.read_mask(file)
+                mask = layouts.read_mask(file, layout.colours)
             except DataError as error:
                 report.problems.append(str(error))
                 continue
@@ -268,7 +290,7 @@ def _segmentation(path: Path, void: int, classes: int, report: DataReport) -> No
                 report.problems.append(_different(f"{file} and its image", mask.shape, read[0]))
             if read is not None:
                 masks[split].append(_Mask(file, set(np.unique(mask).tolist()), read))
-    _labels(path, pairs["train"][0][1].parent, masks, void, classes, report)
+    _labels(path, layout, segmentation.place_of(pairs["train"]), masks, void, classes, report)
     pictures.compare()
 
 
@@ -276,70 +298,81 @@ def _segmentation(path: Path, void: int, classes: int, report: DataReport) -> No
 class _Mask:
     """A mask with its labels, and size and mode of its image."""
 
-    file: Path
+    file: layouts.Mask
     labels: set[int]
     image: tuple[tuple[int, int], str]
 
 
 def _labels(
-    path: Path, folder: Path, masks: dict[str, list[_Mask]], void: int, classes: int, report: DataReport
+    path: Path,
+    layout: layouts.Layout,
+    folder: Path,
+    masks: dict[str, list[_Mask]],
+    void: int,
+    classes: int,
+    report: DataReport,
 ) -> None:
     """The classes of the masks of each split, and what a training would refuse in them. folder: of training masks."""
     train = set[int]().union(*(mask.labels for mask in masks["train"]))
     names: dict[int, str] = {}
+    unused: int | None = void
     try:
-        spelled, labels = segmentation.class_labels(path, folder, lambda: train, void, classes)
+        spelled, labels, unused = segmentation.class_labels(path, folder, lambda: train, void, classes, layout=layout)
         names = dict(zip(labels, spelled, strict=True))
     except DataError as error:
         report.problems.append(str(error))
     if names and len(train & set(names)) < 2:
-        given = ", ".join(map(str, sorted(train)))
-        report.problems.append(
-            f"the training masks have the labels {given} alone, and {void} is void: write objects as 1, or give --void"
-        )
+        learned = ", ".join(names[label] for label in sorted(train & set(names))) or "no class"
+        hint = f"; label {void} is void and does not count" if void in train else ""
+        report.problems.append(f"the training masks of {path} have pixels of {learned} alone{hint}")
+    known = {*names, *([] if unused is None else [unused])}
     for split, part in masks.items():
         present = set[int]().union(*(mask.labels for mask in part))
         for label in sorted(present):
             found = [mask.image for mask in part if label in mask.labels]
-            name = f"{label} (void)" if label == void else names.get(label, str(label))
+            is_void = label == unused or (layout.others and label not in names)
+            name = f"{label} (void)" if is_void else names.get(label, str(label))
             report.rows.append({"split": split, "class": name, "images": len(found), **_ranges(found)})
         report.problems += [
-            segmentation.unknown_label(mask.file, segmentation.read_mask(mask.file), list(names), void)
+            segmentation.unknown_label(mask.file, layouts.read_mask(mask.file, layout.colours), list(names), unused)
             for mask in part
-            if names and not mask.labels <= {*names, void}
+            if names and not layout.others and not mask.labels <= known
         ]
         report.problems += [
             f"class {names[label]} has no images for training" for label in sorted(present & set(names) - train)
         ]
 
 
-def _detection(path: Path, with_masks: bool, report: DataReport) -> None:
+def _detection(path: Path, task: type[Boxes], exif: str, report: DataReport) -> None:
+    choices = detection.Choices(task.kind == "segm", "skip", exif)
+    formats.format_of(path)
     try:
-        classes, splits = detection.read_splits(path, with_masks, corrupt="skip")
+        own_data = detection.read_own(path, choices)
     except DataError as error:
-        if not report.problems:  # of the annotations that were skipped
-            raise
         report.problems.append(str(error))
         return
+    classes, splits = own_data.categories.names, own_data.splits
     pictures = _Pictures(report, sum(map(len, splits.values())))
     for split, scenes in splits.items():
-        objects, images, found = Counter[int](), Counter[int](), []
+        objects, images, crowds, found = Counter[int](), Counter[int](), Counter[int](), []
         for scene in scenes:
             read = pictures.add(split, scene.source, scene.name)
             if read is not None and read[0] != scene.size:
                 report.problems.append(_different(f"{scene.name} and its annotation", read[0], scene.size))
             found += [read] if read is not None else []
-            objects.update(scene.objects.labels.tolist())
-            images.update(set(scene.objects.labels.tolist()))
+            single = scene.objects.labels[~scene.objects.crowd].tolist()
+            objects.update(single)
+            images.update(set(single))
+            crowds.update(scene.objects.labels[scene.objects.crowd].tolist())
         for label, name in enumerate(classes):
             line = {"split": split, "class": name, "objects": objects[label], "images": images[label]}
-            report.rows.append(line | _ranges(found))
+            report.rows.append(line | ({"crowds": crowds[label]} if crowds else {}) | _ranges(found))
         empty = sum(not len(scene.objects) for scene in scenes)
-        if empty == len(scenes):
-            report.problems.append(f"the {split} split of {path} has no objects in any image")
-        elif empty:
+        if 0 < empty < len(scenes):
             report.warnings.append(f"{empty} of {len(scenes)} images of {split} have no object")
-    _only_in_test(report, "objects")
+    report.problems += detection.training_problems(path, classes, splits)
+    usual = task.defaults("")["task"]["size"]
+    report.warnings += [said for said in [detection.tiny("train", splits["train"], usual, task.resize)] if said]
     pictures.compare()
 
 

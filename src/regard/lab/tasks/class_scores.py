@@ -32,6 +32,14 @@ def check_classes(data: str, classes: Sequence[str], trained: Sequence[str]) -> 
         )
 
 
+def check_subset(data: str, classes: Sequence[str], trained: Sequence[str]) -> None:
+    """Raises: DataError if other data have a class that the training data do not have."""
+    unknown = [name for name in classes if name not in trained]
+    if unknown:
+        shown, known = (f"{', '.join(names[:5])}{', ...' * (len(names) > 5)}" for names in (unknown, trained))
+        raise DataError(f"{data} has classes that the training data do not have: {shown}; the run has {known}")
+
+
 def majority(labels: np.ndarray) -> float:
     """The share of the most frequent of some labels (n,) in percent."""
     return 100 * float(np.bincount(labels).max() / len(labels))

@@ -3,6 +3,7 @@
 import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -92,3 +93,8 @@ class ImageTask(Task):
         check_classes(data, found.classes, record["class_names"])
         if found.channels != len(record["normal"][0]):
             raise DataError(f"the run takes images of {len(record['normal'][0])} channels, {data} has {found.channels}")
+
+
+def same_data(trained: str, data: str) -> bool:
+    """Whether two paths name the data that a run was trained on."""
+    return Path(data).resolve() == Path(trained).resolve()

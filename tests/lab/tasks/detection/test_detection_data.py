@@ -11,7 +11,7 @@ import pytest
 from regard.core import DataError
 from regard.images import digest
 from regard.lab.tasks.detection import Detection, Instances, data, masks
-from regard.lab.tasks.detection.coco import read_scenes
+from regard.lab.tasks.detection.coco import Reading, content_of, scenes_of
 from small_scenes import SIZE, coco_folder, voc_folder
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -89,7 +89,7 @@ def _set(part: str, field: str, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_set("annotations", "bbox", [50, 10, 20, 10]), r"annotation 2 in 3.png: its box \[50, 10, 20, 10\].* outside"),
+        (_set("annotations", "bbox", [70, 10, 20, 10]), r"annotation 2 in 3.png: its box \[70, 10, 20, 10\].* outside"),
         (_set("annotations", "bbox", [5, 10, 0, 10]), "annotation 2 in 3.png: .*has no area"),
         (_set("annotations", "bbox", [5, 10, float("nan"), 10]), "annotation 2 in 3.png: its bbox is"),
         (_set("annotations", "bbox", [5, 10, 10]), "annotation 2 in 3.png: its bbox is"),
@@ -100,7 +100,7 @@ def _set(part: str, field: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (_set("images", "file_name", "gone.png"), "image 2, gone.png, is not in .*images"),
         (_set("images", "width", 0), "image 2 has no valid file_name, width and height"),
         (_set("categories", "id", 7), "category id 7 occurs twice"),
-        (lambda made: made["annotations"][2].pop("bbox"), r"annotation number 3 \(id 3\) has no bbox"),
+        (lambda made: made["annotations"][2].pop("bbox"), "annotation 3 in 3.png: it has no bbox"),
         (lambda made: made.pop("categories"), "no list 'categories'"),
         (lambda made: made["images"].clear(), "has no images"),
         (lambda made: made["annotations"].clear(), "the train split of .* has no objects"),
@@ -125,7 +125,7 @@ def test_wrong_annotations_are_refused_before_images_are_read(tmp_path: Path, mo
 
 
 def test_skip_leaves_out_what_is_wrong_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = changed(coco_folder(tmp_path / "own"), _set("annotations", "bbox", [50, 10, 20, 10]))
+    folder = changed(coco_folder(tmp_path / "own"), _set("annotations", "bbox", [70, 10, 20, 10]))
     (folder / "images" / "5.png").unlink()
     train = data.load(str(folder), False, "skip").splits["train"]
     assert [scene.number for scene in train] == [1, 2, 3, 4, 6]
@@ -193,7 +193,7 @@ def test_bad_masks_are_named(tmp_path: Path, segmentation: Any, words: str) -> N
 
 
 def test_a_folder_of_no_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no train.json"):
+    with pytest.raises(DataError, match="no train.json"):
         data.load(str(tmp_path), False, "stop")
     with pytest.raises(DataError, match="unknown data set 'bcd'.*bccd"):
         data.load("bcd", False, "stop")
@@ -261,5 +261,5 @@ def test_bccd_and_nuclei_are_complete(data_root: Path) -> None:
 
 def test_images_are_looked_for_beside_the_annotations(tmp_path: Path) -> None:
     folder = coco_folder(tmp_path / "own")
-    _, scenes = read_scenes(folder / "train.json", [folder / "images"], False, "stop")
+    _, scenes = scenes_of(folder, content_of(folder / "train.json"), [folder / "images"], Reading())
     assert [scene.source for scene in scenes] == [folder / "images" / f"{number}.png" for number in range(1, 7)]

@@ -119,7 +119,7 @@ def other_size(path: Path) -> None:
 
 
 def colours(path: Path) -> None:
-    Image.fromarray(np.zeros((*SIZE, 3), np.uint8)).save(path / "trainannot" / "train1.png")
+    Image.fromarray(np.full((*SIZE, 3), (1, 1, 2), np.uint8)).save(path / "trainannot" / "train1.png")
 
 
 def no_mask(path: Path) -> None:
@@ -276,20 +276,6 @@ def test_large_images_are_enlarged_one_at_a_time(monkeypatch: pytest.MonkeyPatch
     with torch.inference_mode():
         expected = enlarged(model(normalised(images, statistics, CPU)), (16, 24)).argmax(1)
     assert torch.equal(found.long(), expected)
-
-
-def test_masks_of_0_and_255_are_named_as_what_they_are(tmp_path: Path) -> None:
-    """The second label is void: no pixel of an object would count."""
-    for split in ("train", "test"):
-        for index in range(2):
-            save(tmp_path / split, str(index), 255 * labels(index, 2))
-    with pytest.raises(DataError, match=r"has 1 classes; expected 2 to 255; label 255 is void and does not count"):
-        read(tmp_path)
-    (tmp_path / "classes.txt").write_text("ground\nobject\n")
-    with pytest.raises(DataError, match=r"have pixels of ground alone, and of 255, which is void .* objects as 1"):
-        read(tmp_path)
-    (problem,) = check_data(str(tmp_path)).problems
-    assert problem.startswith("the training masks have the labels 0, 255 alone, and 255 is void")
 
 
 def test_a_mask_in_jpeg_has_lost_its_labels(tmp_path: Path) -> None:

@@ -46,8 +46,9 @@ class Classification(ValidationPart, ImageTask):
     size: (height, width) of images. classes: outputs of the host, 0 = as many as the data set has. init: see
     `regard.lab.tasks.weights.redraw`; pretrained hosts need "host". split: "test", "held" for the training images that
     are reserved for tuning, or "val" for the validation part. val: share of the training images that are validated on
-    instead, drawn by val_seed; 0 = none. limit: number of training and test images, 0 = all: the first ones, or evenly
-    spaced ones of a set that is sorted by class, as folders are. cut: images keep their own size and are cropped to
+    instead, drawn by val_seed; 0 = none. A part "val" beside the test of the user's own data takes the place of the
+    share. limit: number of training and test images, 0 = all: the first ones, or evenly spaced ones of a set that is
+    sorted by class, as folders are. cut: images keep their own size and are cropped to
     `size` (at random in training, at the centre in the test). corrupt: stop at an image that cannot be read, or skip
     it. download: torchvision's sets. class_weights: factor of each class in the loss, () = all 1.
     Raises: ConfigError.
@@ -116,7 +117,9 @@ class Classification(ValidationPart, ImageTask):
             )
 
     def identity(self) -> "Classification":
-        return dataclasses.replace(self, data=identity(self.data, self.digest), digest="", download=False, extra=())
+        return dataclasses.replace(
+            self, data=identity(self.data, self.digest, self._reserved), digest="", download=False, extra=()
+        )
 
     def at_most(self, number: int) -> "Classification":
         """The same task with `limit` at most `number`."""
@@ -125,11 +128,17 @@ class Classification(ValidationPart, ImageTask):
     def data_set(self) -> ImageSet:
         """The decoded data set. Raises: DataError."""
         image_set = load(
-            self.data, self.size, cut=self.cut, corrupt=self.corrupt, download=self.download, kind=self.digest
-        )
+            self.data, self.size, cut=self.cut, corrupt=self.corrupt, download=self.download, kind=self.digest,
+            reserved=self._reserved,
+        )  # fmt: skip
         if self.classes and self.classes < len(image_set.classes):
             raise DataError(f"{image_set.name} has {len(image_set.classes)} classes, the task allows {self.classes}")
         return image_set
+
+    @property
+    def _reserved(self) -> bool:
+        """Whether a part "val" of the user's own data is read: the validation part, in the place of the share `val`."""
+        return bool(self.val) or self.split == "held"
 
     def train_images(self) -> Images:
         """The training split, at most `limit` images, without the validation part.
@@ -138,7 +147,7 @@ class Classification(ValidationPart, ImageTask):
         """
         image_set = self.data_set()
         images = self._limited(image_set.train)
-        if not self.val:
+        if not self.val or _own_part(image_set) is not None:
             return images
         part = images.take(self.divided(len(images))[0])
         lost = np.setdiff1d(images.labels, part.labels)
@@ -161,6 +170,8 @@ class Classification(ValidationPart, ImageTask):
 
     def _validation_images(self, image_set: ImageSet) -> Images:
         """The part of the training images that is not trained on; on a canvas each has one fixed position."""
+        if (own := _own_part(image_set)) is not None:
+            return self._limited(own)
         images = self._limited(image_set.train)
         images = images.take(self.divided(len(images))[1])
         if not image_set.canvas:
@@ -395,6 +406,11 @@ class Classification(ValidationPart, ImageTask):
         """A file's pixels (h, w, channels), cropped at the centre like the test images of the task's data."""
         pixels = read_image(source, size_before_centre(self.data, self.size, self.cut), channels)
         return centre(pixels[None], self.size)[0]
+
+
+def _own_part(image_set: ImageSet) -> Images | None:
+    """The part "val" of the user's own data."""
+    return image_set.held if image_set.name.startswith("own:") else None
 
 
 def _mixed_loss(

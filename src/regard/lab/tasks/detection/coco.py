@@ -2,14 +2,15 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from regard.core import DataError
-from regard.files.paths import check_utf8, printable, user_path
-from regard.images.images import SUFFIXES
+from regard.files.paths import check_utf8, files_below, printable, user_path
+from regard.images.images import SUFFIXES, AsStored, kinds_of_images, size_of
+from regard.images.notes import Notes
 
 from . import masks
 from .scenes import Rle, Scene, objects_of
@@ -21,7 +22,7 @@ LARGEST = 1e30
 LARGEST_SIDE = 2**20
 """Pixels of the longest side of an image that is read."""
 TOLERANCE = 1.0
-"""Pixels by which a box may reach beyond its image: annotations round. It is clipped."""
+"""Pixels by which a box may reach beyond its image without a warning: annotations round. All boxes are clipped."""
 
 
 @dataclass(frozen=True)
@@ -45,79 +46,164 @@ def read_json(file: Path) -> Any:
         raise DataError(f"{file} cannot be read: {error}") from error
 
 
-def read_scenes(file: Path, folders: list[Path], with_masks: bool, corrupt: str) -> tuple[Categories, list[Scene]]:
-    """The categories and scenes of an annotation file. folders: where its images may be.
-
-    corrupt: "stop" at the first wrong annotation or missing image, or "skip" it with a warning. "leave out": wrong
-    annotations, with one message about all of them, for COCO itself, of whose boxes two have no height.
-    Raises: DataError that names the file and the annotation.
-    """
+def content_of(file: Path) -> dict[str, Any]:
+    """The content of an annotation file. Raises: DataError if it is not that of COCO's format."""
     content = read_json(file)
     if not isinstance(content, dict):
         raise DataError(f"{file} is no object with images, annotations and categories, but a {type(content).__name__}")
     for part in ("images", "annotations", "categories"):
         if not isinstance(content.get(part), list):
             raise DataError(f"{file} has no list {part!r}; expected COCO annotations: images, annotations, categories")
-    categories = _categories(file, content["categories"])
-    images = _by_id(file, "image", content["images"], ("file_name", "width", "height"))
+    return content
+
+
+def scenes_of(
+    file: Path,
+    content: Mapping[str, list[Any]],
+    folders: list[Path],
+    reading: "Reading",
+    more: Sequence[Path] = (),
+    root: Path | None = None,
+    places: Sequence[str] = (),
+) -> tuple[Categories, list[Scene]]:
+    """The categories and scenes of the content of an annotation file, or of what another format's reader made of files.
+
+    folders: where the images may be, and more: where else. root: a folder in which an image that is not there is looked
+    for by its name alone. places: of the annotations, for messages; without them they are named by their ids.
+    Raises: DataError that names the file and the annotation.
+    """
+    categories, labels = _categories(file, content["categories"])
+    images = _by_id(file, "image", content["images"], ("id", "file_name"))
     if not images:
         raise DataError(f"{file} has no images")
-    annotations = _by_id(file, "annotation", content["annotations"], ("image_id", "category_id", "bbox"))
-    wrong = Wrong(corrupt)
-    sources = {number: source for number, image in images.items() if (source := _source(file, image, folders, wrong))}
-    rows: dict[int, list[dict[str, Any]]] = {number: [] for number in images}
-    labels = {number: label for label, number in enumerate(categories.ids)}
-    for number, annotation in annotations.items():
-        where = f"{file}: annotation {number}"
-        ids = annotation["image_id"], annotation["category_id"]
-        if not all(isinstance(value, int) and not isinstance(value, bool) for value in ids):
-            wrong(f"{where} has image_id {ids[0]!r} and category_id {ids[1]!r}; expected whole numbers")
-        elif annotation["image_id"] not in images:
-            wrong(f"{where} is of image {annotation['image_id']}, which is not among the images")
-        elif annotation["category_id"] not in labels:
-            known = ", ".join(map(str, categories.ids[:20]))
-            wrong(f"{where} has category {annotation['category_id']}; the categories are {known}")
-        elif annotation["image_id"] in sources:
-            row = _checked(where, annotation, images[annotation["image_id"]], with_masks, wrong)
+    annotations = _by_id(file, "annotation", content["annotations"], ("image_id", "category_id"))
+    find = _Finder(file, folders, more, root, reading)
+    sources = {number: source for number, image in images.items() if (source := find(number, image))}
+    sizes = {n: _size(file, n, images[n], source, reading) for n, source in sources.items()}
+    rows: dict[Any, list[dict[str, Any]]] = {number: [] for number in images}
+    boxes: list[tuple[Any, tuple[int, int]]] = []
+    for index, (number, annotation) in enumerate(annotations.items()):
+        where = places[index] if places else f"{file}: annotation {number}"
+        image, category = _plain(annotation["image_id"]), _plain(annotation["category_id"])
+        if image is None or category is None:
+            wrong = f"image_id {annotation['image_id']!r} and category_id {annotation['category_id']!r}"
+            reading.wrong(f"{where} has {wrong}; expected numbers or texts")
+        elif image not in images:
+            reading.wrong(f"{where} is of image {image}, which is not among the images")
+        elif category not in labels:
+            known = ", ".join(map(str, list(labels)[:20]))
+            reading.wrong(f"{where} has category {category}; the categories are {known}")
+        elif image in sources:
+            place = f"{where} in {printable(images[image]['file_name'])}"
+            boxes.append((annotation.get("bbox"), sizes[image]))
+            ids = annotation["image_id"], annotation["category_id"]
+            reading.mended |= (
+                not annotation.get("bbox") or annotation.get("iscrowd", 0) is None or ids != (image, category)
+            )
+            row = _checked(place, annotation, sizes[image], reading)
             if row is not None:
-                rows[annotation["image_id"]].append({**row, "label": labels[annotation["category_id"]]})
-    wrong.summarise(file)
+                rows[image].append({**row, "label": labels[category]})
+    _check_corners(file, boxes)
+    reading.summarise(file)
+    numbers = {n: n if isinstance(n, int) else index for index, n in enumerate(images, 1)}
     scenes = [
-        Scene(str(source), source, (images[n]["height"], images[n]["width"]), _objects(rows[n], with_masks), n)
+        Scene(str(source), source, sizes[n], _objects(rows[n], reading.with_masks), numbers[n])
         for n, source in sources.items()
     ]
     if not scenes:
         raise DataError(f"{file}: none of its images is there")
-    if corrupt == "skip":
-        _check_kept(file, categories, annotations.values(), scenes)
+    if reading.corrupt == "skip":
+        _check_kept(file, categories, labels, annotations.values(), scenes)
     return categories, scenes
 
 
+def _plain(value: Any) -> int | str | None:
+    """An id as it is compared: 7, 7.0 and "7" are one; None for what is no id."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19 and str(int(value)) == value:
+        value = int(value)
+    return value if isinstance(value, int | str) and not isinstance(value, bool) and value != "" else None
+
+
+def _size(file: Path, number: Any, image: Mapping[str, Any], source: Path, reading: "Reading") -> tuple[int, int]:
+    """(height, width) as annotated, or of the image's header where nothing is annotated. Raises: DataError."""
+    sides: tuple[Any, Any] = (image.get("height"), image.get("width"))
+    if sides == (None, None):
+        reading.measured.add(source)
+        return size_of(AsStored(source) if reading.exif == "keep" else source)
+    whole = [int(side) if isinstance(side, float) and side.is_integer() else side for side in sides]
+    if not all(isinstance(side, int) and not isinstance(side, bool) and 0 < side <= LARGEST_SIDE for side in whole):
+        raise DataError(f"{file}: image {number} has no valid file_name, width and height")
+    return whole[0], whole[1]
+
+
+def _check_corners(file: Path, boxes: list[tuple[Any, tuple[int, int]]]) -> None:
+    """Raises: DataError if most boxes leave their image, and all fit into it as left, top, right, bottom."""
+    given = [(box, size) for box, size in boxes if _four_numbers(box)]
+    beyond = [box for box, (height, width) in given
+              if box[0] + box[2] > width + TOLERANCE or box[1] + box[3] > height + TOLERANCE]  # fmt: skip
+    if len(beyond) * 2 <= len(given):
+        return
+    if all(
+        box[0] < box[2] <= width + TOLERANCE and box[1] < box[3] <= height + TOLERANCE for box, (height, width) in given
+    ):
+        raise DataError(
+            f"{file}: {len(beyond)} of {len(given)} boxes, such as {list(beyond[0])}, leave their image, and all fit "
+            "as [left, top, right, bottom]; a bbox is [left, top, width, height]: correct them"
+        )
+
+
 def _check_kept(
-    file: Path, categories: Categories, annotations: Iterable[Mapping[str, Any]], scenes: list[Scene]
+    file: Path,
+    categories: Categories,
+    labels: Mapping[Any, int],
+    annotations: Iterable[Mapping[str, Any]],
+    scenes: list[Scene],
 ) -> None:
     """Raises: DataError for a category whose objects were all skipped."""
-    kept = {categories.ids[label] for scene in scenes for label in scene.objects.labels}
-    named = {number for entry in annotations if isinstance(number := entry["category_id"], int)}
-    lost = [name for number, name in zip(categories.ids, categories.names, strict=True) if number in named - kept]
+    kept = {int(label) for scene in scenes for label in scene.objects.labels}
+    named = {labels.get(_plain(entry["category_id"])) for entry in annotations}
+    lost = [name for label, name in enumerate(categories.names) if label in named - kept]
     if lost:
         raise DataError(f"{file}: all annotations of category {lost[0]} were skipped; correct or remove them")
 
 
-class Wrong:
-    """What happens with a wrong entry: an error, a warning, or a place in `summarise`. Raises: DataError."""
+CLIPPED = "boxes that reach beyond their image and are clipped"
+ELSEWHERE = "images that are not where the annotations say, found by their names"
+APART = "boxes that are not those of their polygons, which are read as they are"
 
-    def __init__(self, corrupt: str) -> None:
-        self.corrupt = corrupt
+
+class Reading:
+    """How annotations are read: the choices, and what is found on the way.
+
+    corrupt: "stop" at the first wrong annotation or missing image, or "skip" it with a warning. "leave out": wrong
+    annotations, with one message about all of them, for COCO itself, of whose boxes two have no height.
+    exif: as for `regard.images.turned.annotated_as_stored`. notes: what is unusual and read. mended: whether something
+    was read that older versions skipped, so that a run with corrupt="skip" has other data than theirs. measured: images
+    whose size is not annotated, but that of their header.
+    """
+
+    def __init__(self, corrupt: str = "stop", with_masks: bool = False, exif: str = "") -> None:
+        self.corrupt, self.with_masks, self.exif = corrupt, with_masks, exif
         self.left_out: list[str] = []
+        self.notes = Notes()
+        self.mended = False
+        self.measured: set[Path] = set()
 
-    def __call__(self, message: str, annotation: bool = True) -> None:
-        """annotation: whether an object is wrong, not an image."""
+    def note(self, kind: str, place: object) -> None:
+        """Count something that is read now, and was refused or skipped by older versions."""
+        self.notes.add(kind, place)
+        self.mended = True
+
+    def wrong(self, message: str, annotation: bool = True) -> None:
+        """annotation: whether an object is wrong, not an image. Raises: DataError."""
         if self.corrupt == "leave out" and annotation:
             self.left_out.append(message)
             return
         if self.corrupt != "skip":
-            raise DataError(f'{message}; correct or remove it, or pass corrupt="skip" to leave it out')
+            then = "its object then counts as background" if annotation else "the image is then not used"
+            raise DataError(f'{message}; correct or remove it, or pass corrupt="skip" to leave it out ({then})')
         log.warning("skipped: %s", message)
 
     def summarise(self, file: Path) -> None:
@@ -126,6 +212,7 @@ class Wrong:
             log.warning(
                 "%s: %d wrong annotations are left out, the first: %s", file, len(self.left_out), self.left_out[0]
             )
+        self.left_out = []
 
 
 def _objects(rows: list[dict[str, Any]], with_masks: bool) -> Any:
@@ -134,92 +221,143 @@ def _objects(rows: list[dict[str, Any]], with_masks: bool) -> Any:
     return objects_of(columns["box"], columns["label"], columns["crowd"], columns["area"], found)
 
 
-def _by_id(file: Path, kind: str, entries: list[Any], fields: tuple[str, ...]) -> dict[int, dict[str, Any]]:
-    """The entries by their id. Raises: DataError for one without its fields, or an id that occurs twice."""
-    by_id: dict[int, dict[str, Any]] = {}
+def _by_id(file: Path, kind: str, entries: list[Any], fields: tuple[str, ...]) -> dict[Any, dict[str, Any]]:
+    """The entries by their id, which may be missing where it is not among the fields. Raises: DataError for an entry
+    without its fields, or an id that occurs twice."""
+    by_id: dict[Any, dict[str, Any]] = {}
     for index, entry in enumerate(entries):
         if not isinstance(entry, dict):
             raise DataError(f"{file}: {kind} number {index + 1} is no object")
-        missing = [name for name in ("id", *fields) if name not in entry]
+        missing = [name for name in fields if name not in entry]
         if missing:
             raise DataError(f"{file}: {kind} number {index + 1} (id {entry.get('id')}) has no {', '.join(missing)}")
-        number = entry["id"]
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise DataError(f"{file}: {kind} number {index + 1} has the id {number!r}; expected a whole number")
+        number = _plain(entry.get("id"))
+        if number is None and "id" in fields:
+            raise DataError(f"{file}: {kind} number {index + 1} has the id {entry['id']!r}; expected a number or text")
+        number = f"number {index + 1}" if number is None else number
         if number in by_id:
             raise DataError(f"{file}: the {kind} id {number} occurs twice; ids must be unique")
         by_id[number] = entry
-    if kind == "image":
-        for number, entry in by_id.items():
-            sides = entry["width"], entry["height"]
-            whole = all(isinstance(side, int) and 0 < side <= LARGEST_SIDE for side in sides)
-            if not whole or not isinstance(entry["file_name"], str):
-                raise DataError(f"{file}: image {number} has no valid file_name, width and height")
     return by_id
 
 
-def _categories(file: Path, entries: list[Any]) -> Categories:
-    by_id = _by_id(file, "category", entries, ("name",))
+def _categories(file: Path, entries: list[Any]) -> tuple[Categories, dict[Any, int]]:
+    """The categories, and the label of each id. Ids that are texts are replaced by numbers from 1."""
+    by_id = _by_id(file, "category", entries, ("id", "name"))
     if not by_id:
         raise DataError(f"{file} has no categories")
-    ids = tuple(sorted(by_id))
+    ids = sorted(by_id, key=lambda number: (isinstance(number, str), number))
     names = tuple(str(by_id[number]["name"]) for number in ids)
     for name in names:
         check_utf8(Path(name), DataError)
     double = next((name for index, name in enumerate(names) if name in names[:index]), None)
     if double is not None:
         raise DataError(f"{file} has two categories {double!r}; their names must differ")
-    return Categories(ids, names)
+    numbers = tuple(ids) if all(isinstance(number, int) for number in ids) else tuple(range(1, len(ids) + 1))
+    return Categories(numbers, names), {number: label for label, number in enumerate(ids)}
 
 
-def _source(file: Path, image: Mapping[str, Any], folders: list[Path], wrong: Wrong) -> Path | None:
-    """The path of an image, None if it is skipped. Raises: DataError for one that the digest does not cover."""
-    name = Path(image["file_name"])
-    if name.is_absolute() or any(part.startswith(".") for part in name.parts) or name.suffix.lower() not in SUFFIXES:
-        raise DataError(
-            f"{file}: image {image['id']} has the file_name {printable(str(name))}; expected an image in a folder of "
-            f"the data, not hidden, with one of {', '.join(sorted(SUFFIXES))}"
+class _Finder:
+    """The files of the images of an annotation file; the arguments are those of `scenes_of`."""
+
+    def __init__(
+        self, file: Path, folders: list[Path], more: Sequence[Path], root: Path | None, reading: Reading
+    ) -> None:
+        self.file, self.folders, self.more, self.root, self.reading = file, folders, more, root, reading
+        self.below: dict[str, list[Path]] | None = None
+
+    def __call__(self, number: Any, image: Mapping[str, Any]) -> Path | None:
+        """The path of an image, None if it is skipped. Raises: DataError for one that the digest does not cover."""
+        given = image["file_name"]
+        if not isinstance(given, str):
+            raise DataError(f"{self.file}: image {number} has no valid file_name, width and height")
+        name = Path(given.replace("\\", "/"))
+        told = f"{self.file}: image {number} has the file_name {printable(given)}"
+        if name.is_absolute() or PureWindowsPath(given).drive:
+            raise DataError(f"{told}, an absolute path; write it from the folder of the images on")
+        hidden = any(part.startswith(".") for part in name.parts if part != "..")
+        if hidden or name.suffix.lower() not in SUFFIXES:
+            raise DataError(f"{told}; expected an image that is not hidden, {kinds_of_images()}")
+        if ".." not in name.parts:
+            for folder in (*self.folders, *self.more):
+                path = user_path(folder / name, DataError)
+                if path.exists():
+                    self.reading.mended |= folder not in self.folders or "\\" in given
+                    return path
+        elsewhere = self._named(name.name) if self.root is not None else []
+        if len(elsewhere) == 1:
+            self.reading.note(ELSEWHERE, elsewhere[0])
+            return elsewhere[0]
+        looked = " or ".join(str(folder) for folder in self.folders)
+        found = self.below or {}
+        near = next((files[0].name for key, files in found.items() if key.lower() == name.name.lower()), "")
+        more = f", where {len(elsewhere)} images have its name" if elsewhere else f"; there is {near}" * bool(near)
+        self.reading.wrong(
+            f"{self.file}: image {number}, {printable(given)}, is not in {looked}{more}", annotation=False
         )
-    for folder in folders:
-        path = user_path(folder / name, DataError)
-        if path.exists():
-            return path
-    looked = " or ".join(str(folder) for folder in folders)
-    wrong(f"{file}: image {image['id']}, {image['file_name']}, is not in {looked}", annotation=False)
-    return None
+        return None
+
+    def _named(self, name: str) -> list[Path]:
+        if self.below is None:
+            self.below = {}
+            for path in files_below(self.root or Path(), SUFFIXES):
+                self.below.setdefault(path.name, []).append(path)
+        return self.below.get(name, [])
 
 
 def _checked(
-    where: str, annotation: Mapping[str, Any], image: Mapping[str, Any], with_masks: bool, wrong: Wrong
+    place: str, annotation: Mapping[str, Any], size: tuple[int, int], reading: Reading
 ) -> dict[str, Any] | None:
-    """Box, crowd, area and mask of an annotation; None if it is wrong and skipped."""
-    size = (image["height"], image["width"])
-    problem = box_problem(annotation["bbox"], size)
+    """Box, crowd, area and mask of an annotation; None if it is wrong and skipped. place: for messages."""
+    segmentation = annotation.get("segmentation")
+    bbox: Any = annotation.get("bbox")
+    outline = _box_of(segmentation)
+    if bbox in (None, []) and segmentation:
+        bbox = outline or masks.box_of(segmentation, size)
+    problem = "it has no bbox" if bbox is None else box_problem(bbox, size)
     if problem:
-        wrong(f"{where} in {image['file_name']}: {problem}")
+        reading.wrong(f"{place}: {problem}")
         return None
+    if outline and any(
+        abs(one - two) > max(2.0, 0.1 * side)
+        for one, two, side in zip(bbox, outline, (*outline[2:], *outline[2:]), strict=True)
+    ):
+        reading.notes.add(APART, place)
+    if beyond(bbox, size):
+        reading.note(CLIPPED, place)
     mask = None
-    if with_masks:
-        if annotation.get("segmentation") in (None, [], {}):
-            wrong(f"{where} in {image['file_name']} has no segmentation; --task detection needs boxes alone")
+    if reading.with_masks:
+        if segmentation in (None, [], {}):
+            reading.wrong(f"{place} has no segmentation; --task detection needs boxes alone")
             return None
         try:
-            mask = masks.from_annotation(annotation["segmentation"], size)
+            mask = masks.from_annotation(segmentation, size)
             if not masks.area(mask):
                 raise ValueError("its mask is empty")
         except ValueError as error:
-            wrong(f"{where} in {image['file_name']}: {error}")
+            reading.wrong(f"{place}: {error}")
             return None
-    left, top, width, height = map(float, annotation["bbox"])
+    left, top, width, height = map(float, bbox)
     right, bottom = min(left + width, size[1]), min(top + height, size[0])
-    crowd, area = annotation.get("iscrowd", 0), annotation.get("area")
+    crowd, area = annotation.get("iscrowd") or 0, annotation.get("area")
     if crowd not in (0, 1):
-        wrong(f"{where} in {image['file_name']} has iscrowd {crowd!r}; expected 0 or 1")
+        reading.wrong(f"{place} has iscrowd {crowd!r}; expected 0 or 1")
         return None
     if not _is_number(area) or not isinstance(area, int | float) or area < 0:
-        area = masks.area(mask) if mask is not None else width * height
+        inside = (right - max(left, 0.0)) * (bottom - max(top, 0.0)) if beyond(bbox, size) else width * height
+        area = masks.area(mask) if mask is not None else inside
     box = (max(left, 0.0), max(top, 0.0), right, bottom)
     return {"box": box, "crowd": bool(crowd), "area": float(area), "mask": mask}
+
+
+def _box_of(segmentation: Any) -> list[float]:
+    """[left, top, width, height] around polygons; [] for what is none."""
+    if not isinstance(segmentation, list) or not all(isinstance(part, list) for part in segmentation):
+        return []
+    xs, ys = ([value for part in segmentation for value in part[first::2]] for first in (0, 1))
+    if not xs or len(xs) != len(ys) or not all(map(_is_number, [*xs, *ys])):
+        return []
+    return [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
 
 
 def _is_number(value: Any) -> bool:
@@ -227,17 +365,24 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
+def _four_numbers(bbox: Any) -> bool:
+    return isinstance(bbox, list | tuple) and len(bbox) == 4 and all(map(_is_number, bbox))
+
+
 def box_problem(bbox: Any, size: tuple[int, int]) -> str:
     """What is wrong with a box [left, top, width, height] in an image of size (height, width); "" if nothing."""
-    numbers = isinstance(bbox, list | tuple) and len(bbox) == 4
-    if not numbers or not all(_is_number(value) for value in bbox):
+    if not _four_numbers(bbox):
         return f"its bbox is {bbox}, expected four numbers [left, top, width, height]"
     left, top, width, height = bbox
     if width <= 0 or height <= 0:
         return f"its box {list(bbox)} has no area"
-    outside = left < -TOLERANCE or top < -TOLERANCE
-    if outside or left + width > size[1] + TOLERANCE or top + height > size[0] + TOLERANCE:
-        return f"its box {list(bbox)} (left, top, width, height) is outside the image of {size[1]}x{size[0]} pixels"
     if left >= size[1] or top >= size[0] or left + width <= 0 or top + height <= 0:
-        return f"its box {list(bbox)} lies beside the image of {size[1]}x{size[0]} pixels"
+        return f"its box {list(bbox)} (left, top, width, height) is outside the image of {size[1]}x{size[0]} pixels"
     return ""
+
+
+def beyond(bbox: Sequence[float], size: tuple[int, int]) -> bool:
+    """Whether a box reaches beyond its image by more than `TOLERANCE`."""
+    left, top, width, height = bbox
+    outside = left < -TOLERANCE or top < -TOLERANCE
+    return outside or left + width > size[1] + TOLERANCE or top + height > size[0] + TOLERANCE

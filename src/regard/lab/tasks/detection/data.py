@@ -1,22 +1,31 @@
 """Data sets for detection: named ones, and the user's own in the formats of COCO and Pascal VOC."""
 
+import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
-from regard.core import DataError
+import numpy as np
+
+from regard.core import DataError, Problems
 from regard.files.paths import files_below
 from regard.images import digest as digests
-from regard.images.folders import SPLITS
-from regard.images.images import SUFFIXES
+from regard.images.images import SUFFIXES, AsStored, size_of
+from regard.images.notes import Notes
 from regard.images.streams import generator
+from regard.images.turned import annotated_as_stored
 from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.lab.data.cued import COUNTS, CUED, SOURCES, canvas
 from regard.lab.data.cued import SIZE as CUED_SIZE
 from regard.lab.data.cued import checksum as cued_checksum
 from regard.lab.data.generated import revised
 
-from . import coco, masks, voc
+from ..class_scores import check_subset
+from . import coco, masks
+from .coco import Reading
+from .feed import fitted
+from .formats import Splits, format_of
 from .scenes import Scene, SceneSet, objects_of
 
 FOLDERS = {name: f"REGARD_DATA/{name}" for name in ("bccd", "nuclei", "coco")}
@@ -24,29 +33,46 @@ FOLDERS = {name: f"REGARD_DATA/{name}" for name in ("bccd", "nuclei", "coco")}
 NAMED = {**SOURCES, **FOLDERS}
 
 
-def identity(data: str, with_masks: bool, corrupt: str, kind: str = "") -> str:
-    """The data in a run's key: the name of a named set, or a digest of the user's own data.
+@dataclass(frozen=True)
+class Choices:
+    """How the user's own data are read: fields of the task. corrupt: "stop" at what is wrong, or "skip" it with a
+    warning. exif: as for `regard.images.turned.annotated_as_stored`. digest: see `regard.images.digest`."""
+
+    with_masks: bool = False
+    corrupt: str = "stop"
+    exif: str = ""
+    digest: str = ""
+
+
+def identity(data: str, with_masks: bool, corrupt: str, kind: str = "", exif: str = "") -> str:
+    """The data in a run's key: the name of a named set, or a digest of the user's own data, which ends in "@2" where
+    something is read that older versions skipped.
 
     The arguments and errors are those of `load`; annotations are checked before the bytes of images are read.
     """
-    return revised(data) if data in NAMED else f"own:{digest(path_of(data), with_masks, corrupt, kind)}"
+    if data in NAMED:
+        return revised(data)
+    path, choices = path_of(data), Choices(with_masks, corrupt, exif, kind)
+    mended = choices.corrupt == "skip" and own_splits(path, choices).mended
+    return f"own:{digest(path, choices)}{'@2' * mended}"
 
 
 def path_of(data: str) -> Path:
     """The user's own folder. Raises: DataError if `data` is neither a known name nor an existing path."""
-    return own_path(data, NAMED, "a folder with train.json and images/ (COCO), or of Pascal VOC")
+    return own_path(data, NAMED, "a folder with annotations of COCO, Pascal VOC, YOLO or labelme")
 
 
-def load(data: str, with_masks: bool, corrupt: str, kind: str = "") -> SceneSet:
-    """A set by name or path. corrupt: "stop" at what is wrong, or "skip" it with a warning.
+def load(data: str, with_masks: bool, corrupt: str, kind: str = "", exif: str = "", whole: bool = False) -> SceneSet:
+    """A set by name or path; the other arguments are for the user's own data, see `Choices`.
 
-    kind: of the digest of the user's own data, see `regard.images.digest`. Raises: DataError.
+    whole: without a division and without the checks of what a training needs, to be scored. Raises: DataError.
     """
     if data in CUED:
         return _cued(data, with_masks, folder_in_use())
+    choices = Choices(with_masks, corrupt, exif, kind)
     path = folder_of(data) if data in FOLDERS else path_of(data)
-    total = _named_digest(path) if data in FOLDERS else digest(path, with_masks, corrupt, kind)
-    return _load(path, data if data in FOLDERS else "", with_masks, corrupt, total)
+    total = _named_digest(path) if data in FOLDERS else digest(path, choices, whole)
+    return _load(path, data if data in FOLDERS else "", choices, total, whole)
 
 
 @lru_cache(maxsize=4)
@@ -56,129 +82,180 @@ def _named_digest(path: Path) -> str:
 
 
 @lru_cache(maxsize=4)
-def _load(path: Path, name: str, with_masks: bool, corrupt: str, total: str) -> SceneSet:
+def _load(path: Path, name: str, choices: Choices, total: str, whole: bool) -> SceneSet:
+    checksum = total.ljust(64, "0")
     if name:
-        categories, splits = _with_objects(
-            path, with_masks, "leave out" if name == "coco" and corrupt == "stop" else corrupt
-        )
+        corrupt = "leave out" if name == "coco" and choices.corrupt == "stop" else choices.corrupt
+        reading = Reading(corrupt, choices.with_masks, "turn")
+        categories, splits = _with_objects(path, *_divided(*format_of(path).read(path, reading)))
     else:
-        categories, splits = _own_splits(path, with_masks, corrupt)
-    return SceneSet(name or f"own:{total}", categories.names, categories.ids, 3, splits, total.ljust(64, "0"))
+        own = own_splits(path, choices, whole)
+        categories, splits = own.categories, own.splits
+        if own.mended or own.as_stored or whole:  # the cache of prepared images needs another key
+            marks = f"{total}-{own.mended}-{own.as_stored}-{whole}"
+            checksum = hashlib.sha256(marks.encode()).hexdigest()
+    return SceneSet(name or f"own:{total}", categories.names, categories.ids, 3, splits, checksum)
 
 
-def _with_objects(path: Path, with_masks: bool, corrupt: str) -> tuple[coco.Categories, dict[str, Sequence[Scene]]]:
-    categories, splits = _read_splits(path, with_masks, corrupt)
+def _with_objects(path: Path, categories: coco.Categories, splits: Splits) -> tuple[coco.Categories, Splits]:
     for split, scenes in splits.items():
         if not any(len(scene.objects) for scene in scenes):
             raise DataError(f"the {split} split of {path} has no objects in any image")
     return categories, splits
 
 
+@dataclass(frozen=True, eq=False)
+class OwnSplits:
+    """The user's own categories and scenes. mended: as in `Reading`. as_stored: EXIF data turn no image."""
+
+    categories: coco.Categories
+    splits: Splits
+    mended: bool
+    as_stored: bool
+
+
 @lru_cache(maxsize=4)
-def _own_splits(path: Path, with_masks: bool, corrupt: str) -> tuple[coco.Categories, dict[str, Sequence[Scene]]]:
-    """The user's own categories and scenes, read once in a process, as `digest` is."""
-    categories, splits = _with_objects(path, with_masks, corrupt)
-    _check_classes(path, splits, categories.names)
-    return categories, splits
+def own_splits(path: Path, choices: Choices, whole: bool = False) -> OwnSplits:
+    """The user's own data, read once in a process, as `digest` is. Raises: DataError for what no training can use."""
+    own = read_own(path, choices, whole)
+    if not whole:
+        problems = Problems(training_problems(path, own.categories.names, own.splits))
+        problems.raise_all()
+    return own
 
 
-def read_splits(path: Path, with_masks: bool, corrupt: str) -> tuple[tuple[str, ...], dict[str, Sequence[Scene]]]:
-    """The names of the classes, and the scenes of each split; no image is read. Raises: DataError."""
-    categories, splits = _read_splits(path, with_masks, corrupt)
-    return categories.names, splits
+def read_own(path: Path, choices: Choices, whole: bool = False) -> OwnSplits:
+    """The user's own categories and scenes; no image is decoded. What is unusual is one warning for each kind.
 
-
-def _read_splits(path: Path, with_masks: bool, corrupt: str) -> tuple[coco.Categories, dict[str, Sequence[Scene]]]:
-    if voc.is_voc(path):
-        if with_masks:
-            raise DataError(f"{path} is read as Pascal VOC, for boxes alone; for --task instances use COCO's format")
-        categories, found = voc.read_splits(path, corrupt)
-        splits: dict[str, Sequence[Scene]] = dict(found)
-    else:
-        categories, splits = _coco_splits(path, with_masks, corrupt)
-    return categories, _divided(splits["train"]) if len(splits) == 1 else splits
-
-
-def annotation_files(path: Path) -> dict[str, Path]:
-    """The annotation files of a folder of COCO's format by split, in the folder or in `annotations`.
-
-    A file has the name of its split, or this name and a year at its end: "instances_val2017.json".
+    Raises: DataError.
     """
-    for folder in (path, path / "annotations"):
-        files = sorted(folder.glob("*.json"))
-        found: dict[str, Path] = {}
-        for split, names in SPLITS.items():
-            for name in names:
-                stems = {file.stem.lower(): file for file in files}
-                matches = [stem for stem in stems if stem == name or stem.rstrip("0123456789") == f"instances_{name}"]
-                if len(matches) > 1:
-                    raise DataError(f"{folder} has several annotation files of {split}: {', '.join(matches)}.json")
-                if matches:
-                    found.setdefault(split, stems[matches[0]])
-        if found:
-            return found
-    return {}
-
-
-def _coco_splits(path: Path, with_masks: bool, corrupt: str) -> tuple[coco.Categories, dict[str, Sequence[Scene]]]:
-    files = annotation_files(path)
-    if "train" not in files:
-        raise DataError(
-            f"{path} has no train.json (or annotations/instances_train*.json), and no Annotations and ImageSets/Main "
-            "of Pascal VOC; expected one of these formats"
+    reading = Reading(choices.corrupt, choices.with_masks, choices.exif)
+    try:
+        categories, splits = format_of(path).read(path, reading)
+        sizes = (
+            (scene.file, partial(_annotated_size, scene, reading)) for scenes in splits.values() for scene in scenes
         )
-    splits: dict[str, Sequence[Scene]] = {}
-    categories: coco.Categories | None = None
-    for split, file in files.items():
-        end = file.stem.removeprefix("instances_")
-        folders = [path / "images", path / "images" / end, path / end, path]
-        found, splits[split] = coco.read_scenes(file, [f for f in folders if f.is_dir()], with_masks, corrupt)
-        if categories is not None and found != categories:
-            raise DataError(f"{file} has other categories than {files['train']}: {_difference(found, categories)}")
-        categories = found
-    assert categories is not None
-    return categories, splits
+        as_stored = annotated_as_stored(path, sizes, choices.exif, reading.notes)
+        if as_stored:
+            splits = {split: [_kept(scene, reading) for scene in scenes] for split, scenes in splits.items()}
+        if not whole:
+            if "train" not in splits:
+                raise DataError(
+                    f"{path} has a split {', '.join(splits)}, but no train.json or other images for training"
+                )
+            categories, splits = _divided(categories, splits)
+        _count_crowds(splits, reading.notes)
+    finally:
+        reading.notes.warn()
+    return OwnSplits(categories, splits, reading.mended, as_stored)
 
 
-def _difference(one: coco.Categories, other: coco.Categories) -> str:
-    pairs = [dict(zip(part.ids, part.names, strict=True)) for part in (one, other)]
-    number = next(n for n in sorted({*pairs[0], *pairs[1]}) if pairs[0].get(n) != pairs[1].get(n))
-    return f"category {number} is {pairs[0].get(number)!r} here and {pairs[1].get(number)!r} there"
+def _annotated_size(scene: Scene, reading: Reading) -> tuple[int, int] | None:
+    return None if scene.source in reading.measured else scene.size
 
 
-def _divided(scenes: Sequence[Scene]) -> dict[str, Sequence[Scene]]:
-    """Training and validation: every fifth scene of a fixed permutation is for the validation."""
+def _kept(scene: Scene, reading: Reading) -> Scene:
+    """A scene whose image is not turned."""
+    source = AsStored(scene.file)
+    size = size_of(source) if scene.source in reading.measured else scene.size
+    return replace(scene, source=source, size=size)
+
+
+def _count_crowds(splits: Splits, notes: Notes) -> None:
+    total = sum(len(scene.objects) for scenes in splits.values() for scene in scenes)
+    for scenes in splits.values():
+        for scene in scenes:
+            for _ in range(int(scene.objects.crowd.sum())):
+                notes.add(
+                    f"crowds (iscrowd 1) among {total} objects, which are not learned and not searched for", scene.name
+                )
+
+
+def tiny(split: str, scenes: Sequence[Scene], size: tuple[int, int], resize: str) -> str:
+    """A sentence on objects with a side of less than a pixel when images are resized; "" without any."""
+    number = total = 0
+    for scene in scenes:
+        inside = fitted(scene.size, size, resize)
+        sides = scene.objects.boxes[:, 2:] - scene.objects.boxes[:, :2]
+        scaled = sides * (inside[1] / scene.size[1], inside[0] / scene.size[0])
+        number += int((scaled < 1).any(1).sum())
+        total += len(sides)
+    if not number:
+        return ""
+    return (
+        f"{number} of {total} objects of {split} ({100 * number / total:.0f} %) have a side of less than a pixel in "
+        f"images of {size[0]}x{size[1]}: take larger images (--size), or tiles"
+    )
+
+
+def _divided(categories: coco.Categories, splits: Splits) -> tuple[coco.Categories, Splits]:
+    """Training and validation: without another split every fifth scene of a fixed permutation is for the validation."""
+    if len(splits) > 1:
+        return categories, splits
+    scenes = splits["train"]
     order = generator("detection", "split").permutation(len(scenes))
     held = set(order[::5].tolist())
     if len(held) == len(scenes):
         raise DataError("there is one image only; training and validation need at least one each")
-    return {
+    return categories, {
         "train": [scene for row, scene in enumerate(scenes) if row not in held],
         "val": [scene for row, scene in enumerate(scenes) if row in held],
     }
 
 
-def _check_classes(path: Path, splits: dict[str, Sequence[Scene]], names: tuple[str, ...]) -> None:
-    """Raises: DataError for a class that has objects, but none in training images."""
-    found = {
-        split: {int(label) for scene in scenes for label in scene.objects.labels} for split, scenes in splits.items()
-    }
+def training_problems(path: Path, names: tuple[str, ...], splits: Splits) -> list[str]:
+    """What a training does not do with: a split without objects, a class without objects to learn."""
+    problems = []
+    found: dict[str, set[int]] = {}
+    crowds: dict[int, int] = {}
+    for split, scenes in splits.items():
+        single = [scene.objects.labels[~scene.objects.crowd] for scene in scenes]
+        found[split] = {int(label) for labels in single for label in labels}
+        if split == "train":
+            for scene in scenes:
+                for label in scene.objects.labels[scene.objects.crowd].tolist():
+                    crowds[label] = crowds.get(label, 0) + 1
+        if not found[split]:
+            crowd = any(len(scene.objects) for scene in scenes)
+            problems.append(f"the {split} split of {path} has no objects in any image{_INSTEAD * crowd}")
+    for label, number in crowds.items():
+        if label not in found["train"] and found["train"]:
+            problems.append(f"all {number} objects of {names[label]} in the train split of {path} are crowds{_INSTEAD}")
     for split, labels in found.items():
-        if only := labels - found["train"]:
-            raise DataError(
-                f"{names[min(only)]} has objects in the {split} split of {path}, but in no training image; add "
-                "training images of it, or remove the category"
+        for label in sorted(labels - found["train"] - set(crowds)) if found["train"] else ():
+            problems.append(
+                f"{names[label]} has objects in the {split} split of {path}, but in no training image; add training "
+                "images of it, or remove the category"
             )
+    return problems
+
+
+_INSTEAD = " but crowds, which are not learned: CVAT writes iscrowd 1 with every mask; set it to 0 for single objects"
+
+
+def with_classes(data: str, scene_set: SceneSet, names: Sequence[str]) -> SceneSet:
+    """A set with the classes that a model was trained on, of which it has some. Raises: DataError if it has others."""
+    if list(scene_set.classes) == list(names):
+        return scene_set
+    used = {int(label) for scenes in scene_set.splits.values() for scene in scenes for label in scene.objects.labels}
+    check_subset(data, [name for label, name in enumerate(scene_set.classes) if label in used], names)
+    place = {name: label for label, name in enumerate(names)}
+    table = np.array([place.get(name, -1) for name in scene_set.classes], np.int64)
+    splits = {
+        split: [replace(scene, objects=replace(scene.objects, labels=table[scene.objects.labels])) for scene in scenes]
+        for split, scenes in scene_set.splits.items()
+    }
+    return replace(scene_set, classes=tuple(names), splits=splits)
 
 
 @lru_cache(maxsize=16)
-def digest(path: Path, with_masks: bool, corrupt: str, kind: str = "") -> str:
+def digest(path: Path, choices: Choices, whole: bool = False) -> str:
     """What stands for a folder's annotations and images in the key of a run, whatever its path.
 
     Raises: DataError, for annotations that `load` refuses before all bytes of the images are read.
     """
-    _own_splits(path, with_masks, corrupt)
-    return digests.identity_of(path, _images(path), kind, _annotations(path))
+    own_splits(path, choices, whole)
+    return digests.identity_of(path, _images(path), choices.digest, _annotations(path))
 
 
 def _images(path: Path) -> dict[str, Path]:
@@ -188,10 +265,7 @@ def _images(path: Path) -> dict[str, Path]:
 
 def _annotations(path: Path) -> dict[str, Path]:
     """The annotation files by their relative names."""
-    texts = [*annotation_files(path).values()]
-    if voc.is_voc(path):
-        texts = [*sorted((path / "ImageSets" / "Main").glob("*.txt")), *sorted((path / "Annotations").glob("*.xml"))]
-    return digests.relative(path, texts)
+    return digests.relative(path, format_of(path).files(path))
 
 
 class _Canvases(Sequence[Scene]):

@@ -47,6 +47,17 @@ def area(rle: Rle) -> int:
     return int(mask.area([rle])[0])
 
 
+def box_of(segmentation: Any, size: tuple[int, int]) -> list[float] | None:
+    """[left, top, width, height] of the mask of an annotation; None if it is wrong or empty."""
+    mask = _library()
+
+    try:
+        left, top, width, height = mask.toBbox([from_annotation(segmentation, size)])[0].tolist()
+    except ValueError:
+        return None
+    return [left, top, width, height] if width and height else None
+
+
 def as_text(rle: Rle) -> dict[str, Any]:
     """An encoding for JSON: its counts as a string."""
     counts = rle["counts"]

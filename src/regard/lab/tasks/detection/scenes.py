@@ -1,7 +1,8 @@
 """Scenes: images with the boxes and masks of their objects."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,12 @@ class Scene:
     objects: Objects
     number: int
 
+    @property
+    def file(self) -> Path:
+        """The source, of a scene that was read from a file."""
+        assert isinstance(self.source, Path)
+        return self.source
+
 
 @dataclass(frozen=True, eq=False)
 class SceneSet:
@@ -55,7 +62,7 @@ class SceneSet:
     classes: tuple[str, ...]
     category_ids: tuple[int, ...]
     channels: int
-    splits: dict[str, Sequence[Scene]]
+    splits: Mapping[str, Sequence[Scene]]
     checksum: str
 
 

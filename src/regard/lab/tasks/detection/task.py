@@ -1,6 +1,7 @@
 """Object detection and instance segmentation: Faster, Mask and Cascade R-CNN with any host as their backbone."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,10 +25,11 @@ from regard.images.streams import generator
 from regard.swapping.inspect import explained_inputs
 
 from ..base import Prediction, Record, Score, Training, Trial
-from ..image_task import ImageTask
+from ..image_task import ImageTask, same_data
 from ..validation import ValidationPart
 from . import data as data_sets
 from . import presets
+from .data import tiny, with_classes
 from .feed import AUGMENTS, Batch, Batches, Split, canvas, readable, resized, scaled_size
 from .networks import Detector, Heads, detection_backbone, make_detector
 from .networks.padding import cannot_hide
@@ -36,6 +38,8 @@ from .predictions import Frame, as_json, found_in, predictions_of
 from .scenes import Scene, SceneSet
 from .score import Found, evaluate
 from .trivial import trivial_answer
+
+log = logging.getLogger("regard.data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +55,9 @@ class Boxes(ValidationPart, ImageTask):
     head, mask_head: see `regard.lab.tasks.detection.networks.Heads`. detections: the largest number in an image, 0 =
     100, or one and a half of the largest number of objects in a training image where that is above 100. split: that is
     evaluated, "val", "test", or "held" for the validation part. limit: number of images of each split, 0 = all: the
-    first ones. corrupt: stop at an image or annotation that is wrong, or skip it with a warning. val, val_seed: the
-    validation part, see `regard.lab.tasks.validation.ValidationPart`; it is always drawn from the training images.
+    first ones. corrupt: stop at an image or annotation that is wrong, or skip it with a warning. exif: "keep" takes the
+    user's own pictures as they are stored, "turn" as their EXIF data say, "" = as they were annotated. val, val_seed:
+    the validation part, see `regard.lab.tasks.validation.ValidationPart`; it is always drawn from the training images.
     Raises: ConfigError.
     """
 
@@ -82,6 +87,7 @@ class Boxes(ValidationPart, ImageTask):
     split: Literal["val", "test", "held"] = "val"
     limit: int = 0
     corrupt: Literal["stop", "skip"] = "stop"
+    exif: Literal["", "keep", "turn"] = ""
     val: float = 0.0
     val_seed: int = 0
 
@@ -117,14 +123,17 @@ class Boxes(ValidationPart, ImageTask):
             )
 
     def identity(self) -> "Boxes":
-        name = data_sets.identity(self.data, self.kind == "segm", self.corrupt, self.digest)
+        name = data_sets.identity(self.data, self.kind == "segm", self.corrupt, self.digest, self.exif)
         return dataclasses.replace(self, data=name, digest="", extra=())
 
     # data
 
     def data_set(self) -> SceneSet:
         """The data set. Raises: DataError."""
-        return data_sets.load(self.data, self.kind == "segm", self.corrupt, self.digest)
+        return self._loaded()
+
+    def _loaded(self, whole: bool = False) -> SceneSet:
+        return data_sets.load(self.data, self.kind == "segm", self.corrupt, self.digest, self.exif, whole)
 
     def part(self, split: str) -> Split:
         """Images and targets of a split: "train", "val", "test" or "held", at most `limit`. Raises: DataError."""
@@ -278,11 +287,23 @@ class Boxes(ValidationPart, ImageTask):
         ).score()
 
     def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
+        """As in `Task`; the classes are those of the run, of which the user's own data may have some.
+
+        Their split of the name `split` is scored, else their only one, which may be all images, else the one for the
+        test or the validation.
+        """
         other = self.on(data)
-        scene_set = other.data_set()
+        own = data not in self.sets and not same_data(self.data, data)
+        scene_set = other._loaded(whole=own)
+        split: str = other.split
+        if own:
+            scene_set = with_classes(data, scene_set, record["class_names"])
+            if split not in scene_set.splits:
+                split = next(name for name in ("test", "val", "train") if name in scene_set.splits)
         self.check_fits(data, scene_set, record)
-        found = predictions_of(self.frame(record), model, other.part(other.split), device)
-        return evaluate(other.test_scenes(), found, scene_set.classes, self.kind, record["detections"]).score()
+        part = _split(other, split, scene_set)
+        found = predictions_of(self.frame(record), model, part, device)
+        return evaluate(part.scenes, found, scene_set.classes, self.kind, record["detections"]).score()
 
     @property
     def chance(self) -> float:
@@ -342,6 +363,8 @@ def _split(task: Boxes, split: str, scene_set: SceneSet) -> Split:
         scenes = readable(scenes, scene_set.channels, f"{scene_set.checksum[:16]}-{name}")
     if task.limit and task.limit < len(scenes):
         scenes = [scenes[row] for row in range(task.limit)]
+    if name == "train" and task.data not in task.sets and (said := tiny(name, scenes, task.size, task.resize)):
+        log.warning("%s", said)
     key = "" if task.data.startswith("cued") else f"{scene_set.checksum[:16]}-{split}-{task.limit}-{task.corrupt}"
     if task.val and name == "train":
         scenes = Subset(scenes, task.divided(len(scenes))[split == "held"])

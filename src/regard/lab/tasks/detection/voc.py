@@ -1,44 +1,101 @@
-"""Data of Pascal VOC's format: JPEGImages, Annotations/*.xml and ImageSets/Main/*.txt."""
+"""Data of Pascal VOC's format: Annotations/*.xml, with or without JPEGImages and ImageSets/Main/*.txt."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from regard.core import DataError
+from regard.files.paths import files_below, printable, subfolders, visible
+from regard.images.folders import split_of_name
+from regard.images.images import SUFFIXES as IMAGES
+from regard.images.images import AsStored, size_of
 
-from .coco import LARGEST_SIDE, Categories, Wrong, box_problem
+from .coco import CLIPPED, LARGEST_SIDE, Categories, Reading, beyond, box_problem
 from .scenes import Scene, objects_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
-"""Of images, in this order."""
+"""Of images, in this order; others after them."""
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
+_FLAGS = ("1", "-1", "0")
+"""Second words of a line of a list: whether the image has an object of a class."""
 
 
 def is_voc(path: Path) -> bool:
-    """Whether a folder has the format."""
+    """Whether a folder has the format with its lists."""
     return (path / "Annotations").is_dir() and (path / "ImageSets" / "Main").is_dir()
 
 
-def read_splits(path: Path, corrupt: str) -> tuple[Categories, dict[str, list[Scene]]]:
+def texts(path: Path) -> list[Path]:
+    """The lists and annotations of a folder with lists."""
+    return [*sorted((path / "ImageSets" / "Main").glob("*.txt")), *sorted((path / "Annotations").glob("*.xml"))]
+
+
+def xml_files(path: Path) -> list[Path]:
+    """The annotations of a folder without lists: in Annotations, beside the images, or in the folders of splits."""
+    folders = [path / "Annotations"] if (path / "Annotations").is_dir() else [path, *split_folders(path).values()]
+    files = [folder / entry.name for folder in folders for entry in visible(folder) if entry.name.endswith(".xml")]
+    return files if files and _root_of(files[0]) == "annotation" else []
+
+
+def split_folders(path: Path) -> dict[str, Path]:
+    """The folders "train", "val" and "test" that a folder has under these names or their like."""
+    named = ((split_of_name(folder.name), folder) for folder in subfolders(path))
+    return {split: folder for split, folder in reversed(list(named)) if split}
+
+
+def _root_of(file: Path) -> str:
+    try:
+        return ElementTree.parse(file).getroot().tag
+    except (ElementTree.ParseError, OSError, LookupError, ValueError):
+        return ""
+
+
+def read_lists(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene]]]:
     """The categories, which are the sorted names of all objects, and the scenes of train.txt, val.txt and test.txt.
 
+    Without train.txt, trainval.txt or default.txt names the images for training, but for those of the other lists.
     Boxes are in pixels from 1, the last one included, as VOC has them; objects that are marked as difficult are
-    ordinary ones. corrupt: as in `coco.read_scenes`. Raises: DataError that names the file.
+    ordinary ones. Raises: DataError that names the file.
     """
-    lists = {split: path / "ImageSets" / "Main" / f"{split}.txt" for split in ("train", "val", "test")}
-    present = {split: file for split, file in lists.items() if file.exists()}
-    if "train" not in present:
-        raise DataError(f"{lists['train']} does not exist; it names the images for training, one a line")
-    wrong = Wrong(corrupt)
+    folder = path / "ImageSets" / "Main"
+    names = {split: _names(file) for split in ("train", "val", "test") if (file := folder / f"{split}.txt").exists()}
+    if "train" not in names:
+        whole = next((file for name in ("trainval", "default") if (file := folder / f"{name}.txt").exists()), None)
+        if whole is None:
+            raise DataError(f"{folder / 'train.txt'} does not exist; it names the images for training, one a line")
+        others = {name for part in names.values() for name in part}
+        names = {"train": [name for name in _names(whole) if name not in others], **names}
+    annotations, images = path / "Annotations", path / "JPEGImages"
+    files = {split: [(annotations / f"{name}.xml", images / name) for name in part] for split, part in names.items()}
+    return _read_all(annotations, files, reading)
+
+
+def read_files(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene]]]:
+    """As `read_lists`, for annotations without lists: in folders of splits, or all for training."""
+    beside = {file.with_suffix("").name: file for file in reversed(files_below(path, IMAGES))}
+    files: dict[str, list[tuple[Path, Path]]] = {}
+    for xml in xml_files(path):
+        split = split_of_name(xml.parent.name) if xml.parent != path else ""
+        image = beside.get(xml.stem, xml).with_suffix("")
+        files.setdefault(split or "train", []).append((xml, xml.with_suffix("") if split else image))
+    return _read_all(path, {split: files[split] for split in ("train", "val", "test") if split in files}, reading)
+
+
+def _read_all(
+    where: Path, files: dict[str, list[tuple[Path, Path]]], reading: Reading
+) -> tuple[Categories, dict[str, list[Scene]]]:
+    """files: for each split the annotations, and their images without suffix."""
+    if reading.with_masks:
+        raise DataError(f"{where} is read as Pascal VOC, for boxes alone; for --task instances use COCO's format")
     raw: dict[str, list[dict[str, Any]]] = {}
-    for split, file in present.items():
-        names = _names(file)
-        raw[split] = [entry for name in names if (entry := _read(path, name, wrong)) is not None]
+    for split, part in files.items():
+        raw[split] = [entry for xml, image in part if (entry := _read(xml, image, reading)) is not None]
         if not raw[split]:
-            raise DataError(f"{file} names no image that can be read")
+            raise DataError(f"{where}: no image of the {split} split can be read")
     names = sorted({name for entries in raw.values() for entry in entries for name in entry["names"]})
     if not names:
-        raise DataError(f"{path / 'Annotations'} has no objects")
+        raise DataError(f"{where} has no objects")
     labels = {name: label for label, name in enumerate(names)}
     splits = {}
     for split, entries in raw.items():
@@ -53,11 +110,15 @@ def read_splits(path: Path, corrupt: str) -> tuple[Categories, dict[str, list[Sc
 
 
 def _names(file: Path) -> list[str]:
-    """The names of images in a list: the first word of each line. Raises: DataError."""
+    """The names of images in a list: each line without a flag at its end. Raises: DataError."""
     try:
-        names = [line.split()[0] for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
+    names = []
+    for line in lines:
+        words = line.rsplit(maxsplit=1)
+        names.append(words[0] if len(words) == 2 and words[1] in _FLAGS else line)
     outside = next((name for name in names if name.startswith(".") or "/" in name), None)
     if outside is not None:
         raise DataError(f"{file} names {outside}; expected the name of an image in JPEGImages, without suffix")
@@ -67,42 +128,50 @@ def _names(file: Path) -> list[str]:
     return names
 
 
-def _read(path: Path, name: str, wrong: Wrong) -> dict[str, Any] | None:
-    """Source, size, boxes and names of objects of an image; None if it is skipped."""
-    source = next((file for end in SUFFIXES if (file := path / "JPEGImages" / f"{name}{end}").is_file()), None)
+def image_of(stem: Path, suffixes: Iterable[str] = (*SUFFIXES, *sorted(IMAGES))) -> Path | None:
+    """The image of a path without suffix; None if there is none."""
+    return next((file for end in suffixes if (file := stem.with_name(f"{stem.name}{end}")).is_file()), None)
+
+
+def _read(file: Path, image: Path, reading: Reading) -> dict[str, Any] | None:
+    """Source, size, boxes and names of objects of an image; None if it is skipped. image: its path without suffix."""
+    source = image_of(image)
     if source is None:
-        wrong(f"there is no image {path / 'JPEGImages' / name} ({', '.join(SUFFIXES[:3])})")
+        reading.wrong(f"there is no image {image} ({', '.join(SUFFIXES[:3])})", annotation=False)
         return None
-    file = path / "Annotations" / f"{name}.xml"
     try:
         root = ElementTree.parse(file).getroot()
-        size = (int(_text(root, "size/height")), int(_text(root, "size/width")))
+        if root.find("size") is None:
+            size = size_of(AsStored(source) if reading.exif == "keep" else source)
+        else:
+            size = (int(_text(root, "size/height")), int(_text(root, "size/width")))
     except ElementTree.ParseError as error:
         line, column = error.position
-        wrong(f"{file} is no valid XML: line {line}, column {column + 1}: {error}")
+        reading.wrong(f"{file} is no valid XML: line {line}, column {column + 1}: {error}", annotation=False)
         return None
     except DataError:
         raise
     except (OSError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
-        wrong(f"{file} cannot be read: {error}")
+        reading.wrong(f"{file} cannot be read: {error}", annotation=False)
         return None
     if not all(0 < side <= LARGEST_SIDE for side in size):
-        wrong(f"{file} has the size {size[1]}x{size[0]} (width x height), which no image has")
+        reading.wrong(f"{file} has the size {size[1]}x{size[0]} (width x height), which no image has", annotation=False)
         return None
     boxes, names = [], []
     for number, item in enumerate(root.iter("object"), 1):
         try:
-            left, top, right, bottom = (
-                float(_text(item, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax")
-            )
+            left, top, right, bottom = (float(_text(item, f"bndbox/{side}")) for side in _SIDES)
             label = _text(item, "name").strip()
         except ValueError as error:
-            wrong(f"{file}: object {number}: {error}")
+            reading.wrong(f"{file}: object {number}: {error}")
             continue
-        problem = box_problem([left - 1, top - 1, right - left + 1, bottom - top + 1], size)
+        box = [left - 1, top - 1, right - left + 1, bottom - top + 1]
+        problem = box_problem(box, size)
         if problem or not label:
-            wrong(f"{file}: object {number} ({label}): {problem or 'it has no name'}")
+            reading.wrong(f"{file}: object {number} ({printable(label)}): {problem or 'it has no name'}")
             continue
+        if beyond(box, size):
+            reading.note(CLIPPED, f"{file}: object {number}")
         boxes.append((max(left - 1, 0.0), max(top - 1, 0.0), min(right, size[1]), min(bottom, size[0])))
         names.append(label)
     return {"source": source, "size": size, "boxes": boxes, "names": names}

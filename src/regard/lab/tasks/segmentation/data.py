@@ -1,24 +1,34 @@
 """Images with masks: the user's own folders, camvid, and the generated cued sets."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from regard.core import DataError, Problems
-from regard.files.paths import files_below, subfolders
+from regard.core import DataError
+from regard.files.paths import files_below
 from regard.images import digest
-from regard.images.folders import SPLITS
-from regard.images.images import SUFFIXES, image_errors, mean_and_deviation, read_image, size_of
+from regard.images.images import SUFFIXES, AsStored, mean_and_deviation, read_image, size_of
 from regard.images.normalise import Statistics
+from regard.images.notes import Notes
 from regard.images.own import IN_MEMORY
-from regard.images.streams import generator
+from regard.images.turned import annotated_as_stored
 from regard.lab.data import cued
 from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.models.segmentation import VOID
+
+from ..class_scores import check_subset
+from .layouts import LAYOUT, Drawn, Layout, Mask, divided, read_layout, read_mask
+
+Colours = Mapping[tuple[int, int, int], int]
+Photographs = list[tuple[Path | AsStored, Mask]]
+"""Images and masks of a split."""
+NO_COLOURS: Colours = MappingProxyType({})
 
 CAMVID = (
     "sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist",
@@ -30,9 +40,6 @@ FOLDERS = {
 }
 """Named sets, which are folders like the user's own in the data folder."""
 NAMED = {**cued.SOURCES, **FOLDERS}
-
-_MASKS = ("masks", "mask", "annotations", "annotation", "labels", "gtfine")
-_IMAGES = ("images", "image", "leftimg8bit")
 
 
 @runtime_checkable
@@ -96,14 +103,16 @@ def _canvas(data: str, split: str, row: int) -> cued.Canvas:
 
 
 class Photo:
-    """An image and its mask in files, each decoded at its first use.
+    """An image and its mask, each decoded at its first use.
 
-    table: the class of each label, -1 of an unknown one. Raises: DataError for an image that cannot be read, a mask of
-    another size, a mask in colour, or an unknown label.
+    table: the class of each label, -1 of an unknown one. colours: as for `read_mask`. Raises: DataError for an image
+    that cannot be read, a mask of another size, a mask in unknown colours, or an unknown label.
     """
 
-    def __init__(self, image_file: Path, mask_file: Path, table: np.ndarray) -> None:
-        self.image_file, self.mask_file, self.table = image_file, mask_file, table
+    def __init__(
+        self, image_file: Path | AsStored, mask_file: Mask, table: np.ndarray, colours: Colours = NO_COLOURS
+    ) -> None:
+        self.image_file, self.mask_file, self.table, self.colours = image_file, mask_file, table, colours
 
     @cached_property
     def image(self) -> np.ndarray:
@@ -111,7 +120,7 @@ class Photo:
 
     @cached_property
     def mask(self) -> np.ndarray:
-        raw = read_mask(self.mask_file)
+        raw = read_mask(self.mask_file, self.colours)
         size = self.image.shape[:2] if "image" in vars(self) else size_of(self.image_file)
         if raw.shape != size:
             raise DataError(
@@ -121,70 +130,69 @@ class Photo:
         mask = self.table[raw]
         if (mask < 0).any():
             labels = np.flatnonzero((self.table >= 0) & (self.table != VOID)).tolist()
-            raise DataError(unknown_label(self.mask_file, raw, labels, int(self.table.argmax())))
+            void = np.flatnonzero(self.table == VOID)
+            raise DataError(unknown_label(self.mask_file, raw, labels, int(void[0]) if len(void) else None))
         return mask.astype(np.uint8)
 
 
 class Photos(Sequence[Sample]):
     """The photos of a split; all are decoded and checked here if they fit into `IN_MEMORY`, else when they are used.
 
-    labels: of the classes, in their order. void: the label of pixels that do not count. Raises: as `Photo`.
+    labels: of the classes, in their order. void: the label of pixels that do not count, None = there is none. others:
+    whether further labels do not count either. Raises: as `Photo`.
     """
 
-    def __init__(self, pairs: Sequence[tuple[Path, Path]], labels: Sequence[int], void: int) -> None:
-        self.pairs = pairs
-        self.table = np.full(256, -1, np.int16)
+    def __init__(
+        self,
+        pairs: Sequence[tuple[Path | AsStored, Mask]],
+        labels: Sequence[int],
+        void: int | None,
+        others: bool = False,
+        colours: Colours = NO_COLOURS,
+    ) -> None:
+        self.pairs, self.colours = pairs, colours
+        self.table = np.full(256, VOID if others else -1, np.int16)
         self.table[list(labels)] = np.arange(len(labels))
-        self.table[void] = VOID
+        if void is not None:
+            self.table[void] = VOID
         self.decoded: list[Photo] | None = None
         if sum(_bytes(image) for image, _ in pairs) <= IN_MEMORY:
-            self.decoded = [Photo(*pair, self.table) for pair in pairs]
+            self.decoded = [Photo(*pair, self.table, colours) for pair in pairs]
             for photo in self.decoded:
                 _ = photo.image, photo.mask
+
+    def with_table(self, table: np.ndarray) -> "Photos":
+        """The same photos with other classes for their labels."""
+        new = copy(self)
+        new.table, new.decoded = table, None
+        return new
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def __getitem__(self, row: int) -> Photo:  # type: ignore[override]
-        return Photo(*self.pairs[row], self.table) if self.decoded is None else self.decoded[row]
+        return Photo(*self.pairs[row], self.table, self.colours) if self.decoded is None else self.decoded[row]
 
 
-def unknown_label(file: Path, mask: np.ndarray, labels: Sequence[int], void: int) -> str:
+def unknown_label(file: Mask, mask: np.ndarray, labels: Sequence[int], void: int | None) -> str:
     """What is wrong with a mask (height, width) that has other labels than these and void; "" if it has none."""
-    wrong = np.argwhere(~np.isin(mask, [*labels, void]))
+    known = [*labels, *([] if void is None else [void])]
+    wrong = np.argwhere(~np.isin(mask, known))
     if not len(wrong):
         return ""
     y, x = wrong[0]
-    known = f"{', '.join(map(str, _runs(labels)))} and {void} (void)"
+    shown = ", ".join(map(str, _runs(labels))) + (f" and {void} (void)" if void is not None else "")
     return (
-        f"{file} has the unknown label {mask[y, x]} at row {y}, column {x}; known are {known}: correct the mask, list "
+        f"{file} has the unknown label {mask[y, x]} at row {y}, column {x}; known are {shown}: correct the mask, list "
         "all classes in classes.txt, or set task.void to the label of pixels that do not count"
     )
 
 
-def read_mask(file: Path) -> np.ndarray:
-    """The labels (height, width) uint8 of a palette or grey image. Raises: DataError."""
-    from PIL import Image, ImageOps
+def load(data: str, void: int, classes: int, kind: str = "", exif: str = "", whole: bool = False) -> MaskSet:
+    """A set by name or path; the other arguments are kept. classes: of the user's own data, 0 = see `own_set`.
 
-    with image_errors(file, "mask"), Image.open(file) as opened:
-        image = ImageOps.exif_transpose(opened)
-        if image.mode not in ("L", "P", "1", "I", "I;16"):
-            raise DataError(
-                f"{file} is a picture in colour ({image.mode}), not a mask; save it as a palette or grey image "
-                "with the class number of each pixel"
-            )
-        labels = np.asarray(image)
-    if labels.dtype != np.uint8:
-        if int(labels.max(initial=0)) > 255 or int(labels.min(initial=0)) < 0:
-            raise DataError(f"{file} has labels above 255, such as {int(labels.max())}; save it with 8 bits per pixel")
-        labels = labels.astype(np.uint8)
-    return labels
-
-
-def load(data: str, void: int, classes: int, kind: str = "") -> MaskSet:
-    """A set by name or path; the last two are kept. classes: of the user's own data, 0 = see `own_set`.
-
-    kind: of the digest of the user's own data, see `regard.images.digest`.
+    kind: of the digest of the user's own data, see `regard.images.digest`. exif: as for
+    `regard.images.turned.annotated_as_stored`. whole: not divided, and not checked for a training, to be scored.
     Raises: DataError.
     """
     if data in cued.CUED:
@@ -192,8 +200,8 @@ def load(data: str, void: int, classes: int, kind: str = "") -> MaskSet:
     named = data in FOLDERS
     path = folder_of(data, LAYOUT) if named else path_of(data)
     names = CAMVID if data == "camvid" else ()
-    total = _named_digest(path) if named else own_digest(path, kind)
-    return own_set(path, void, classes, total, names, data if named else "")
+    total = _named_digest(path) if named else own_digest(path, kind, whole)
+    return own_set(path, void, classes, total, names, data if named else "", "turn" if named else exif, whole)
 
 
 @lru_cache(maxsize=4)
@@ -207,12 +215,6 @@ def path_of(data: str) -> Path:
     return own_path(data, NAMED, f"a folder with {LAYOUT}")
 
 
-LAYOUT = (
-    "train/ with images and trainannot/ (and test/ and testannot/) with a mask of the same name for each, or "
-    "images/train/ and masks/train/ (or annotations/)"
-)
-
-
 @lru_cache(maxsize=2)
 def _cued(data: str, folder: str) -> MaskSet:
     splits: dict[str, Sequence[Sample]] = {split: Canvases(data, split) for split in cued.COUNTS}
@@ -220,40 +222,105 @@ def _cued(data: str, folder: str) -> MaskSet:
 
 
 def class_labels(
-    path: Path, folder: Path, found: Callable[[], set[int]], void: int, classes: int, names: tuple[str, ...] = ()
-) -> tuple[tuple[str, ...], list[int]]:
-    """Names and labels of the classes, see `own_set`. folder: of the training masks. found: reads their labels; called
-    only where nothing else tells the classes. Raises: DataError."""
+    path: Path,
+    folder: Path,
+    found: Callable[[], set[int]],
+    void: int,
+    classes: int,
+    names: tuple[str, ...] = (),
+    layout: Layout | None = None,
+) -> tuple[tuple[str, ...], list[int], int | None]:
+    """Names and labels of the classes, and the label of void, None if there is none; see `own_set`.
+
+    folder: of the training masks. found: reads their labels; called only where nothing else tells the classes, and for
+    two classes. layout: whose names and labels have precedence over those of the masks. Raises: DataError.
+    """
     names = names or _names(path)
     first = 1 if void == 0 else 0
-    if names and classes and len(names) != classes:
-        raise DataError(f"{path / 'classes.txt'} has {len(names)} lines, task.classes is {classes}")
-    number = len(names) or classes or _counted(folder, found(), void, first)
-    labels = list(range(first, number + first))
-    if labels and labels[-1] >= VOID or number < 2:
-        hint = f"; label {void} is void and does not count (task.void)" if number < 2 else ""
-        raise DataError(f"{path} has {number} classes; expected 2 to {VOID - first}{hint}")
+    if layout is not None and layout.labels:
+        labels = list(layout.labels)
+        if names and len(names) != len(labels):
+            raise DataError(f"{path / 'classes.txt'} has {len(names)} lines, but the data have {len(labels)} classes")
+        names = names or layout.names
+    else:
+        if names and classes and len(names) != classes:
+            raise DataError(f"{path / 'classes.txt'} has {len(names)} lines, task.classes is {classes}")
+        number = len(names) or classes
+        if number in (0, 2) and first == 0 and found() == {0, 255}:
+            return names or ("0", "255"), [0, 255], None
+        number = number or _counted(folder, found(), void, first)
+        labels = list(range(first, number + first))
+    if labels and labels[-1] >= VOID or len(labels) < 2:
+        hint = f"; label {void} is void and does not count (task.void)" if len(labels) < 2 else ""
+        some = "one class" if len(labels) == 1 else f"{len(labels)} classes"
+        raise DataError(f"{path} has {some}; expected 2 to {VOID - first}{hint}")
     if void in labels:
-        raise DataError(f"task.void={void} is the label of class {void - first} of {number}; it has to be another one")
-    return names or tuple(str(label) for label in labels), labels
+        given = f"task.void={void} is the label of class {void - first} of {len(labels)}"
+        raise DataError(f"{given}; it has to be another one")
+    return names or tuple(str(label) for label in labels), labels, void
+
+
+def layout_of(path: Path, void: int, exif: str, whole: bool = False) -> tuple[Layout, dict[str, Photographs]]:
+    """The layout of the user's own data, and its splits; what is unusual is one warning for each kind.
+
+    The images are `AsStored` where EXIF data turn none. Raises: DataError.
+    """
+    notes = Notes()
+    try:
+        layout = read_layout(path, notes, void)
+        pairs = layout.pairs if whole else divided(path, layout.pairs)
+        files = [(image, partial(_mask_size, mask)) for part in layout.pairs.values() for image, mask in part]
+        keep = annotated_as_stored(path, files, exif, notes)
+        read: dict[int, Photographs] = {  # "test" may be "val"
+            id(part): [(AsStored(file) if keep else file, mask) for file, mask in part] for part in pairs.values()
+        }
+    finally:
+        notes.warn()
+    return layout, {split: read[id(part)] for split, part in pairs.items()}
+
+
+def _mask_size(mask: Mask) -> tuple[int, int] | None:
+    try:
+        return mask.scene.size if isinstance(mask, Drawn) else size_of(mask)
+    except DataError:
+        return None
 
 
 @lru_cache(maxsize=2)
-def own_set(path: Path, void: int, classes: int, digest: str, names: tuple[str, ...] = (), name: str = "") -> MaskSet:
-    """A folder of images and masks.
+def own_set(
+    path: Path,
+    void: int,
+    classes: int,
+    digest: str,
+    names: tuple[str, ...] = (),
+    name: str = "",
+    exif: str = "",
+    whole: bool = False,
+) -> MaskSet:
+    """The user's own images and masks.
 
-    The classes are the lines of classes.txt, or `classes` of them, or the labels of the training masks from 0 to the
-    largest. With void = 0 they start at label 1. digest: of the folder's present contents. name: of a named set.
-    Raises: DataError, also for a class that only masks of the test have.
+    The classes are the lines of classes.txt, or those of a list of colours or of annotated polygons, or `classes` of
+    them, or the labels of the training masks from 0 to the largest; the labels 0 and 255 alone are two classes. With
+    void = 0 they start at label 1. digest: of the folder's present contents. name: of a named set. exif, whole: as for
+    `load`. Raises: DataError, also for a class that only masks of the test have.
     """
-    pairs = find_pairs(path)
-    train = pairs["train"]
-    names, labels = class_labels(path, train[0][1].parent, lambda: _labels_in(train), void, classes, names)
-    files = {id(items): Photos(items, labels, void) for items in pairs.values()}  # "test" may be "val"
-    splits: dict[str, Sequence[Sample]] = {split: files[id(items)] for split, items in pairs.items()}
-    if not name:
+    layout, pairs = layout_of(path, void, exif, whole)
+    train = pairs.get("train") or next(iter(pairs.values()))
+    labels_in = partial(_labels_in, train, layout.colours)
+    names, labels, unused = class_labels(path, place_of(train), labels_in, void, classes, names, layout)
+    files = {id(items): Photos(items, labels, unused, layout.others, layout.colours) for items in pairs.values()}
+    splits: dict[str, Sequence[Sample]] = {
+        split: files[id(items)] for split, items in pairs.items()
+    }  # "test" may be "val"
+    if not name and not whole:
         _check_classes(path, splits, names, void)
     return MaskSet(name or f"own:{digest}", names, 3, splits, digest)
+
+
+def place_of(pairs: Sequence[tuple[Any, Mask]]) -> Path:
+    """The folder of masks, for messages."""
+    mask = pairs[0][1]
+    return mask.parent if isinstance(mask, Path) else Path(mask.scene.name).parent
 
 
 def _check_classes(path: Path, splits: dict[str, Sequence[Sample]], names: tuple[str, ...], void: int) -> None:
@@ -275,107 +342,40 @@ def _check_classes(path: Path, splits: dict[str, Sequence[Sample]], names: tuple
         )
 
 
+def with_classes(data: str, mask_set: MaskSet, names: Sequence[str]) -> MaskSet:
+    """The user's own set with the classes that a model was trained on, of which it has some. Raises: DataError."""
+    if list(mask_set.classes) == list(names) or not mask_set.name.startswith("own:"):
+        return mask_set
+    check_subset(data, mask_set.classes, names)
+    place = np.array([names.index(name) for name in mask_set.classes], np.int16)
+    splits: dict[str, Sequence[Sample]] = {}
+    for split, photos in mask_set.splits.items():
+        assert isinstance(photos, Photos)
+        table = np.where(photos.table < 0, -1, np.append(place, [VOID] * 256)[photos.table])
+        splits[split] = photos.with_table(table.astype(np.int16))
+    return replace(mask_set, classes=tuple(names), splits=splits)
+
+
 @lru_cache(maxsize=16)
-def own_digest(path: Path, kind: str = "") -> str:
-    """What stands for a folder's images, masks and classes.txt in the key of a run.
+def own_digest(path: Path, kind: str = "", whole: bool = False) -> str:
+    """What stands for a folder's images, masks and names of classes in the key of a run.
 
     Raises: DataError, for folders and a classes.txt that `own_set` refuses before all bytes of the images are read.
     """
-    find_pairs(path)
+    layout = read_layout(path, Notes())
+    if not whole:
+        divided(path, layout.pairs)
     _names(path)
-    return digest.identity_of(path, _files(path), kind)
+    texts = digest.relative(path, layout.texts)
+    return (
+        digest.identity_of(path, _files(path), kind, texts) if texts else digest.identity_of(path, _files(path), kind)
+    )
 
 
 def _files(path: Path) -> dict[str, Path]:
     """All images and masks, and classes.txt if there is one, by their relative names."""
     names = path / "classes.txt"
     return digest.relative(path, [*files_below(path, SUFFIXES), *([names] if names.is_file() else [])])
-
-
-def find_pairs(path: Path) -> dict[str, list[tuple[Path, Path]]]:
-    """The images and masks of the splits "train" and "test", and "val" if there is one.
-
-    Without a folder for the test, "test" is "val"; without any split every fifth image of a fixed permutation is for
-    the test. Raises: DataError with the name of an image without a mask, or a mask without an image; for empty folders.
-    """
-    folders = find_folders(path)
-    problems = Problems()
-    splits = {split: _pairs(*both, problems) for split, both in folders.items()}
-    problems.raise_all()
-    if "all" in splits:
-        pairs = splits["all"]
-        if len(pairs) < 2:
-            raise DataError(f"{path} has only one image; training and test need one each")
-        order = generator("own", "split").permutation(len(pairs))
-        return {"train": [pairs[row] for row in sorted(np.delete(order, np.s_[::5]))],
-                "test": [pairs[row] for row in sorted(order[::5])]}  # fmt: skip
-    if "train" not in splits or len(splits) < 2:
-        found = ", ".join(splits) or "none"
-        raise DataError(f"{path} needs folders of images and masks for training and test; found {found}: {LAYOUT}")
-    splits.setdefault("test", splits.get("val", []))
-    return splits
-
-
-def find_folders(path: Path) -> dict[str, tuple[Path, Path]]:
-    """(images, masks) of each split, or of "all"."""
-    children = {child.name.lower(): child for child in subfolders(path)}
-    found: dict[str, tuple[Path, Path]] = {}
-    images = next((children[name] for name in _IMAGES if name in children), None)
-    masks = next((children[name] for name in _MASKS if name in children), None)
-    if images is not None and masks is not None:
-        of_images, of_masks = (
-            {child.name.lower(): child for child in subfolders(folder)} for folder in (images, masks)
-        )
-        for split, names in SPLITS.items():
-            name = next((name for name in names if name in of_images), None)
-            if name is not None and name not in of_masks:
-                raise DataError(f"{of_images[name]} has images, but there is no folder {masks / of_images[name].name}")
-            if name is not None:
-                found[split] = (of_images[name], of_masks[name])
-        return found or {"all": (images, masks)}
-    for split, names in SPLITS.items():
-        for name in (name for name in names if name in children):
-            inner = {child.name.lower(): child for child in subfolders(children[name])}
-            pictures = next((inner[part] for part in _IMAGES if part in inner), children[name])
-            beside = [inner[part] for part in _MASKS if part in inner]
-            beside += [
-                children[name + end] for end in ("annot", "_masks", "masks", "_labels") if name + end in children
-            ]
-            if not beside:
-                raise DataError(f"{children[name]} has no masks: there is no folder {path / (name + 'annot')}")
-            found.setdefault(split, (pictures, beside[0]))
-    return found
-
-
-def _pairs(images: Path, masks: Path, problems: Problems) -> list[tuple[Path, Path]]:
-    """Images and masks with the same relative path, without suffix; files without partner are added to the problems.
-
-    Raises: DataError.
-    """
-    of_images, of_masks = _by_stem(images), _by_stem(masks)
-    for name, file in of_images.items():
-        if name not in of_masks:
-            problems.append(
-                f"{file} has no mask: there is no {masks / name}.png (.png or another image); add or remove it"
-            )
-    for name, file in of_masks.items():
-        if file.suffix.lower() in (".jpg", ".jpeg"):
-            problems.append(f"the mask {file} is a JPEG, whose compression changes labels; save masks as PNG")
-        if name not in of_images:
-            problems.append(f"the mask {file} has no image {images / name}.jpg; add or remove it")
-    return [(file, of_masks[name]) for name, file in of_images.items() if name in of_masks]
-
-
-def _by_stem(folder: Path) -> dict[str, Path]:
-    files: dict[str, Path] = {}
-    for file in files_below(folder, SUFFIXES):
-        name = file.relative_to(folder).with_suffix("").as_posix()
-        if name in files:
-            raise DataError(f"{files[name]} and {file.name} have the same name; remove or rename one of them")
-        files[name] = file
-    if not files:
-        raise DataError(f"{folder} has no images ({', '.join(sorted(SUFFIXES))})")
-    return files
 
 
 def _void_hint(splits: dict[str, Sequence[Sample]], void: int) -> str:
@@ -404,10 +404,10 @@ def _names(path: Path) -> tuple[str, ...]:
     return names
 
 
-def _labels_in(pairs: Sequence[tuple[Path, Path]]) -> set[int]:
+def _labels_in(pairs: Sequence[tuple[Any, Mask]], colours: Colours) -> set[int]:
     found: set[int] = set()
-    for _, file in pairs:
-        found.update(np.flatnonzero(np.bincount(read_mask(file).ravel())).tolist())
+    for _, mask in pairs:
+        found.update(np.flatnonzero(np.bincount(read_mask(mask, colours).ravel())).tolist())
     return found
 
 
@@ -419,11 +419,12 @@ def _counted(folder: Path, found: set[int], void: int, first: int) -> int:
         raise DataError(
             f"masks of {folder} have label {largest}, but none has label {missing}; correct them, list all "
             "classes in classes.txt, or set task.classes to their number"
+            + (", or set task.void=0, with which classes begin at label 1" if missing == first == 0 else "")
         )
     return largest + 1 - first
 
 
-def _bytes(image: Path) -> int:
+def _bytes(image: Path | AsStored) -> int:
     """The bytes of a decoded image with its mask. An image that cannot be opened raises an error when it is decoded."""
     try:
         height, width = size_of(image)

@@ -26,9 +26,9 @@ from regard.models.segmentation import Segmenter, make_segmenter
 from regard.swapping.inspect import input_channels
 
 from ..base import Prediction, Record, Samples, Score, Training, Trial
-from ..image_task import ImageTask
+from ..image_task import ImageTask, same_data
 from ..validation import ValidationPart
-from .data import CAMVID, NAMED, MaskSet, Photos, Sample, load, own_digest, path_of
+from .data import CAMVID, NAMED, MaskSet, Photos, Sample, load, own_digest, path_of, with_classes
 from .feed import AUGMENTS, Batches, fitted, padded
 from .pictures import mask_of, runs, sheet
 from .score import confusion, score_of
@@ -57,9 +57,10 @@ class Segmentation(ValidationPart, ImageTask):
     image is resized first, 0 = that of `size`. stride: between windows, as a fraction of their side; scores of
     windows that overlap are averaged. scales: random factors of augment "scale". void: the label of pixels that do not
     count; with 0 the classes start at label 1. classes: of the user's own data, 0 = the lines of their classes.txt, or
-    the labels of the training masks. split: that is evaluated, "test", "val", or "held" for the validation part. val,
-    val_seed: the validation part, see `regard.lab.tasks.validation.ValidationPart`; a split "val" beside "test" is
-    reserved for it. limit: number of images of each split, 0 = all: the first ones.
+    the labels of the training masks. exif: "keep" takes the user's own pictures as they are stored, "turn" as their
+    EXIF data say, "" = as their masks were made. split: that is evaluated, "test", "val", or "held" for the validation
+    part. val, val_seed: the validation part, see `regard.lab.tasks.validation.ValidationPart`; a split "val" beside
+    "test" is reserved for it. limit: number of images of each split, 0 = all: the first ones.
     Raises: ConfigError.
     """
 
@@ -76,6 +77,7 @@ class Segmentation(ValidationPart, ImageTask):
     scales: tuple[float, float] = (0.75, 1.5)
     void: int = 255
     classes: int = 0
+    exif: Literal["", "keep", "turn"] = ""
     split: Literal["test", "val", "held"] = "test"
     limit: int = 0
     val: float = 0.0
@@ -110,11 +112,13 @@ class Segmentation(ValidationPart, ImageTask):
 
     def data_set(self) -> MaskSet:
         """The data set. Raises: DataError."""
-        return load(self.data, self.void, self.classes, self.digest)
+        return load(self.data, self.void, self.classes, self.digest, self.exif)
 
     def part(self, split: str) -> Sequence[Sample]:
         """A split, at most `limit` images of it. Raises: DataError if the data do not have it."""
-        mask_set = self.data_set()
+        return self._part(self.data_set(), split)
+
+    def _part(self, mask_set: MaskSet, split: str) -> Sequence[Sample]:
         drawn = bool(self.val) and mask_set.reserved is None
         if split == "held" and not drawn:
             split = mask_set.reserved or "held"
@@ -226,13 +230,23 @@ class Segmentation(ValidationPart, ImageTask):
         return self._score(model, device, self.part(self.split), self.data_set(), self.statistics())
 
     def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
-        """Score on the test split of other data with the same classes, normalised like the training images.
+        """Score on the test split of other data, normalised like the training images.
 
-        Raises: DataError if the names of the classes or the number of channels differ.
+        The user's own are scored whole if they have no splits, and may have fewer classes than the run, by their names.
+
+        Raises: DataError if they have other classes, or another number of channels.
         """
         other = self.on(data)
-        self.check_fits(data, other.data_set(), record)
-        return other._score(model, device, other.part(self.split), other.data_set(), self.statistics(record))
+        own = data not in NAMED and not same_data(self.data, data)
+        mask_set = load(data, self.void, self.classes, self.digest, self.exif, own) if own else other.data_set()
+        if own and mask_set.name == record.get("name"):
+            mask_set = other.data_set()
+        mask_set = with_classes(data, mask_set, record["class_names"])
+        self.check_fits(data, mask_set, record)
+        names = (self.split, "test", "val", "all", "train")
+        split = next(name for name in names if name in mask_set.splits) if own else self.split
+        images = other._part(mask_set, split)
+        return other._score(model, device, images, mask_set, self.statistics(record))
 
     @property
     def chance(self) -> float:

@@ -1,0 +1,165 @@
+"""Lists of images with their classes: a .csv, .tsv or .jsonl file with a column of files and one of labels."""
+
+import csv
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path, PureWindowsPath
+
+import numpy as np
+
+from regard.core import DataError, Problems
+from regard.files.paths import files_below, printable, subfolders, visible
+
+from .folders import SPLITS, Split, split_of_name
+from .images import SUFFIXES, kinds_of_images
+
+FILES = ("file_name", "filename", "file", "image", "img", "path", "filepath", "file_path", "image_path", "image_name")
+LABELS = ("label", "class", "target", "category", "fine_label", "class_name", "labels")
+"""Names of the columns; the first one that is present is used."""
+KINDS = (".csv", ".tsv", ".jsonl")
+
+
+def list_files(path: Path) -> dict[Path, str]:
+    """The lists of a folder, in it or in the folders of its splits, with the split of each ("" = of all); or a file.
+
+    A file without both columns is no list.
+    """
+    if path.is_file():
+        return {path: ""} if path.suffix.lower() in KINDS and _columns(path) else {}
+    if not path.is_dir():
+        return {}
+    here = {path / entry.name: split_of_name(Path(entry.name).stem) for entry in visible(path)}
+    splits = ((folder, split_of_name(folder.name)) for folder in subfolders(path))
+    inside = {folder / entry.name: split for folder, split in splits if split for entry in visible(folder)}
+    for files in (here, inside):
+        found = {file: split for file, split in files.items() if file.suffix.lower() in KINDS and _columns(file)}
+        if found:
+            return found
+    return {}
+
+
+def _columns(file: Path) -> tuple[str, str] | None:
+    """The names of the columns of files and of labels; None if it lacks one of them, or cannot be read."""
+    try:
+        first = next(_rows(file), {})
+    except DataError:
+        return None
+    lower = {str(name).strip().lower(): str(name) for name in first}
+    found = [next((lower[name] for name in names if name in lower), "") for names in (FILES, LABELS)]
+    is_image = found[0] and Path(str(first[found[0]])).suffix.lower() in SUFFIXES
+    return (found[0], found[1]) if is_image and found[1] else None
+
+
+def _rows(file: Path) -> Iterator[dict[str, str]]:
+    """The rows of a list by the names of its columns. Raises: DataError."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            if file.suffix.lower() == ".jsonl":
+                rows = (json.loads(line) for line in stream if line.strip())
+                yield from (row if isinstance(row, dict) else {} for row in rows)
+                return
+            head = stream.readline()
+            stream.seek(0)
+            mark = "\t" if file.suffix.lower() == ".tsv" else max(",;\t", key=head.count)
+            yield from csv.DictReader(stream, delimiter=mark)
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, status: tuple[tuple[int, int], ...]) -> dict[str, list[tuple[Path, str]]]:
+    root = path if path.is_dir() else path.parent
+    problems = Problems()
+    below: dict[str, list[Path]] = {}
+    for image in files_below(root, SUFFIXES):
+        below.setdefault(image.name, []).append(image)
+    splits: dict[str, list[tuple[Path, str]]] = {}
+    for file, split in list_files(path).items():
+        columns = _columns(file)
+        assert columns is not None
+        for number, row in enumerate(_rows(file), 1 + (file.suffix.lower() != ".jsonl")):
+            name, label = row.get(columns[0]), row.get(columns[1])
+            if name in (None, "") or label in (None, "") or isinstance(label, list | dict):
+                problems.append(f"{file}, line {number}: expected a file and one label, not {printable(str(row))[:80]}")
+                continue
+            given = split or _split_of(row)
+            found = _find(file, root, str(name), below)
+            if isinstance(found, str):
+                problems.append(f"{file}, line {number}: {found}")
+            else:
+                splits.setdefault(given, []).append((found, str(label).strip()))
+    problems.raise_all()
+    return splits
+
+
+def _split_of(row: dict[str, str]) -> str:
+    """The split in the column `split`, "train" without one."""
+    given = next((value for name, value in row.items() if str(name).strip().lower() == "split"), "") or "train"
+    return next((split for split, names in SPLITS.items() if str(given).strip().lower() in names), "train")
+
+
+def _find(file: Path, root: Path, name: str, below: dict[str, list[Path]]) -> Path | str:
+    """The image that a list names, or what is wrong."""
+    shown, path = printable(name), Path(name.strip().replace("\\", "/"))
+    if path.is_absolute() or PureWindowsPath(name).drive:
+        return f"{shown} is an absolute path; write it from the folder of the list on"
+    if path.suffix.lower() not in SUFFIXES:
+        return f"{shown} is no image: expected {kinds_of_images()}"
+    if ".." not in path.parts:
+        for folder in (file.parent, file.parent / "images", root, root / "images"):
+            if (folder / path).is_file():
+                return folder / path
+    found = below.get(path.name, [])
+    if len(found) == 1:
+        return found[0]
+    return (
+        f"there is no image {shown}"
+        if not found
+        else f"{len(found)} images have the name {shown}; write its folder too"
+    )
+
+
+def rows_of(path: Path) -> dict[str, list[tuple[Path, str]]]:
+    """The images and labels of each split, "train" alone where nothing tells a split; no image is opened.
+
+    Raises: DataProblems with file and line for each row without an image or label.
+    """
+    stats = [file.stat() for file in list_files(path)]
+    return _read(path, tuple((status.st_size, status.st_mtime_ns) for status in stats))
+
+
+def lists_of(path: Path) -> dict[Path, str]:
+    """`list_files`, unless their labels are the folders in which all images lie: class folders need no list."""
+    found = list_files(path)
+    if not found or path.is_file():
+        return found
+    try:
+        rows = [row for part in rows_of(path).values() for row in part]
+    except DataError:
+        return found
+    return {} if all(image.parent.name == label and image.parent != path for image, label in rows) else found
+
+
+def read(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], dict[str, Split]]:
+    """The classes, sorted by number or by name, and the images of each split.
+
+    reserved: also of "val" beside a test. Raises: DataError.
+    """
+    rows = rows_of(path)
+    if "train" not in rows and len(rows) == 1:
+        rows = {"train": next(iter(rows.values()))}
+    if "train" not in rows:
+        raise DataError(f"{path} has lists of {', '.join(rows)}, but none of images for training")
+    if "test" not in rows and "val" in rows:
+        rows = {"train": rows["train"], "test": rows["val"]}
+    rows = {split: part for split, part in rows.items() if reserved or split != "val"}
+    labels = {label for part in rows.values() for _, label in part}
+    numbers = all(label.isascii() and label.isdigit() for label in labels)
+    classes = sorted(labels, key=lambda label: (int(label), label) if numbers else (0, label))
+    place = {label: number for number, label in enumerate(classes)}
+    splits: dict[str, Split] = {}
+    for split, part in rows.items():
+        files = [image for image, _ in part]
+        splits[split] = (files, list(map(str, files)), np.array([place[label] for _, label in part], np.int64))
+    return tuple(classes), splits

@@ -1,0 +1,25 @@
+"""Notes: what is unusual in data that are read all the same, counted for `regard data check` and for training."""
+
+import logging
+
+log = logging.getLogger("regard.data")
+
+
+class Notes:
+    """What a reader does with data that are not as they should be: for each kind of thing its number and a place."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, list[str]] = {}
+
+    def add(self, kind: str, place: object) -> None:
+        """Count one thing. kind: a clause such as "boxes that reach beyond their image and are clipped"."""
+        self.places.setdefault(kind, []).append(str(place))
+
+    def sentences(self) -> list[str]:
+        """One for each kind."""
+        return [f"{kind}: {len(places)}, the first: {places[0]}" for kind, places in self.places.items()]
+
+    def warn(self) -> None:
+        """One warning for each kind, one after another."""
+        for sentence in self.sentences():
+            log.warning("%s", sentence)

@@ -1,0 +1,100 @@
+"""Data of labelme: a .json file with shapes beside each image."""
+
+import math
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from regard.core import DataError
+from regard.files.paths import files_below
+from regard.images.folders import split_of_name
+
+from .coco import Categories, Reading, read_json, scenes_of
+from .scenes import Scene
+from .voc import image_of
+
+NO_OBJECTS = "points and lines of labelme, which are no objects and are not read"
+
+
+def shape_files(path: Path) -> list[Path]:
+    """The files of a folder if the first of them has the format; else none."""
+    files = files_below(path, frozenset({".json"}))
+    return files if files and _is_labelme(read_json(files[0])) else []
+
+
+def _is_labelme(content: Any) -> bool:
+    return isinstance(content, dict) and isinstance(content.get("shapes"), list) and "imagePath" in content
+
+
+def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene]]]:
+    """The categories, the sorted labels of all shapes, and the scenes of each split, by the names of folders; all are
+    for training where no folder is named after a split. Shapes of one label and group are one object.
+
+    Raises: DataError that names the file and the shape.
+    """
+    contents: dict[str, dict[str, Any]] = {}
+    places: dict[str, list[str]] = {}
+    for number, file in enumerate(shape_files(path), 1):
+        content = read_json(file)
+        if not _is_labelme(content):
+            raise DataError(f"{file} has no shapes and imagePath, as the other files have; put it elsewhere")
+        folders = file.relative_to(path).parts[:-1]
+        split = next((split for folder in folders if (split := split_of_name(folder))), "train")
+        part = contents.setdefault(split, {"images": [], "annotations": []})
+        given = PureWindowsPath(str(content["imagePath"])).name
+        image = file.with_name(given) if file.with_name(given).is_file() else image_of(file.with_suffix(""))
+        name = (image or file.with_name(given)).relative_to(path).as_posix()
+        sides = {"height": content.get("imageHeight"), "width": content.get("imageWidth")}
+        part["images"].append({"id": number, "file_name": name, **sides})
+        groups: dict[Any, dict[str, Any]] = {}
+        for index, shape in enumerate(content["shapes"], 1):
+            place = f"{file}: shape {index}"
+            try:
+                polygon = _polygon(shape)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                reading.wrong(f"{place} cannot be read ({error or type(error).__name__})")
+                continue
+            if not polygon:
+                reading.notes.add(NO_OBJECTS, place)
+                continue
+            label, group = str(shape["label"]), shape.get("group_id")
+            key = (label, index if group is None else f"group {group}")
+            if key not in groups:
+                groups[key] = {"image_id": number, "category_id": label, "segmentation": []}
+                part["annotations"].append(groups[key])
+                places.setdefault(split, []).append(place)
+            groups[key]["segmentation"].append(polygon)
+    if "train" not in contents:
+        raise DataError(f"{path} has no images for training")
+    names = sorted({entry["category_id"] for part in contents.values() for entry in part["annotations"]})
+    numbers = {name: number for number, name in enumerate(names, 1)}
+    for part in contents.values():
+        part["categories"] = [{"id": number, "name": name} for name, number in numbers.items()]
+        for entry in part["annotations"]:
+            entry["category_id"] = numbers[entry["category_id"]]
+    scenes: dict[str, list[Scene]] = {}
+    for split in ("train", "val", "test"):
+        if split in contents:
+            said = places.get(split, [])
+            categories, scenes[split] = scenes_of(path, contents[split], [path], reading, places=said)
+    return categories, scenes
+
+
+def _polygon(shape: dict[str, Any]) -> list[float]:
+    """A shape as a polygon x, y, x, y, ...; [] for one without area. Raises: ValueError, TypeError, KeyError."""
+    points = [(float(x), float(y)) for x, y in shape["points"]]
+    kind = shape.get("shape_type") or "polygon"
+    if kind == "polygon" and len(points) >= 3:
+        return [value for point in points for value in point]
+    if kind == "rectangle" and len(points) in (2, 4):
+        (left, top), (right, bottom) = (
+            tuple(pick(values) for values in zip(*points, strict=True)) for pick in (min, max)
+        )
+        return [left, top, right, top, right, bottom, left, bottom]
+    if kind == "circle" and len(points) == 2:
+        (x, y), (edge_x, edge_y) = points
+        radius = math.hypot(edge_x - x, edge_y - y)
+        turns = [2 * math.pi * step / 64 for step in range(64)]
+        return [value for turn in turns for value in (x + radius * math.cos(turn), y + radius * math.sin(turn))]
+    if kind in ("point", "points", "line", "linestrip"):
+        return []
+    raise ValueError(f"a {kind} of {len(points)} points; expected a polygon, rectangle or circle")

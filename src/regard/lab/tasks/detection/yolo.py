@@ -1,0 +1,195 @@
+"""Data of YOLO's format: a .txt file for each image, whose lines are the class and fractions of the image's sides."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from regard.core import DataError
+from regard.files.paths import files_below, printable, visible
+from regard.images.folders import split_of_name
+from regard.images.images import SUFFIXES, AsStored, size_of
+
+from .coco import Categories, Reading, scenes_of
+from .scenes import Scene
+
+_NAMES = ("classes.txt", "obj.names", "labels/classes.txt", "train/classes.txt")
+"""Files with the names of the classes, one a line, where no .yaml has them."""
+UNLABELLED = "images without a label file, which count as background"
+
+
+def label_files(path: Path) -> list[Path]:
+    """The names of the classes and the files with labels, if the folder has the format; else none."""
+    named = [*_yaml_files(path), *(path / name for name in _NAMES if (path / name).is_file())]
+    labels = [label for image in files_below(path, SUFFIXES) if (label := label_of(path, image)).is_file()]
+    if not any(_looks_right(label) for label in labels[:100]):
+        return []
+    return [*named, *(file for file in _lists(path).values() if file.is_file()), *labels]
+
+
+def _yaml_files(path: Path) -> list[Path]:
+    """The .yaml files beside the images that have names of classes."""
+    files = [path / entry.name for entry in visible(path) if entry.name.lower().endswith((".yaml", ".yml"))]
+    return [file for file in files if "names" in _yaml(file)]
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    """The content of a .yaml file; {} if it is no mapping. Raises: DataError if it cannot be read."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def label_of(root: Path, image: Path) -> Path:
+    """The label file of an image: in the folder labels that mirrors the folder images, or beside it."""
+    parts = image.relative_to(root).with_suffix(".txt").parts
+    places = [index for index, part in enumerate(parts[:-1]) if part.lower() in ("images", "image")]
+    if not places:
+        return image.with_suffix(".txt")
+    above, below = parts[: places[-1]], parts[places[-1] + 1 :]
+    mirrored = [root.joinpath(*above, folder, *below) for folder in ("labels", "Labels", "label")]
+    return next((file for file in [*mirrored, image.with_suffix(".txt")] if file.is_file()), mirrored[0])
+
+
+def _looks_right(file: Path) -> bool:
+    """Whether the first line of a file is a class and at least four fractions."""
+    try:
+        words = file.read_text().split("\n", 1)[0].split()
+        return len(words) >= 5 and words[0].isdigit() and all(-1 <= float(word) <= 2 for word in words[1:])
+    except (OSError, ValueError):
+        return False
+
+
+def _lists(path: Path) -> dict[str, Path]:
+    """The lists of images train.txt, val.txt and test.txt that a folder has."""
+    return {split: file for split in ("train", "val", "test") if (file := path / f"{split}.txt").is_file()}
+
+
+def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene]]]:
+    """The categories and the scenes of each split; an image without a label file has no objects.
+
+    An image is of the split that a folder on its way is named after, or whose list names it; without both, all are for
+    training. A line is the class, and the box as centre, width and height, or the points of a polygon; polygons have
+    boxes, boxes have no masks. Raises: DataError that names the file and the line.
+    """
+    config = next((_yaml(file) for file in _yaml_files(path)), {})
+    images = files_below(path, SUFFIXES)
+    listed = {name: split for split, file in _lists(path).items() for name in _listed(file)}
+    splits: dict[str, list[Path]] = {}
+    for image in images:
+        folders = image.relative_to(path).parts[:-1]
+        split = next((split for folder in folders if (split := split_of_name(folder))), "")
+        splits.setdefault(split or listed.get(image.name, "" if listed else "train"), []).append(image)
+    for image in splits.pop("", []):
+        reading.notes.add("images that no list names, which are not used", image)
+    if "train" not in splits:
+        raise DataError(
+            f"{path} has no images for training; expected images/train/ and labels/train/, or train/images/"
+        )
+    found: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    classes = 0
+    for split, part in splits.items():
+        found[split] = _content(path, part, "kpt_shape" in config, reading)
+        classes = max([classes, *(entry["category_id"] + 1 for entry in found[split][0]["annotations"])])
+    names = _names(path, config, classes)
+    categories = [{"id": label, "name": name} for label, name in enumerate(names)]
+    scenes: dict[str, list[Scene]] = {}
+    for split in ("train", "val", "test"):
+        if split in found:
+            content, places = found[split]
+            known, scenes[split] = scenes_of(
+                path, {**content, "categories": categories}, [path], reading, places=places
+            )
+    return known, scenes
+
+
+def _names(path: Path, config: dict[str, Any], classes: int) -> list[str]:
+    """The names of the classes, else their numbers. Raises: DataError."""
+    names = config.get("names")
+    if isinstance(names, dict):
+        numbers = {str(key): str(value) for key, value in names.items()}
+        count = 1 + max((int(key) for key in numbers if key.isdigit()), default=-1)
+        return [numbers.get(str(label), str(label)) for label in range(count)]
+    if isinstance(names, list):
+        return list(map(str, names))
+    file = next((path / name for name in _NAMES if (path / name).is_file()), None)
+    if file is None:
+        return [str(label) for label in range(classes)]
+    try:
+        return [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _listed(file: Path) -> set[str]:
+    """The names of the images that a list of paths names, without their folders."""
+    try:
+        return {line.strip().replace("\\", "/").rpartition("/")[2] for line in file.read_text().splitlines()} - {""}
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _content(path: Path, images: list[Path], points: bool, reading: Reading) -> tuple[dict[str, list[Any]], list[str]]:
+    """Images and annotations as in a COCO file, and the place of each annotation. points: lines have key points."""
+    entries: list[Any] = []
+    annotations: list[Any] = []
+    places: list[str] = []
+    for number, image in enumerate(images, 1):
+        label = label_of(path, image)
+        lines = list(_lines(label)) if label.is_file() else []
+        if not label.is_file():
+            reading.notes.add(UNLABELLED, image)
+        try:
+            height, width = size_of(AsStored(image) if reading.exif == "keep" else image)
+        except DataError as error:
+            reading.wrong(str(error), annotation=False)
+            continue
+        reading.measured.add(image)
+        entries.append(
+            {"id": number, "file_name": image.relative_to(path).as_posix(), "height": height, "width": width}
+        )
+        for place, words in lines:
+            try:
+                annotation = _annotation(words[:5] if points else words, width, height)
+            except ValueError as error:
+                reading.wrong(f"{place}: {error}")
+                continue
+            annotations.append({"image_id": number, **annotation})
+            places.append(place)
+    return {"images": entries, "annotations": annotations}, places
+
+
+def _lines(file: Path) -> Iterator[tuple[str, list[str]]]:
+    """Place and words of each line. Raises: DataError."""
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield f"{file}: line {number}", line.split()
+
+
+def _annotation(words: list[str], width: int, height: int) -> dict[str, Any]:
+    """Category, box and polygon of a line. Raises: ValueError that says what is wrong."""
+    try:
+        label, values = float(words[0]), [float(word) for word in words[1:]]
+    except ValueError:
+        raise ValueError(f"{printable(' '.join(words)[:60])!r} is not a class and numbers") from None
+    if not label.is_integer() or not 0 <= label < 2**20:
+        raise ValueError(f"its class is {words[0]}, expected a whole number from 0 on")
+    if not all(-1 <= value <= 2 for value in values):
+        raise ValueError("it has coordinates in pixels; expected fractions of the image's width and height")
+    if len(values) == 4:
+        x, y, w, h = values
+        box = [(x - w / 2) * width, (y - h / 2) * height, w * width, h * height]
+        return {"category_id": int(label), "bbox": box}
+    if len(values) < 6 or len(values) % 2:
+        raise ValueError(f"it has {len(values)} numbers behind the class; expected 4 of a box, or pairs of a polygon")
+    polygon = [value * (height if index % 2 else width) for index, value in enumerate(values)]
+    xs, ys = polygon[::2], polygon[1::2]
+    box = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
+    return {"category_id": int(label), "bbox": box, "segmentation": [polygon]}
