@@ -66,6 +66,10 @@ def train(
         float | None,
         typer.Option(help="Share of the training samples that are not trained on and choose the best weights."),
     ] = None,
+    exif: Annotated[
+        str,
+        typer.Option(help="keep: pictures as they are stored; turn: as EXIF says. Default: as they were annotated."),
+    ] = "",
     *,
     options: RunOptions,
     training: TrainingOptions,
@@ -81,6 +85,10 @@ def train(
             raise ConfigError(f"--task {task} has no validation part: leave out --val")
         held = [f"task.val={val}", f"task.val_seed={options.seed}"]
         options = dataclasses.replace(options, change=[*(options.change or ()), *held])
+    if exif:
+        if "exif" not in find_task(task, options.extra).__dataclass_fields__:
+            raise ConfigError(f"--task {task} turns all pictures as EXIF says: leave out --exif")
+        options = dataclasses.replace(options, change=[*(options.change or ()), f"task.exif={exif}"])
     execute_run(make_run(mixer, data or "", host, options, task=task), options.results, training, options.as_json)
 
 

@@ -73,10 +73,13 @@ _STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def visible(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """The entries of a folder by name, without hidden ones. Raises: DataError if the folder may not be read."""
+    """The entries of a folder by name, without hidden ones and those that macOS adds to archives.
+
+    Raises: DataError if the folder may not be read.
+    """
     with readable(folder), os.scandir(folder) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
-    return (entry for entry in found if not entry.name.startswith("."))
+    return (entry for entry in found if not entry.name.startswith((".", "__MACOSX")))
 
 
 @contextmanager

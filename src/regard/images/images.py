@@ -338,8 +338,9 @@ def _decoded(
         raise DataError("no image could be read")
 
 
-def check_labels(name: str, labels: np.ndarray, classes: int) -> None:
-    """Check labels. Raises: DataError without images, for a single class, or for a label outside 0 .. classes-1."""
+def check_labels(name: str, labels: np.ndarray, classes: int, least: int = 2) -> None:
+    """Check labels. Raises: DataError without images, for fewer than `least` classes, or for a label outside
+    0 .. classes-1."""
     if not len(labels):
         raise DataError(f"{name} has no images")
     low, high = int(labels.min()), int(labels.max())
@@ -348,7 +349,7 @@ def check_labels(name: str, labels: np.ndarray, classes: int) -> None:
         raise DataError(
             f"{name}: label {int(labels[row])} of row {row} is outside 0..{classes - 1} ({classes} classes)"
         )
-    if low == high:
+    if low == high and least > 1:
         raise DataError(f"{name} has only one class (label {low}); classification needs at least two")
 
 

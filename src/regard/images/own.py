@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from regard.core import DataError, require
-from regard.files.paths import check_utf8, files_below, visible
+from regard.files.paths import check_utf8, files_below, subfolders, visible
 
 from . import digest as digests
 from . import lists, shards
@@ -99,16 +99,17 @@ class Lazy:
 
 
 @lru_cache(maxsize=16)
-def digest(path: Path, kind: str = "", reserved: bool = False) -> str:
+def digest(path: Path, kind: str = "", reserved: bool = False, whole: bool = False) -> str:
     """What stands for the data in the key of a run (`digests.identity_of`); it does not depend on their path.
 
     Of a folder: its images or shards; of parquet: the tables; of lists: they and the images that they name. Data
     without a test split have `DIVIDED` before it. reserved: of a run that validates on the user's own part "val"; where
-    there is one, it ends in `RESERVED`, as older versions validated on training images.
+    there is one, it ends in `RESERVED`, as older versions validated on training images. whole: of data that are scored,
+    whose splits need not be those of a training.
     Raises: DataError if there are no data, or their folders or shards are refused, before all bytes are read.
     """
     archives, tables, texts = shards.files_of(path), _tables(path), lists.lists_of(path)
-    splits = tables or _given_splits(path, reserved)[1]
+    splits = tables or (["all", ""] if whole else _given_splits(path, reserved)[1])
     if tables:
         files = {_name_of(split, part, file): file for split, part in tables.items() for file in part
                  if reserved or split != "val"}  # fmt: skip
@@ -119,7 +120,7 @@ def digest(path: Path, kind: str = "", reserved: bool = False) -> str:
         files = digests.relative(path, archives or image_files(path))
     named = {file.name if path.is_file() else file.relative_to(path).as_posix(): file for file in texts}
     total = digests.identity_of(path, files, kind, named) if texts else digests.identity_of(path, files, kind)
-    return f"{DIVIDED if len(splits) == 1 else ''}{total}{RESERVED * (reserved and 'val' in splits)}"
+    return f"{DIVIDED if len(splits) == 1 and not whole else ''}{total}{RESERVED * (reserved and 'val' in splits)}"
 
 
 def _name_of(split: str, part: Sequence[Path], file: Path) -> str:
@@ -160,7 +161,8 @@ def load(
 
     images = {}
     for split, (sources, names, labels) in splits.items():
-        check_labels(f"the {split} split of {path}", labels, len(classes))
+        drawn = ", a fifth of its images," if split == "test" and total.startswith(DIVIDED) else ""
+        check_labels(f"the {split} split of {path}{drawn}", labels, len(classes))
         check_classes(path, classes, labels, splits["train"][2])
         images[split] = from_files(
             sources, names, labels, size_before_crop(size), corrupt, f"own4-{total}-{split}", check
@@ -201,9 +203,21 @@ def reader_of(path: Path) -> "Reader":
     return next(known for known in READERS if known.files(path))
 
 
-def read_whole(path: Path) -> tuple[tuple[str, ...], dict[str, Split]]:
-    """The classes and splits as they are, not divided, to be scored; a test alone is read too. Raises: DataError."""
-    return _given_splits(path, reserved=False)
+def read_scored(path: Path) -> tuple[tuple[str, ...], Split]:
+    """The classes and the images of the test, which may be alone; all images of data without splits.
+
+    Raises: DataError.
+    """
+    classes, splits = reader_of(path).read(alone(path), False)
+    split = splits.get("test", splits["train"])
+    check_labels(str(path), split[2], len(classes), least=1)
+    return classes, split
+
+
+def alone(path: Path) -> Path:
+    """The folder of the only split of class folders, if it is a test; else the path itself."""
+    folders = subfolders(path) if path.is_dir() else []
+    return folders[0] if len(folders) == 1 and folders[0].name.lower() in TESTS else path
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,22 @@ def load(
     return _load(key, size, cut, corrupt, download, root, kind, reserved)
 
 
+def load_scored(
+    data: str, size: tuple[int, int], corrupt: str, kind: str, trained: str
+) -> tuple[tuple[str, ...], Images | None]:
+    """The classes of the user's own data, and their images of the test, or all of them; decoded as for `load`.
+
+    trained: the name of the data of a training; there are no images if they are these. Raises: DataError.
+    """
+    path = path_of(data)
+    total = own.digest(path, kind, whole=True)
+    if trained.removeprefix("own:").removesuffix(own.RESERVED) in (total, own.DIVIDED + total):
+        return (), None
+    classes, (sources, names, labels) = own.read_scored(path)
+    key = f"own4-{total}-scored"
+    return classes, own.from_files(sources, names, labels, size_before_crop(size), corrupt, key)
+
+
 _load_stream = lru_cache(maxsize=2)(streamed.load)
 
 

@@ -87,7 +87,7 @@ def check_data(
     path = path.resolve()
     kind = kind or kind_of(path, source, target)
     _refuse_unused(data, kind, given)
-    report = DataReport("detection" if kind == "instances" else kind)
+    report = DataReport(kind)
     if kind == "translation":
         _translation(path, source, target, report)
         return report

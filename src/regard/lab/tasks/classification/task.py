@@ -24,7 +24,16 @@ from regard.images.normalise import Statistics, is_pretrained, normalised
 from regard.images.order import Part, check_parts
 from regard.images.own import Lazy
 from regard.images.streams import generator
-from regard.lab.data.catalog import NAMED, SIZES, classes_and_channels, identity, known_counts, load, size_before_centre
+from regard.lab.data.catalog import (
+    NAMED,
+    SIZES,
+    classes_and_channels,
+    identity,
+    known_counts,
+    load,
+    load_scored,
+    size_before_centre,
+)
 from regard.lab.data.streamed.feed import Stream, StreamBatches
 from regard.lab.data.streamed.names import is_stream
 from regard.models.create import build_sized, create_model, parse_host
@@ -32,9 +41,9 @@ from regard.swapping.inspect import explained_inputs, input_channels
 from regard.swapping.swap import remove
 
 from ..base import Prediction, Record, Samples, Score, Training, Trial
-from ..class_scores import best_classes, majority, top1_score
+from ..class_scores import best_classes, check_subset, majority, top1_score
 from ..drawing import captioned
-from ..image_task import ImageTask
+from ..image_task import ImageTask, same_data
 from ..validation import ValidationPart
 from ..weights import Init
 
@@ -352,18 +361,36 @@ class Classification(ValidationPart, ImageTask):
     def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
         """Score on other data with the same classes, normalised like the training images.
 
-        All images are scored if they are the user's own and have no test split, unless they are those of the training.
-        Raises: DataError if the names of the classes or the number of channels differ.
+        The user's own, unless they are those of the training, may have fewer classes than the run, by their names, and
+        a test split alone; all images are scored if they have no splits. Raises: DataError if there are other classes,
+        or another number of channels.
         """
-        other = self.on(data).data_set()
-        self.check_fits(data, other, record)
-        whole = other.divided and Path(data).resolve() != Path(self.data).resolve() and other.name != record.get("name")
-        parts = [other.train, other.test] if whole else [other.test]
+        parts = self._whole(data, record)
+        if not parts:
+            other = self.on(data).data_set()
+            self.check_fits(data, other, record)
+            parts = [other.test]
         return top1_score(
             scores
             for part in parts
             for scores in self._scores(model, device, self._limited(part), self.statistics(record))
         )
+
+    def _whole(self, data: str, record: Record) -> list[Images]:
+        """The images of the user's own data that are scored, with the labels of the run; [] for those of the training,
+        named sets and streams. Raises: DataError."""
+        if data in NAMED or is_stream(data) or same_data(self.data, data):
+            return []
+        classes, scored = load_scored(data, self.size, self.corrupt, self.digest, str(record.get("name")))
+        if scored is None:
+            return []
+        if len(record["normal"][0]) != 3:
+            raise DataError(f"the run takes images of {len(record['normal'][0])} channels, {data} has 3")
+        if classes != tuple(record["class_names"]):
+            check_subset(data, classes, record["class_names"])
+            place = np.array([list(record["class_names"]).index(name) for name in classes], np.int64)
+            scored = Images(scored.pixels, place[scored.labels])
+        return [scored]
 
     @property
     def chance(self) -> float:

@@ -338,7 +338,7 @@ def _checked(
             reading.wrong(f"{place}: {error}")
             return None
     left, top, width, height = map(float, bbox)
-    right, bottom = min(left + width, size[1]), min(top + height, size[0])
+    right, bottom = min(left + width, float(size[1])), min(top + height, float(size[0]))
     crowd, area = annotation.get("iscrowd") or 0, annotation.get("area")
     if crowd not in (0, 1):
         reading.wrong(f"{place} has iscrowd {crowd!r}; expected 0 or 1")

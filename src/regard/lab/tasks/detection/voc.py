@@ -172,7 +172,7 @@ def _read(file: Path, image: Path, reading: Reading) -> dict[str, Any] | None:
             continue
         if beyond(box, size):
             reading.note(CLIPPED, f"{file}: object {number}")
-        boxes.append((max(left - 1, 0.0), max(top - 1, 0.0), min(right, size[1]), min(bottom, size[0])))
+        boxes.append((max(left - 1, 0.0), max(top - 1, 0.0), min(right, float(size[1])), min(bottom, float(size[0]))))
         names.append(label)
     return {"source": source, "size": size, "boxes": boxes, "names": names}
 

@@ -1,0 +1,313 @@
+"""Annotated images as common tools write them: boxes, labels and masks are right, and check and training agree."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from layouts_of_boxes import (
+    HEIGHT,
+    NAMES,
+    SPLITS,
+    WHOLE,
+    WIDTH,
+    WITH_SPLITS,
+    box,
+    coco,
+    labelme,
+    picture,
+    standard,
+    write,
+)  # fmt: skip
+from regard.core import DataError
+from regard.lab.tasks.check_data import DataReport, check_data
+from regard.lab.tasks.detection import Detection, Instances, data, masks
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+BOXES_ALONE = ("VOC", "YOLO")
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def trained(path: Path, kind: type = Detection, **fields: Any) -> tuple[dict[str, list[Any]], list[str], str]:
+    """The scenes of a training, its warnings, and what stops it."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("regard.data")
+    log.addHandler(handler)
+    try:
+        task = kind(host="vit_desk(patch=16)", data=str(path), size=(256, 256), **fields)
+        split = task.part("train")
+        for row in range(len(split)):
+            split.item(row)
+        return {name: list(scenes) for name, scenes in task.data_set().splits.items()}, said, ""
+    except DataError as error:
+        return {}, said, str(error)
+    finally:
+        log.removeHandler(handler)
+
+
+def agreed(path: Path, kind: type = Detection) -> tuple[dict[str, list[Any]], list[str], str]:
+    """`trained`, which `regard data check` foresees: a problem where it stops, else the same warnings and objects."""
+    found = trained(path, kind)
+    try:
+        report = check_data(str(path), kind.name)
+    except DataError as error:
+        report = DataReport(kind.name, problems=[str(error)])
+    assert bool(report.problems) == bool(found[2]), (report.problems, found[2])
+    if not found[2]:
+        assert set(found[1]) <= set(report.warnings)
+        objects = sum(row["objects"] for row in report.rows)
+        assert objects == sum(int((~scene.objects.crowd).sum()) for scenes in found[0].values() for scene in scenes)
+    return found
+
+
+def check_scene(scene: Any, classes: tuple[str, ...]) -> None:
+    number = int(Path(scene.name).stem.removeprefix("my photo ").removesuffix(".x"))
+    left, top, width, height = box(number)
+    assert scene.size == (HEIGHT, WIDTH)
+    assert np.allclose(scene.objects.boxes, [[left, top, left + width, top + height]], atol=1e-3)
+    assert [classes[label] for label in scene.objects.labels] == [NAMES[number % 2]]
+    if scene.objects.masks is not None:
+        assert masks.area(scene.objects.masks[0]) == width * height
+
+
+@pytest.mark.parametrize("layout", [*WITH_SPLITS, *WHOLE])
+def test_a_layout_is_read(tmp_path: Path, layout: str) -> None:
+    {**WITH_SPLITS, **WHOLE}[layout](tmp_path)
+    assert check_data(str(tmp_path)).kind == "detection"
+    splits, said, error = agreed(tmp_path)
+    assert error == ""
+    assert not said or layout == "COCO of Label Studio"  # images are found by their names
+    classes = data.load(str(tmp_path), False, "stop").classes
+    assert classes == NAMES
+    for scenes in splits.values():
+        for scene in scenes:
+            check_scene(scene, classes)
+    given = {
+        split: {int(Path(scene.name).stem) for scene in scenes}
+        for split, scenes in splits.items()
+        if layout in WITH_SPLITS
+    }
+    assert given == ({split: set(part) for split, part in SPLITS} if layout in WITH_SPLITS else {})
+    assert {split: len(scenes) for split, scenes in splits.items()} == {"train": 4, "val": 2}
+
+
+@pytest.mark.parametrize(
+    "layout", [name for name in (*WITH_SPLITS, *WHOLE) if not name.startswith(BOXES_ALONE)] + ["YOLO of polygons"]
+)
+def test_a_layout_with_polygons_is_read_for_instances(tmp_path: Path, layout: str) -> None:
+    {**WITH_SPLITS, **WHOLE}[layout](tmp_path)
+    splits, _, error = agreed(tmp_path, Instances)
+    assert error == ""
+    for scenes in splits.values():
+        for scene in scenes:
+            check_scene(scene, NAMES)
+
+
+def test_an_export_without_splits_is_divided_by_val(tmp_path: Path) -> None:
+    WHOLE["COCO of CVAT"](tmp_path)
+    assert len(data.load(str(tmp_path), False, "stop", whole=True).splits["train"]) == 6
+    task = Detection(host="vit_desk(patch=16)", data=str(tmp_path), size=(64, 64), val=0.25)
+    assert (len(task.part("train")), len(task.part("held"))) == (3, 1)
+
+
+def change(entries: str, **fields: Any) -> Callable[[Path], object]:
+    """COCO's data with other fields in its first training entry."""
+
+    def make(root: Path) -> None:
+        standard(root)
+        content = json.loads((root / "train.json").read_text())
+        content[entries][0] |= fields
+        write(root / "train.json", content)
+
+    return make
+
+
+def lines(text: str) -> Callable[[Path], object]:
+    """YOLO's data with other lines in the first label file."""
+
+    def make(root: Path) -> None:
+        WITH_SPLITS["YOLO, images/train"](root)
+        write(root / "labels/train/0.txt", text)
+
+    return make
+
+
+def all_crowds(root: Path) -> None:
+    standard(root, iscrowd=1)
+
+
+def a_class_of_crowds(root: Path) -> None:
+    standard(root)
+    for file in root.glob("*.json"):
+        content = json.loads(file.read_text())
+        for entry in content["annotations"]:
+            entry["iscrowd"] = int(entry["category_id"] == 2)
+        write(file, content)
+
+
+def corners(root: Path) -> None:
+    standard(root, bbox=[30, 30, 70, 60])
+
+
+def two_files(root: Path) -> None:
+    WHOLE["COCO of CVAT"](root)
+    for name in ("a", "b"):
+        (root / "annotations/instances_default.json").read_text()
+        write(root / "annotations" / f"{name}.json", coco(range(6)))
+    (root / "annotations/instances_default.json").unlink()
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "all are crowds": (all_crowds, "iscrowd"),
+    "a class has crowds alone": (a_class_of_crowds, "dog"),
+    "corners for sides": (corners, "right, bottom"),
+    "a box outside": (change("annotations", bbox=[90, 10, 5, 5]), "outside"),
+    "an absolute path": (change("images", file_name="/data/0.jpg"), "absolute"),
+    "an absolute path of Windows": (change("images", file_name="C:\\data\\0.jpg"), "absolute"),
+    "another case": (change("images", file_name="0.JPG"), "0.jpg"),
+    "neither box nor polygon": (change("annotations", bbox=None, segmentation=None), "no bbox"),
+    "several files": (two_files, "several annotation files"),
+    "YOLO in pixels": (lines("0 40 32 20 30\n"), "fractions"),
+    "YOLO with confidence": (lines("0 .5 .5 .2 .2 .9\n"), "5 numbers"),
+    "YOLO, no class": (lines("cat .5 .5 .2 .2\n"), "no"),
+    "YOLO, a class without a name": (lines("7 .5 .5 .2 .2\n"), "category 7"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_read_stops_check_and_training(tmp_path: Path, case: str) -> None:
+    make, word = REFUSED[case]
+    make(tmp_path)
+    assert word in agreed(tmp_path)[2]
+
+
+def some_crowds(root: Path) -> None:
+    change("annotations", iscrowd=1)(root)
+
+
+def labelme_with_points(root: Path) -> None:
+    labelme(root)
+    content = json.loads((root / "0.json").read_text())
+    content["shapes"].append({"label": "cat", "points": [[1, 1]], "shape_type": "point"})
+    write(root / "0.json", content)
+
+
+def tiny(root: Path) -> None:
+    picture(root / "images/0.jpg", 0, (2000, 2000))
+    change("images", width=2000, height=2000)(root)
+    picture(root / "images/0.jpg", 0, (2000, 2000))
+    content = json.loads((root / "train.json").read_text())
+    content["annotations"][0] |= {"bbox": [5, 5, 4, 4], "segmentation": None}
+    write(root / "train.json", content)
+
+
+def unlabelled(root: Path) -> None:
+    WITH_SPLITS["YOLO, images/train"](root)
+    (root / "labels/train/0.txt").unlink()
+
+
+WARNED: dict[str, tuple[Callable[[Path], object], str, list[float] | None]] = {
+    "a crowd": (some_crowds, "crowds", box_corners := [10, 20, 30, 50]),
+    "a box beyond the image": (
+        change("annotations", bbox=[-7, 20, 20, 60], segmentation=None),
+        "clipped",
+        [0, 20, 13, 64],
+    ),
+    "a polygon beside its box": (change("annotations", bbox=[40, 20, 20, 30]), "polygons", [40, 20, 60, 50]),
+    "an image elsewhere": (change("images", file_name="x/0.jpg"), "by their names", box_corners),
+    "an object below a pixel": (tiny, "less than a pixel", [5, 5, 9, 9]),
+    "a point of labelme": (labelme_with_points, "points and lines", None),
+    "YOLO without a label file": (unlabelled, "without a label file", None),
+}
+
+
+@pytest.mark.parametrize("case", WARNED)
+def test_what_is_unusual_is_one_warning(tmp_path: Path, case: str) -> None:
+    make, word, corners = WARNED[case]
+    make(tmp_path)
+    splits, said, error = agreed(tmp_path)
+    assert error == ""
+    assert [word in text for text in said] == [True]
+    if corners:
+        (scene,) = (scene for scene in splits["train"] if Path(scene.name).stem == "0")
+        assert scene.objects.boxes.tolist() == [corners]
+
+
+def test_skipped_data_that_are_read_now_have_another_key(tmp_path: Path) -> None:
+    """Older versions left the box out with corrupt="skip"."""
+    change("annotations", bbox=[-7, 20, 20, 60], segmentation=None)(tmp_path)
+    assert data.identity(str(tmp_path), False, "skip") == f"{data.identity(str(tmp_path), False, 'stop')}@2"
+    standard(tmp_path / "right")
+    assert data.identity(str(tmp_path / "right"), False, "skip") == data.identity(
+        str(tmp_path / "right"), False, "stop"
+    )
+
+
+def turned(root: Path, orientations: dict[int, int], stored: bool | None, square: bool = False) -> None:
+    """COCO's data, some of whose images are turned, annotated as stored or upright; None = both."""
+    standard(root)
+    for split, part in SPLITS:
+        content = coco(part, segmentation=None)
+        for entry in content["images"]:
+            number = entry["id"]
+            if number not in orientations:
+                continue
+            size = (60, 60) if square else (WIDTH, HEIGHT)
+            picture(root / "images" / f"{number}.jpg", number, size, orientations[number])
+            as_stored = number % 2 == 0 if stored is None else stored
+            sides = size if as_stored or orientations[number] < 5 else size[::-1]
+            entry |= {"width": sides[0], "height": sides[1]}
+        write(root / f"{split}.json", content)
+
+
+@pytest.mark.parametrize(
+    ("orientations", "stored", "square", "kept"),
+    [
+        ({0: 6}, True, False, True),
+        ({0: 6, 1: 3}, True, False, True),
+        ({0: 8}, False, False, False),
+        ({0: 3}, True, False, False),  # nothing tells
+        ({0: 6}, True, True, False),
+    ],
+)
+def test_pictures_are_turned_as_they_were_annotated(
+    tmp_path: Path, orientations: dict[int, int], stored: bool, square: bool, kept: bool
+) -> None:
+    turned(tmp_path, orientations, stored, square)
+    splits, said, error = agreed(tmp_path)
+    assert error == ""
+    sizes = {int(Path(scene.name).stem): scene.size for scene in splits["train"]}
+    assert sizes[0] == ((60, 60) if square else (HEIGHT, WIDTH) if stored else (WIDTH, HEIGHT))
+    unknown = not kept and (square or 3 in orientations.values())
+    assert [("EXIF" in text) for text in said] == [True] * (kept or unknown)
+    first = next(row for row, scene in enumerate(splits["train"]) if Path(scene.name).stem == "0")
+    task = Detection(host="vit_desk(patch=16)", data=str(tmp_path), size=(256, 256))
+    plain = Detection(host="vit_desk(patch=16)", data=str(tmp_path), size=(256, 256), exif="keep" if kept else "turn")
+    assert np.array_equal(task.part("train").pixels(first), plain.part("train").pixels(first))
+
+
+def test_evidence_for_both_is_refused_and_a_choice_decides(tmp_path: Path) -> None:
+    turned(tmp_path, {0: 6, 1: 6}, None)
+    error = agreed(tmp_path)[2]
+    assert "0.jpg" in error
+    assert "1.jpg" in error
+    assert "--exif" in error
+    turned(tmp_path, {0: 3}, True)
+    one, two = (
+        Detection(host="vit_desk(patch=16)", data=str(tmp_path), size=(64, 64), exif=choice)
+        for choice in ("keep", "turn")
+    )
+    assert np.array_equal(
+        one.part("train").pixels(0)[::-1, ::-1].mean((0, 1)).round(), two.part("train").pixels(0).mean((0, 1)).round()
+    )
+    assert not np.array_equal(one.part("train").pixels(0), two.part("train").pixels(0))

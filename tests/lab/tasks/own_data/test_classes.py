@@ -1,0 +1,288 @@
+"""Images with classes as common tools write them: labels and splits are right, and check and training agree."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from layouts_of_boxes import VAL, WITH_SPLITS, coco, picture, standard, write
+from regard.core import DataError
+from regard.images import own
+from regard.lab.tasks.check_data import check_data
+from regard.lab.tasks.classification import Classification
+from regard.lab.tasks.detection import Detection
+from regard.lab.tasks.segmentation import Segmentation
+from regard.lab.tasks.segmentation.data import own_digest
+
+SPLITS = (("train", range(8)), ("test", range(8, 12)))
+NAMES = ("cat", "dog")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own.digest.cache_clear()
+
+
+def shade(path: Path, number: int) -> Path:
+    """A small image of one grey value, which tells its number."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (9, 9), (20 * number,) * 3).save(path)
+    return path
+
+
+def folders(root: Path, *names: str) -> None:
+    """Class folders of images that differ; names: of the splits."""
+    for place, split in enumerate(names):
+        for number in range(8):
+            picture(root / split / NAMES[number % 2] / f"{number}.png", 100 * place + number, (9, 9))
+
+
+def table(head: tuple[str, str], rows: range, folder: str = "", mark: str = ",") -> str:
+    lines = [mark.join(head), *(mark.join((f"{folder}{n}.png", NAMES[n % 2])) for n in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def lists(root: Path, files: dict[str, str], folder: str = "images/{1}.png") -> None:
+    """Images, of which {0} is the split, and lists with their content."""
+    for split, numbers in SPLITS:
+        for number in numbers:
+            shade(root / folder.format(split, number), number)
+    for name, content in files.items():
+        write(root / name, content)
+
+
+def with_split_column(root: Path) -> None:
+    rows = [f"images/{n}.png;{NAMES[n % 2]};{split}" for split, part in SPLITS for n in part]
+    lists(root, {"all.csv": "\n".join(["path;class;split", *rows])})
+
+
+def lines_of_json(numbers: range) -> str:
+    return "".join(json.dumps({"file_name": f"{n}.png", "label": NAMES[n % 2]}) + "\n" for n in numbers)
+
+
+def hub_table(path: Path, numbers: range, label: str = "label", image: str = "image", known: bool = True) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = []
+    for number in numbers:
+        stream = io.BytesIO()
+        Image.new("RGB", (9, 9), (20 * number,) * 3).save(stream, "PNG")
+        images.append({"bytes": stream.getvalue(), "path": f"{number}.png"})
+    made = pa.table({image: images, label: [n % 2 if known else -1 for n in numbers]})
+    kinds = {image: {"_type": "Image"}, label: {"names": list(NAMES), "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": kinds}})}
+    pq.write_table(made.replace_schema_metadata(metadata), path)
+
+
+def hub(root: Path, **options: Any) -> None:
+    hub_table(root / "data/train-00000-of-00002.parquet", range(4), **options)
+    hub_table(root / "data/train-00001-of-00002.parquet", range(4, 8), **options)
+    hub_table(root / "data/test-00000-of-00001.parquet", range(8, 12), **options)
+
+
+def hub_converted(root: Path) -> None:
+    hub_table(root / "default/train/0000.parquet", range(8))
+    hub_table(root / "default/test/0000.parquet", range(8, 12))
+
+
+FILE, LABEL = "file_name", "label"
+WITH_TEST: dict[str, Callable[[Path], object]] = {
+    "two lists": lambda root: lists(root, {f"{s}.csv": table(("file", "label"), n, "images/") for s, n in SPLITS}),
+    "two lists, names alone": lambda root: lists(
+        root, {f"{s}.tsv": table(("image", "class"), n, mark="\t") for s, n in SPLITS}
+    ),
+    "a column of splits": with_split_column,
+    "metadata.csv in each split": lambda root: lists(
+        root, {f"{s}/metadata.csv": table((FILE, LABEL), n) for s, n in SPLITS}, "{0}/{1}.png"
+    ),
+    "metadata.jsonl in each split": lambda root: lists(
+        root, {f"{s}/metadata.jsonl": lines_of_json(n) for s, n in SPLITS}, "{0}/{1}.png"
+    ),
+    "tables of the Hub": hub,
+    "tables of the Hub, other columns": lambda root: hub(root, image="photo", label="species"),
+    "converted tables of the Hub": hub_converted,
+}
+WHOLE: dict[str, Callable[[Path], object]] = {
+    "labels.csv": lambda root: lists(root, {"labels.csv": table(("file", "label"), range(12))}),
+    "labels.csv beside the images": lambda root: lists(
+        root, {"labels.csv": table(("Filename", "Label"), range(12))}, "{1}.png"
+    ),
+    "metadata.jsonl": lambda root: lists(root, {"metadata.jsonl": lines_of_json(range(12))}),
+    "folders of another meaning": lambda root: lists(
+        root, {"labels.csv": table(("file", "label"), range(12))}, "images/{0}/{1}.png"
+    ),
+}  # fmt: skip
+
+
+def task(data: Path, **fields: Any) -> Classification:
+    return Classification(
+        host="vit_desk(patch=4, dim=8, depth=1, heads=2)", data=str(data), size=(8, 8), init="host", **fields
+    )
+
+
+def numbers_of(images: Any) -> list[int]:
+    return [round(float(images.pixels[row].mean()) / 20) for row in range(len(images))]
+
+
+@pytest.mark.parametrize("case", [*WITH_TEST, *WHOLE])
+def test_classes_are_read(tmp_path: Path, case: str) -> None:
+    {**WITH_TEST, **WHOLE}[case](tmp_path)
+    report = check_data(str(tmp_path))
+    assert (report.kind, report.problems, report.warnings) == ("classification", [], [])
+    found = task(tmp_path).data_set()
+    assert found.classes == NAMES
+    for images in (found.train, found.test):
+        assert [number % 2 for number in numbers_of(images)] == images.labels.tolist()
+    assert sorted(numbers_of(found.train) + numbers_of(found.test)) == list(range(12))
+    assert found.divided == (case in WHOLE)
+    if case in WITH_TEST:
+        assert sorted(numbers_of(found.test)) == [8, 9, 10, 11]
+
+
+def test_a_list_is_a_path_too(tmp_path: Path) -> None:
+    WHOLE["labels.csv"](tmp_path)
+    assert check_data(str(tmp_path / "labels.csv")).problems == []
+    one, before = task(tmp_path / "labels.csv"), task(tmp_path).identity()
+    assert len(one.data_set().train) + len(one.data_set().test) == 12
+    assert one.identity() == before
+    write(tmp_path / "labels.csv", table(("file", "label"), range(11)))
+    own.digest.cache_clear()
+    assert task(tmp_path).identity() != before
+
+
+def test_class_folders_need_no_list(tmp_path: Path) -> None:
+    """What older versions read has its key, with and without a list of the same classes."""
+    folders(tmp_path / "a", ".")
+    before = task(tmp_path / "a").identity()
+    write(
+        tmp_path / "a/labels.csv",
+        "file,label\n" + "".join(f"{NAMES[n % 2]}/{n}.png,{NAMES[n % 2]}\n" for n in range(8)),
+    )
+    own.digest.cache_clear()
+    assert check_data(str(tmp_path / "a")).kind == "classification"
+    assert task(tmp_path / "a").identity() == before
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ("gone.png,cat", "gone.png"),
+        ("/data/0.png,cat", "absolute"),
+        ("images/0.png,", "one label"),
+        ("0.doc,cat", "no image"),
+    ],
+)
+def test_wrong_rows_of_a_list_are_named_with_their_line(tmp_path: Path, row: str, word: str) -> None:
+    lists(tmp_path, {"labels.csv": table(("file", "label"), range(12)) + row + "\n"})
+    for read in (check_data, lambda data: task(Path(data)).data_set()):
+        with pytest.raises(DataError, match=f"line 14: .*{word}"):
+            read(str(tmp_path))
+
+
+def test_a_test_without_labels_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """On the Hub the labels of a hidden test are -1."""
+    hub_table(tmp_path / "data/train-00000-of-00001.parquet", range(8))
+    hub_table(tmp_path / "data/test-00000-of-00001.parquet", range(8, 12), known=False)
+    assert any("has no labels" in text for text in check_data(str(tmp_path)).warnings)
+    found = task(tmp_path).data_set()
+    assert sorted(numbers_of(found.train) + numbers_of(found.test)) == list(range(8))
+    assert "has no labels" in caplog.text
+
+
+def test_a_validation_beside_a_test_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folders(tmp_path, "train", "val", "test")
+    (tmp_path / "train/cat/photo.HEIC").write_bytes(b"")
+    report = check_data(str(tmp_path))
+    task(tmp_path).data_set()
+    assert (report.problems, report.warnings) == ([], [record.getMessage() for record in caplog.records])
+    assert ["HEIC" in text for text in report.warnings] == [True, False]
+
+
+def test_folders_of_macos_are_no_class(tmp_path: Path) -> None:
+    folders(tmp_path / "a", ".")
+    shade(tmp_path / "a" / "__MACOSX" / "0.png", 0)
+    assert task(tmp_path / "a").data_set().classes == NAMES
+
+
+def test_other_data_are_scored_whole_and_may_have_fewer_classes(tmp_path: Path) -> None:
+    for number in range(12):
+        shade(tmp_path / "run" / "abc"[number % 3] / f"{number}.png", number)
+        if number % 3:
+            shade(tmp_path / "fewer" / "abc"[number % 3] / f"{number}.png", number)
+            shade(tmp_path / "test" / "test" / "abc"[number % 3] / f"{number}.png", number)
+    shade(tmp_path / "more" / "a" / "0.png", 0)
+    shade(tmp_path / "more" / "d" / "1.png", 1)
+    trained = task(tmp_path / "run")
+    model, record = trained.model(None, 0), trained.record()
+    for name in ("fewer", "test"):
+        score = trained.score_on(str(tmp_path / name), model, CPU, record)
+        images = [own.decode(file, (8, 8), 3) for file in sorted((tmp_path / name).rglob("*.png"))]
+        assert score.samples is not None
+        assert len(score.samples) == len(images) == 8
+        expected = trained.score_on(str(tmp_path / name), model, CPU, record | {"name": "own:another"})
+        assert score.metrics == expected.metrics
+    with pytest.raises(DataError, match="d; the run has"):
+        trained.score_on(str(tmp_path / "more"), model, CPU, record)
+
+
+def boxes_task(data: Path) -> Detection:
+    fields = {"size": (64, 64), "width": 16, "strides": (8, 16), "proposals": (20, 10), "rois": 8, "head": 16}
+    return Detection(host="vit_desk(patch=16, dim=16, depth=1, heads=2)", data=str(data), **fields)
+
+
+@pytest.mark.parametrize(
+    ("make", "images"),
+    [
+        (lambda root: write(root / "all.json", coco(range(6), "../run/images/{}.jpg".format)), 6),
+        (lambda root: write(root / "test.json", coco(VAL)), 2),
+        (lambda root: write(root / "val.json", coco(range(1, 6, 2))), 3),  # of one class
+    ],
+)
+def test_other_boxes_are_scored_whole(tmp_path: Path, make: Callable[[Path], object], images: int) -> None:
+    standard(tmp_path / "run")
+    for number in range(6):
+        picture(tmp_path / "other/images" / f"{number}.jpg", number)
+    make(tmp_path / "other")
+    trained = boxes_task(tmp_path / "run")
+    model, record = trained.model(None, 0), trained.record()
+    score = trained.score_on(str(tmp_path / "other"), model, CPU, record)
+    assert score.samples is not None
+    assert len(score.samples) == images
+
+
+def test_other_masks_are_scored_whole_and_may_have_fewer_classes(tmp_path: Path) -> None:
+    for number in range(6):
+        for name in ("run", "other"):
+            picture(tmp_path / name / "images" / f"{number}.png", number, (16, 12))
+            values = np.random.default_rng(number).integers(0, 3 if name == "run" else 2, (12, 16)).astype(np.uint8)
+            (tmp_path / name / "masks").mkdir(exist_ok=True)
+            Image.fromarray(values).save(tmp_path / name / "masks" / f"{number}.png")
+    write(tmp_path / "run/classes.txt", "sky\nroad\ntree\n")
+    write(tmp_path / "other/classes.txt", "tree\nsky\n")
+    trained = Segmentation(host="vit_desk(patch=4, dim=8, depth=1, heads=2)", data=str(tmp_path / "run"), size=(8, 8))
+    model, record = trained.model(None, 0), trained.record()
+    score = trained.score_on(str(tmp_path / "other"), model, CPU, record)
+    assert score.samples is not None
+    assert len(score.samples) == 6
+    write(tmp_path / "other/classes.txt", "tree\ncar\n")
+    own_digest.cache_clear()
+    with pytest.raises(DataError, match="car"):
+        trained.score_on(str(tmp_path / "other"), model, CPU, record)
+
+
+def test_every_family_says_what_it_reads() -> None:
+    """The tables have one row for each format, and their names are in the docs."""
+    text = (Path(__file__).parents[4] / "docs" / "tasks.md").read_text()
+    assert len(WITH_SPLITS) > 10
+    assert all(
+        word in text for word in ("YOLO", "labelme", "Cityscapes", "metadata.csv", "Label Studio", "Roboflow", "CVAT")
+    )

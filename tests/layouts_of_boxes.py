@@ -1,0 +1,248 @@
+"""Folders of annotated images as common tools write them: each has the same scenes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+WIDTH, HEIGHT = 80, 64
+NAMES = ("cat", "dog")
+
+
+def box(number: int) -> list[int]:
+    """[left, top, width, height] of the one object of an image."""
+    return [10 + number, 20, 20, 30]
+
+
+def picture(path: Path, number: int = 0, size: tuple[int, int] = (WIDTH, HEIGHT), orientation: int = 0) -> Path:
+    """An image, another one for each number; size: (width, height)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(number).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    exif = Image.Exif()
+    if orientation:
+        exif[274] = orientation
+    Image.fromarray(pixels).save(path, exif=exif)
+    return path
+
+
+def write(path: Path, content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def polygon(number: int) -> list[list[float]]:
+    left, top, width, height = box(number)
+    return [[left, top, left + width, top, left + width, top + height, left, top + height]]
+
+
+def coco(numbers: range, name: Callable[[int], str] = "{}.jpg".format, **fields: Any) -> dict[str, Any]:
+    """COCO's content; fields: of each annotation, None = left out."""
+    images = [{"id": n, "file_name": name(n), "width": WIDTH, "height": HEIGHT} for n in numbers]
+    annotations = []
+    for n in numbers:
+        entry = {"id": n, "image_id": n, "category_id": 1 + n % 2, "bbox": box(n), "segmentation": polygon(n)} | fields
+        annotations.append({key: value for key, value in entry.items() if value is not None})
+    categories = [{"id": label, "name": text} for label, text in enumerate(NAMES, 1)]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def pictures(folder: Path, numbers: range, end: str = ".jpg") -> None:
+    for number in numbers:
+        picture(folder / f"{number}{end}", number)
+
+
+TRAIN, VAL = range(4), range(4, 6)
+SPLITS = (("train", TRAIN), ("val", VAL))
+
+
+def standard(root: Path, **fields: Any) -> None:
+    pictures(root / "images", range(6))
+    for split, numbers in SPLITS:
+        write(root / f"{split}.json", coco(numbers, **fields))
+
+
+def official(root: Path) -> None:
+    for split, numbers in SPLITS:
+        pictures(root / f"{split}2017", numbers)
+        write(root / "annotations" / f"instances_{split}2017.json", coco(numbers))
+
+
+def short_names_beside_years(root: Path) -> None:
+    for split, numbers in SPLITS:
+        pictures(root / f"{split}2017", numbers)
+        write(root / f"{split}.json", coco(numbers))
+
+
+def roboflow(root: Path) -> None:
+    for split, numbers in (("train", TRAIN), ("valid", VAL)):
+        pictures(root / split, numbers)
+        write(root / split / "_annotations.coco.json", coco(numbers))
+
+
+def cvat(root: Path) -> None:
+    pictures(root / "images", range(6))
+    write(root / "annotations" / "instances_default.json", coco(range(6)))
+
+
+def cvat_with_points(root: Path) -> None:
+    cvat(root)
+    write(root / "annotations" / "person_keypoints_default.json", coco(range(6)))
+
+
+def label_studio(root: Path) -> None:
+    pictures(root / "images", range(6))
+    write(root / "result.json", coco(range(6), "../../label-studio/data/media/{}.jpg".format, area=1.0))
+
+
+def backslashes(root: Path) -> None:
+    pictures(root / "images" / "a", range(6))
+    for split, numbers in SPLITS:
+        write(root / f"{split}.json", coco(numbers, "a\\{}.jpg".format))
+
+
+def without_boxes(root: Path) -> None:
+    standard(root, bbox=None)
+
+
+def without_ids(root: Path) -> None:
+    standard(root, id=None)
+
+
+def ids_of_other_kinds(root: Path) -> None:
+    """Whole numbers with a point, texts, null."""
+    standard(root)
+    for file in root.glob("*.json"):
+        content = json.loads(file.read_text())
+        for entry in content["images"]:
+            entry |= {"id": f"image-{entry['id']}", "width": 80.0, "height": None if entry["id"] == 0 else 64.0}
+            entry |= {"width": None} if entry["height"] is None else {}
+        for entry in content["categories"]:
+            entry["id"] = float(entry["id"])
+        for entry in content["annotations"]:
+            entry |= {"image_id": f"image-{entry['image_id']}", "category_id": str(entry["category_id"])}
+            entry |= {"iscrowd": None, "id": None, "area": None}
+        write(file, content)
+
+
+def voc_xml(number: int, size: bool = True) -> str:
+    left, top, width, height = box(number)
+    sides = f"<size><width>{WIDTH}</width><height>{HEIGHT}</height><depth>3</depth></size>" * size
+    corners = zip(("xmin", "ymin", "xmax", "ymax"), (left + 1, top + 1, left + width, top + height), strict=True)
+    inside = "".join(f"<{name}>{value}</{name}>" for name, value in corners)
+    return f"<annotation>{sides}<object><name>{NAMES[number % 2]}</name><bndbox>{inside}</bndbox></object></annotation>"
+
+
+def voc(
+    root: Path, lists: dict[str, list[str]], images: str = "JPEGImages", name: str = "{}", size: bool = True
+) -> None:
+    for number in range(6):
+        picture(root / images / f"{name.format(number)}.jpg", number)
+        write(root / "Annotations" / f"{name.format(number)}.xml", voc_xml(number, size))
+    for split, lines in lists.items():
+        write(root / "ImageSets" / "Main" / f"{split}.txt", "\n".join(lines) + "\n")
+
+
+def numbers(which: range, ending: str = "") -> list[str]:
+    return [f"{number}{ending}" for number in which]
+
+
+def beside(root: Path) -> None:
+    for number in range(6):
+        picture(root / f"{number}.jpg", number)
+        write(root / f"{number}.xml", voc_xml(number))
+
+
+def roboflow_voc(root: Path) -> None:
+    for split, part in (("train", TRAIN), ("valid", VAL)):
+        for number in part:
+            picture(root / split / f"{number}.jpg", number)
+            write(root / split / f"{number}.xml", voc_xml(number))
+
+
+def yolo_line(number: int, polygons: bool = False) -> str:
+    left, top, width, height = box(number)
+    if polygons:
+        values = [v / (HEIGHT if i % 2 else WIDTH) for i, v in enumerate(polygon(number)[0])]
+    else:
+        values = [(left + width / 2) / WIDTH, (top + height / 2) / HEIGHT, width / WIDTH, height / HEIGHT]
+    return " ".join(map(str, (number % 2, *values))) + "\n"
+
+
+def yolo(root: Path, images: str, labels: str, names: tuple[str, str] | None, polygons: bool = False) -> None:
+    """images, labels: folders, with {} for the split. names: a file with the names of the classes, and its content."""
+    for split, part in SPLITS:
+        for number in part:
+            picture(root / images.format(split) / f"{number}.jpg", number)
+            write(root / labels.format(split) / f"{number}.txt", yolo_line(number, polygons))
+    if names is not None:
+        write(root / names[0], names[1])
+
+
+LIST = ("data.yaml", "train: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n")
+MAPPING = ("coco8.yaml", "path: ../x\ntrain: images/train\nnames:\n  0: cat\n  1: dog\n")
+LINES = ("data.yaml", "names:\n- cat\n- dog\n")
+
+
+def yolo_lists(root: Path) -> None:
+    yolo(root, "images", "labels", LIST)
+    for split, part in SPLITS:
+        write(root / f"{split}.txt", "".join(f"./images/{number}.jpg\n" for number in part))
+
+
+def labelme(root: Path, kind: str = "polygon", folder: str = "", split: bool = False) -> None:
+    for number in range(6):
+        left, top, width, height = box(number)
+        corners = [[left, top], [left + width, top + height]]
+        points = corners if kind == "rectangle" else np.reshape(polygon(number)[0], (-1, 2)).tolist()
+        shapes = [{"label": NAMES[number % 2], "points": points, "shape_type": kind}]
+        place = root / (("train" if number in TRAIN else "val") if split else folder)
+        picture(place / f"{number}.jpg", number)
+        content = {"shapes": shapes, "imagePath": f"C:\\x\\{number}.jpg", "imageData": None}
+        write(place / f"{number}.json", content | {"imageWidth": WIDTH, "imageHeight": HEIGHT})
+
+
+WITH_SPLITS: dict[str, Callable[[Path], object]] = {
+    "COCO": standard,
+    "COCO as it is published": official,
+    "COCO, names without a year": short_names_beside_years,
+    "COCO of Roboflow": roboflow,
+    "COCO, backslashes": backslashes,
+    "COCO without boxes": without_boxes,
+    "COCO without ids": without_ids,
+    "COCO, ids of other kinds": ids_of_other_kinds,
+    "YOLO, images/train": lambda root: yolo(root, "images/{}", "labels/{}", LIST),
+    "YOLO, train/images": lambda root: yolo(root, "{}/images", "{}/labels", MAPPING),
+    "YOLO, names in lines": lambda root: yolo(root, "images/{}", "labels/{}", LINES),
+    "YOLO, classes.txt": lambda root: yolo(root, "images/{}", "labels/{}", ("classes.txt", "cat\ndog\n")),
+    "YOLO of polygons": lambda root: yolo(root, "images/{}", "labels/{}", LIST, polygons=True),
+    "YOLO with lists": yolo_lists,
+    "VOC": lambda root: voc(root, {"train": numbers(TRAIN), "val": numbers(VAL)}),
+    "VOC with flags": lambda root: voc(root, {"train": numbers(TRAIN, "  1"), "val": numbers(VAL, " -1")}),
+    "VOC, trainval and val": lambda root: voc(root, {"trainval": numbers(range(6)), "val": numbers(VAL)}),
+    "VOC of Roboflow": roboflow_voc,
+    "labelme in splits": lambda root: labelme(root, split=True),
+}
+"""Six scenes, four for training and two for validation."""
+WHOLE: dict[str, Callable[[Path], object]] = {
+    "COCO of CVAT": cvat,
+    "COCO of CVAT with key points": cvat_with_points,
+    "COCO of Label Studio": label_studio,
+    "VOC of CVAT": lambda root: voc(root, {"default": numbers(range(6))}),
+    "VOC, trainval alone": lambda root: voc(root, {"trainval": numbers(range(6))}),
+    "VOC, names with spaces": lambda root: voc(
+        root, {"train": [f"my photo {n}.x" for n in range(6)]}, name="my photo {}.x"
+    ),
+    "VOC without lists": lambda root: voc(root, {}),
+    "VOC without sizes": lambda root: voc(root, {}, size=False),
+    "VOC, images in images": lambda root: voc(root, {}, images="images"),
+    "VOC beside the images": beside,
+    "YOLO without splits": lambda root: yolo(root, "images", "labels", LIST),
+    "YOLO beside the images": lambda root: yolo(root, "", "", ("classes.txt", "cat\ndog\n")),
+    "labelme": labelme,
+    "labelme, rectangles": lambda root: labelme(root, "rectangle", "photos"),
+}
+"""The six scenes in one split."""
