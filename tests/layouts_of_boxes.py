@@ -205,6 +205,33 @@ def labelme(root: Path, kind: str = "polygon", folder: str = "", split: bool = F
         write(place / f"{number}.json", content | {"imageWidth": WIDTH, "imageHeight": HEIGHT})
 
 
+def csv_rows(part: range) -> str:
+    rows = ["filename,width,height,class,xmin,ymin,xmax,ymax"]
+    for number in part:
+        left, top, width, height = box(number)
+        rows.append(f"{number}.jpg,80,64,{NAMES[number % 2]},{left},{top},{left + width},{top + height}")
+    return "\n".join(rows) + "\n"
+
+
+def csv_of_roboflow(root: Path) -> None:
+    for split, part in (("train", TRAIN), ("valid", VAL)):
+        pictures(root / split, part)
+        write(root / split / "_annotations.csv", csv_rows(part))
+
+
+def csv_files(root: Path) -> None:
+    pictures(root / "images", range(6))
+    for split, part in SPLITS:
+        write(root / f"{split}.csv", csv_rows(part))
+
+
+def hub_metadata(root: Path) -> None:
+    for split, part in SPLITS:
+        pictures(root / split, part)
+        rows = [{"file_name": f"{n}.jpg", "objects": {"bbox": [box(n)], "categories": [NAMES[n % 2]]}} for n in part]
+        write(root / split / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
 WITH_SPLITS: dict[str, Callable[[Path], object]] = {
     "COCO": standard,
     "COCO as it is published": official,
@@ -224,6 +251,9 @@ WITH_SPLITS: dict[str, Callable[[Path], object]] = {
     "VOC with flags": lambda root: voc(root, {"train": numbers(TRAIN, "  1"), "val": numbers(VAL, " -1")}),
     "VOC, trainval and val": lambda root: voc(root, {"trainval": numbers(range(6)), "val": numbers(VAL)}),
     "VOC of Roboflow": roboflow_voc,
+    "table of Roboflow": csv_of_roboflow,
+    "tables": csv_files,
+    "table of the Hub": hub_metadata,
     "labelme in splits": lambda root: labelme(root, split=True),
 }
 """Six scenes, four for training and two for validation."""

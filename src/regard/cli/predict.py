@@ -48,6 +48,8 @@ def predict(
 ) -> None:
     """Predict labels, boxes, masks or translations of new files with a trained model; prints JSON.
 
+    Boxes and masks lie on the picture as its EXIF data turn it: upright.
+
     Files that cannot be read are named at the end, with exit code 2; the others have predictions.
     """
     from regard.lab.train.autocast import ModelAtPrecision

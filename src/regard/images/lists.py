@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path, PureWindowsPath
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def list_files(path: Path) -> dict[Path, str]:
 def _columns(file: Path) -> tuple[str, str] | None:
     """The names of the columns of files and of labels; None if it lacks one of them, or cannot be read."""
     try:
-        first = next(_rows(file), {})
+        first = next(rows_in(file), {})
     except DataError:
         return None
     lower = {str(name).strip().lower(): str(name) for name in first}
@@ -51,7 +52,7 @@ def _columns(file: Path) -> tuple[str, str] | None:
     return (found[0], found[1]) if is_image and found[1] else None
 
 
-def _rows(file: Path) -> Iterator[dict[str, str]]:
+def rows_in(file: Path) -> Iterator[dict[str, Any]]:
     """The rows of a list by the names of its columns. Raises: DataError."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
@@ -78,13 +79,13 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> dict[str, list[tup
     for file, split in list_files(path).items():
         columns = _columns(file)
         assert columns is not None
-        for number, row in enumerate(_rows(file), 1 + (file.suffix.lower() != ".jsonl")):
+        for number, row in enumerate(rows_in(file), 1 + (file.suffix.lower() != ".jsonl")):
             name, label = row.get(columns[0]), row.get(columns[1])
             if name in (None, "") or label in (None, "") or isinstance(label, list | dict):
                 problems.append(f"{file}, line {number}: expected a file and one label, not {printable(str(row))[:80]}")
                 continue
             given = split or _split_of(row)
-            found = _find(file, root, str(name), below)
+            found = find_image(file, root, str(name), below)
             if isinstance(found, str):
                 problems.append(f"{file}, line {number}: {found}")
             else:
@@ -99,8 +100,8 @@ def _split_of(row: dict[str, str]) -> str:
     return next((split for split, names in SPLITS.items() if str(given).strip().lower() in names), "train")
 
 
-def _find(file: Path, root: Path, name: str, below: dict[str, list[Path]]) -> Path | str:
-    """The image that a list names, or what is wrong."""
+def find_image(file: Path, root: Path, name: str, below: dict[str, list[Path]]) -> Path | str:
+    """The image that a list names, or what is wrong. below: all images below the root, by their names."""
     shown, path = printable(name), Path(name.strip().replace("\\", "/"))
     if path.is_absolute() or PureWindowsPath(name).drive:
         return f"{shown} is an absolute path; write it from the folder of the list on"

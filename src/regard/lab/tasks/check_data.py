@@ -32,6 +32,8 @@ from .translation import texts
 KINDS = ("classification", "segmentation", "detection", "instances", "sequences", "translation")
 """The tasks whose data are checked; those of instances are the data of detection, with masks."""
 TASK_OF: Mapping[str, type[Boxes]] = {task.name: task for task in TASKS if issubclass(task, Boxes)}
+LARGE = 89_000_000
+"""Pixels of an image that most readers warn of."""
 SKIPPED = "skipped: "
 """The beginning of a reader's warning of what it skips, at which a training stops unless it skips too."""
 _WITH_EXIF = ("segmentation", "detection", "instances")
@@ -177,6 +179,10 @@ class _Pictures:
             return None
         self.copies[hashlib.sha256(content).digest()].setdefault(split, name)
         mode, largest, left_out = _mode(content)
+        if shape[0] * shape[1] > LARGE:
+            self.notes.add(
+                f"images of more than {LARGE // 10**6} million pixels, which are slow: shrink or tile them", name
+            )
         if left_out:
             self.notes.add(f"images of which {left_out} are left out", name)
         self.largest[split] += [] if largest is None else [largest]

@@ -28,7 +28,7 @@ from regard.lab.tasks.check_data import DataReport, check_data
 from regard.lab.tasks.detection import Detection, Instances, data, masks
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-BOXES_ALONE = ("VOC", "YOLO")
+BOXES_ALONE = ("VOC", "YOLO", "table")
 
 
 @pytest.fixture

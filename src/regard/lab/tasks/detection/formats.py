@@ -8,7 +8,7 @@ from regard.core import DataError
 from regard.files.paths import subfolders
 from regard.images.folders import SPLITS, split_of_name
 
-from . import coco, labelme, voc, yolo
+from . import coco, labelme, tables, voc, yolo
 from .coco import Categories, Reading
 from .scenes import Scene
 
@@ -133,6 +133,7 @@ FORMATS = (
     Format("COCO, as exported", lambda path: [*exported_files(path).values()], _read_coco(exported_files)),
     Format("Pascal VOC without lists", voc.xml_files, voc.read_files),
     Format("YOLO", yolo.label_files, yolo.read),
+    Format("tables of objects", tables.table_files, tables.read),
     Format("labelme", labelme.shape_files, labelme.read),
 )
 """The first one whose files a folder has is taken."""

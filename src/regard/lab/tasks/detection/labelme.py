@@ -18,7 +18,10 @@ NO_OBJECTS = "points and lines of labelme, which are no objects and are not read
 def shape_files(path: Path) -> list[Path]:
     """The files of a folder if the first of them has the format; else none."""
     files = files_below(path, frozenset({".json"}))
-    return files if files and _is_labelme(read_json(files[0])) else []
+    try:
+        return files if files and _is_labelme(read_json(files[0])) else []
+    except DataError:
+        return []
 
 
 def _is_labelme(content: Any) -> bool:

@@ -297,6 +297,8 @@ class Boxes(ValidationPart, ImageTask):
         scene_set = other._loaded(whole=own)
         split: str = other.split
         if own:
+            if scene_set.name == record.get("name"):  # a copy of the training data
+                scene_set = other._loaded()
             scene_set = with_classes(data, scene_set, record["class_names"])
             if split not in scene_set.splits:
                 split = next(name for name in ("test", "val", "train") if name in scene_set.splits)

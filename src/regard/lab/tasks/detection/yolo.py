@@ -109,6 +109,9 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
 def _names(path: Path, config: dict[str, Any], classes: int) -> list[str]:
     """The names of the classes, else their numbers. Raises: DataError."""
     names = config.get("names")
+    given = [*names.values()] if isinstance(names, dict) else names
+    if isinstance(given, list) and not all(isinstance(name, str | int | float) for name in given):
+        raise DataError(f"{_yaml_files(path)[0]} has names that are no texts; expected a list or a mapping of them")
     if isinstance(names, dict):
         numbers = {str(key): str(value) for key, value in names.items()}
         count = 1 + max((int(key) for key in numbers if key.isdigit()), default=-1)

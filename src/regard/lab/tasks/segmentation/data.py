@@ -305,6 +305,8 @@ def own_set(
     `load`. Raises: DataError, also for a class that only masks of the test have.
     """
     layout, pairs = layout_of(path, void, exif, whole)
+    if name:  # its masks and classes are known
+        layout = replace(layout, labels=(), colours=NO_COLOURS)
     train = pairs.get("train") or next(iter(pairs.values()))
     labels_in = partial(_labels_in, train, layout.colours)
     names, labels, unused = class_labels(path, place_of(train), labels_in, void, classes, names, layout)

@@ -4,6 +4,7 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -128,15 +129,17 @@ def find_folders(path: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def _has_folders(path: Path) -> bool:
-    """Whether there are folders of masks; their lack beside a training folder is said by `find_folders` later."""
-    names = {child.name.lower() for child in subfolders(path)}
+    """Whether there are folders of masks; that some lack is said by `find_folders` when they are read."""
     try:
-        folders = find_folders(path)
+        folders = [masks for _, masks in find_folders(path).values()]
     except DataError:
-        return any(name + end in names for part in SPLITS.values() for name in part for end in _BESIDE) or bool(
-            names & {*_IMAGES} and names & {*_MASKS}
-        )
-    return any(files_below(masks, SUFFIXES) for _, masks in folders.values())
+        folders = [child for child in subfolders(path) if child.name.lower() in _MASKS or _is_beside(child, path)]
+    return any(files_below(masks, SUFFIXES) for masks in folders)
+
+
+def _is_beside(child: Path, path: Path) -> bool:
+    """Whether a folder is named after that of a split, with an ending of masks."""
+    return any(child.name.endswith(end) and (path / child.name.removesuffix(end)).is_dir() for end in _BESIDE)
 
 
 def _read_folders(path: Path, notes: Notes, void: int) -> Layout:
@@ -372,7 +375,8 @@ def read_mask(source: Mask, colours: Mapping[tuple[int, int, int], int] | None =
         return source.labels()
     with image_errors(source, "mask"), Image.open(source) as opened:
         image = ImageOps.exif_transpose(opened)
-        if image.mode not in ("L", "P", "1", "I", "I;16") or (image.mode == "P" and colours):
+        listed = image.mode == "P" and _palette(image) <= (colours or {}).keys()
+        if image.mode not in ("L", "P", "1", "I", "I;16") or listed:
             return _labels_of_colours(source, image.mode, np.asarray(image.convert("RGBA")), colours or {})
         labels = np.asarray(image)
     if labels.dtype != np.uint8:
@@ -382,6 +386,11 @@ def read_mask(source: Mask, colours: Mapping[tuple[int, int, int], int] | None =
             )
         labels = labels.astype(np.uint8)
     return labels
+
+
+def _palette(image: Any) -> set[tuple[int, ...]]:
+    """The colours of a palette image that its pixels have."""
+    return {colour for _, colour in image.convert("RGB").getcolors(256) or []}
 
 
 def _labels_of_colours(

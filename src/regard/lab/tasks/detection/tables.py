@@ -1,0 +1,94 @@
+"""Tables of objects: a .csv with a box in each row, or metadata.jsonl of the Hub with an image in each."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from regard.core import DataError
+from regard.files.paths import files_below, subfolders, visible
+from regard.images.folders import split_of_name
+from regard.images.images import SUFFIXES
+from regard.images.lists import FILES, KINDS, find_image, rows_in
+
+from .coco import Categories, Reading, scenes_of
+from .scenes import Scene
+
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
+_CLASSES = ("class", "label", "category", "name")
+_OF_OBJECTS = ("categories", "category", "labels", "label", "class")
+
+
+def table_files(path: Path) -> list[Path]:
+    """The tables in a folder or in the folders of its splits."""
+    folders = [path, *(folder for folder in subfolders(path) if split_of_name(folder.name))]
+    files = [folder / entry.name for folder in folders for entry in visible(folder)]
+    return [file for file in files if file.suffix.lower() in KINDS and _has_objects(file)]
+
+
+def _has_objects(file: Path) -> bool:
+    try:
+        first = {str(name).lower(): value for name, value in next(rows_in(file), {}).items()}
+    except DataError:
+        return False
+    boxes = first.keys() >= {*_SIDES} and any(name in first for name in _CLASSES)
+    return any(name in first for name in FILES) and (boxes or isinstance(first.get("objects"), dict))
+
+
+def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene]]]:
+    """The categories, the sorted classes of all objects, and the scenes of each split, which names a table or its folder.
+
+    A row of a .csv has a file, a class and xmin, ymin, xmax, ymax; one of a .jsonl has file_name and objects, with
+    boxes [left, top, width, height] in `bbox` and as many classes in `categories`. Raises: DataError with file and
+    line.
+    """
+    below: dict[str, list[Path]] = {}
+    for image in files_below(path, SUFFIXES):
+        below.setdefault(image.name, []).append(image)
+    found: dict[str, tuple[dict[Path, int], list[dict[str, Any]], list[str]]] = {}
+    for file in table_files(path):
+        split = (split_of_name(file.parent.name) if file.parent != path else split_of_name(file.stem)) or "train"
+        images, annotations, places = found.setdefault(split, ({}, [], []))
+        for number, row in enumerate(rows_in(file), 1 + (file.suffix.lower() != ".jsonl")):
+            place = f"{file}, line {number}"
+            row = {str(name).lower(): value for name, value in row.items()}
+            image = find_image(file, path, str(next((row[name] for name in FILES if name in row), "")), below)
+            if isinstance(image, str):
+                reading.wrong(f"{place}: {image}", annotation=False)
+                continue
+            image_id = images.setdefault(image, len(images) + 1)
+            try:
+                for name, box in _objects(row):
+                    annotations.append({"image_id": image_id, "category_id": name, "bbox": box})
+                    places.append(place)
+            except (ValueError, TypeError, KeyError) as error:
+                reading.wrong(f"{place}: its objects cannot be read ({error or type(error).__name__})")
+    if "train" not in found:
+        raise DataError(f"{path} has tables of {', '.join(found)}, but none for training")
+    names = sorted({entry["category_id"] for _, part, _ in found.values() for entry in part}, key=_order)
+    numbers = {name: number for number, name in enumerate(names, 1)}
+    scenes: dict[str, list[Scene]] = {}
+    for split in (split for split in ("train", "val", "test") if split in found):
+        images, annotations, places = found[split]
+        content = {
+            "images": [{"id": n, "file_name": image.relative_to(path).as_posix()} for image, n in images.items()],
+            "categories": [{"id": number, "name": name} for name, number in numbers.items()],
+            "annotations": [entry | {"category_id": numbers[entry["category_id"]]} for entry in annotations],
+        }
+        categories, scenes[split] = scenes_of(path, content, [path], reading, places=places)
+    return categories, scenes
+
+
+def _order(name: str) -> tuple[int, str]:
+    return (int(name), "") if name.isascii() and name.isdigit() else (0, name)
+
+
+def _objects(row: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
+    """Class and [left, top, width, height] of each object of a row. Raises: ValueError, TypeError, KeyError."""
+    if "objects" in row:
+        objects = row["objects"]
+        labels = next((objects[name] for name in _OF_OBJECTS if name in objects), [])
+        for box, label in zip(objects["bbox"], labels, strict=True):
+            yield str(label), [float(value) for value in box]
+    elif any(str(row[side] or "").strip() for side in _SIDES):  # an empty row is an image without objects
+        left, top, right, bottom = (float(row[side]) for side in _SIDES)
+        yield str(next(row[name] for name in _CLASSES if name in row)).strip(), [left, top, right - left, bottom - top]
