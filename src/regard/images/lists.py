@@ -86,7 +86,9 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> dict[str, list[tup
                 continue
             given = split or _split_of(row)
             found = find_image(file, root, str(name), below)
-            if isinstance(found, str):
+            if not given:
+                problems.append(f"{file}, line {number}: its split is none of {', '.join(SPLITS)}")
+            elif isinstance(found, str):
                 problems.append(f"{file}, line {number}: {found}")
             else:
                 splits.setdefault(given, []).append((found, str(label).strip()))
@@ -95,9 +97,9 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> dict[str, list[tup
 
 
 def _split_of(row: dict[str, str]) -> str:
-    """The split in the column `split`, "train" without one."""
+    """The split in the column `split`, "train" without one, "" for another word."""
     given = next((value for name, value in row.items() if str(name).strip().lower() == "split"), "") or "train"
-    return next((split for split, names in SPLITS.items() if str(given).strip().lower() in names), "train")
+    return next((split for split, names in SPLITS.items() if str(given).strip().lower() in names), "")
 
 
 def find_image(file: Path, root: Path, name: str, below: dict[str, list[Path]]) -> Path | str:

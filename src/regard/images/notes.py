@@ -2,6 +2,8 @@
 
 import logging
 
+from regard.files.paths import printable
+
 log = logging.getLogger("regard.data")
 
 
@@ -13,7 +15,7 @@ class Notes:
 
     def add(self, kind: str, place: object) -> None:
         """Count one thing. kind: a clause such as "boxes that reach beyond their image and are clipped"."""
-        self.places.setdefault(kind, []).append(str(place))
+        self.places.setdefault(kind, []).append(printable(str(place)))
 
     def sentences(self) -> list[str]:
         """One for each kind."""

@@ -354,7 +354,8 @@ def _tables(path: Path) -> dict[str, list[Path]]:
     if not path.is_dir():
         return {}
     files = [path / entry.name for entry in visible(path) if entry.name.endswith(".parquet")]
-    files = files or files_below(path, frozenset({".parquet"}))
+    if not files and not files_below(path, SUFFIXES):
+        files = files_below(path, frozenset({".parquet"}))
     parts: dict[str, list[Path]] = {}
     for file in files:
         stem = _SHARD.sub("", file.stem.lower())

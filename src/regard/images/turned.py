@@ -33,7 +33,7 @@ def annotated_as_stored(
             sides, orientation = header(file)
         except DataError:  # said where the image is decoded
             continue
-        if orientation == 1:
+        if orientation not in range(2, 9):
             continue
         turned.append(file)
         if orientation in TURNED and sides[0] != sides[1]:

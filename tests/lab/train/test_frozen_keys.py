@@ -65,6 +65,14 @@ RUNS: dict[str, tuple[str, str]] = {
         "split='val'), mixer=MiTA(m=(3, 2), k=8, experts=2, duplicates='union', landmarks='dwconv', "
         "windows='partition', dwc=3, gate=True), recipe=Recipe(ema=0.99, augment='none'))",
     ),
+    "own photos with a part val": (  # @2: older versions validated on training images
+        "9742b85fe220",
+        f"Run(task=Classification(host='{VIT}', data='FOLDER/parts', size=(10, 14), val=0.25), mixer=Softmax())",
+    ),
+    "own photos with an unused part val": (
+        "1b324c820d9e",
+        f"Run(task=Classification(host='{VIT}', data='FOLDER/parts', size=(10, 14)), mixer=Softmax())",
+    ),
     "own photos by their beginnings": (
         "86cbf37f8101",
         f"Run(task=Classification(host='{VIT}', data='FOLDER/photos', size=(14, 14), digest='index', mean=(0.5, 0.5, "
@@ -133,6 +141,11 @@ RUNS: dict[str, tuple[str, str]] = {
         f"Run(task=Instances(host='vit_desk(patch=7)', data='FOLDER/objects', {DETECTOR}, resize='sides', "
         "scales=(0.5, 1.0), detections=7, corrupt='skip', mask_head=(16, 1)), mixer=BRA(regions=(3, 3), k=2), "
         "recipe=Recipe(augment='flips', smoothing=0.0, lr=1e-4))",
+    ),
+    "own objects, one of them clipped": (  # @2: older versions left it out
+        "f8c41a2d066d",
+        f"Run(task=Detection(host='vit_desk(patch=7)', data='FOLDER/clipped', {DETECTOR}, corrupt='skip'), "
+        "mixer=Softmax(), recipe=Recipe(augment='none', smoothing=0.0))",
     ),
     # texts and other sequences
     "numbers in words": (
@@ -335,6 +348,11 @@ def write_data(root: Path) -> None:
     """The user's own data of each task; every byte is always the same."""
     files = {
         **{f"photos/{('cat', 'dog')[n % 2]}/{n}.png": png(n, 20 + n, 30) for n in range(6)},
+        **{
+            f"parts/{part}/{name}/{n}.png": png(n + 2 * place, 20, 30)
+            for place, part in enumerate(("train", "val", "test"))
+            for n, name in enumerate(("cat", "dog"))
+        },
         "shards/train-000.tar": shard(0),
         "shards/train-001.tar": shard(2),
         "shards/test-000.tar": shard(4),
@@ -344,6 +362,9 @@ def write_data(root: Path) -> None:
         "objects/train.json": objects(1),
         "objects/val.json": objects(3),
         **{f"objects/images/{n}.png": png(n, 30, 40) for n in range(1, 5)},
+        "clipped/train.json": objects(1).replace(b"[5, 5, 12, 10]", b"[35, 5, 12, 10]"),
+        "clipped/val.json": objects(3),
+        **{f"clipped/images/{n}.png": png(n, 30, 40) for n in range(1, 5)},
         "texts/train.en": b"one house\ntwo green houses\n",
         "texts/train.de": "ein Haus\nzwei grüne Häuser\n".encode(),
         "texts/val.en": b"three houses\n",

@@ -359,6 +359,7 @@ def _detection(path: Path, task: type[Boxes], exif: str, report: DataReport) -> 
         return
     classes, splits = own_data.categories.names, own_data.splits
     pictures = _Pictures(report, sum(map(len, splits.values())))
+    any_crowd = any(scene.objects.crowd.any() for scenes in splits.values() for scene in scenes)
     for split, scenes in splits.items():
         objects, images, crowds, found = Counter[int](), Counter[int](), Counter[int](), []
         for scene in scenes:
@@ -372,7 +373,7 @@ def _detection(path: Path, task: type[Boxes], exif: str, report: DataReport) -> 
             crowds.update(scene.objects.labels[scene.objects.crowd].tolist())
         for label, name in enumerate(classes):
             line = {"split": split, "class": name, "objects": objects[label], "images": images[label]}
-            report.rows.append(line | ({"crowds": crowds[label]} if crowds else {}) | _ranges(found))
+            report.rows.append(line | ({"crowds": crowds[label]} if any_crowd else {}) | _ranges(found))
         empty = sum(not len(scene.objects) for scene in scenes)
         if 0 < empty < len(scenes):
             report.warnings.append(f"{empty} of {len(scenes)} images of {split} have no object")

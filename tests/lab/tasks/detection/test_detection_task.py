@@ -226,8 +226,8 @@ def test_other_data_need_the_same_classes(folder: Path, tmp_path: Path) -> None:
     from regard.lab.tasks.detection import data
 
     data.digest.cache_clear()
-    data._own_splits.cache_clear()
-    with pytest.raises(DataError, match="other classes"):
+    data.own_splits.cache_clear()
+    with pytest.raises(DataError, match="black; the run has"):
         task.score_on(str(other), model, CPU, record)
 
 

@@ -188,6 +188,12 @@ def test_wrong_rows_of_a_list_are_named_with_their_line(tmp_path: Path, row: str
             read(str(tmp_path))
 
 
+def test_an_unknown_split_is_named(tmp_path: Path) -> None:
+    lists(tmp_path, {"all.csv": "file,label,split\n0.png,cat,holdout\n1.png,dog,train\n"})
+    with pytest.raises(DataError, match="line 2: its split"):
+        check_data(str(tmp_path))
+
+
 def test_a_test_without_labels_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """On the Hub the labels of a hidden test are -1."""
     hub_table(tmp_path / "data/train-00000-of-00001.parquet", range(8))

@@ -204,7 +204,7 @@ class Reading:
         if self.corrupt != "skip":
             then = "its object then counts as background" if annotation else "the image is then not used"
             raise DataError(f'{message}; correct or remove it, or pass corrupt="skip" to leave it out ({then})')
-        log.warning("skipped: %s", message)
+        log.warning("skipped: %s", printable(message))
 
     def summarise(self, file: Path) -> None:
         """One message about the annotations of a file that were left out, with the first of them."""

@@ -35,7 +35,7 @@ def _has_objects(file: Path) -> bool:
 
 
 def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene]]]:
-    """The categories, the sorted classes of all objects, and the scenes of each split, which names a table or its folder.
+    """The categories, the sorted classes of all objects, and the scenes of each split that names a table or its folder.
 
     A row of a .csv has a file, a class and xmin, ymin, xmax, ymax; one of a .jsonl has file_name and objects, with
     boxes [left, top, width, height] in `bbox` and as many classes in `categories`. Raises: DataError with file and
@@ -51,11 +51,11 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
         for number, row in enumerate(rows_in(file), 1 + (file.suffix.lower() != ".jsonl")):
             place = f"{file}, line {number}"
             row = {str(name).lower(): value for name, value in row.items()}
-            image = find_image(file, path, str(next((row[name] for name in FILES if name in row), "")), below)
-            if isinstance(image, str):
-                reading.wrong(f"{place}: {image}", annotation=False)
+            source = find_image(file, path, str(next((row[name] for name in FILES if name in row), "")), below)
+            if isinstance(source, str):
+                reading.wrong(f"{place}: {source}", annotation=False)
                 continue
-            image_id = images.setdefault(image, len(images) + 1)
+            image_id = images.setdefault(source, len(images) + 1)
             try:
                 for name, box in _objects(row):
                     annotations.append({"image_id": image_id, "category_id": name, "bbox": box})
@@ -86,7 +86,7 @@ def _objects(row: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
     """Class and [left, top, width, height] of each object of a row. Raises: ValueError, TypeError, KeyError."""
     if "objects" in row:
         objects = row["objects"]
-        labels = next((objects[name] for name in _OF_OBJECTS if name in objects), [])
+        labels: list[Any] = next((objects[name] for name in _OF_OBJECTS if name in objects), [])
         for box, label in zip(objects["bbox"], labels, strict=True):
             yield str(label), [float(value) for value in box]
     elif any(str(row[side] or "").strip() for side in _SIDES):  # an empty row is an image without objects
