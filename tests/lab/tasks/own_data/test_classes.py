@@ -213,6 +213,15 @@ def test_a_validation_beside_a_test_is_one_warning(tmp_path: Path, caplog: pytes
     assert ["HEIC" in text for text in report.warnings] == [True, False]
 
 
+@pytest.mark.parametrize("name", ["mask", "labels", "annotation"])
+def test_a_class_may_have_a_name_of_masks(tmp_path: Path, name: str) -> None:
+    for split, label in ((split, label) for split in ("train", "test") for label in (name, "none")):
+        for number in range(4):
+            picture(tmp_path / split / label / f"{number}.png", len(split) + 10 * number + len(label), (9, 9))
+    assert check_data(str(tmp_path)).kind == "classification"
+    assert own.read_splits(tmp_path)[0] == tuple(sorted((name, "none")))
+
+
 def test_folders_of_macos_are_no_class(tmp_path: Path) -> None:
     folders(tmp_path / "a", ".")
     shade(tmp_path / "a" / "__MACOSX" / "0.png", 0)

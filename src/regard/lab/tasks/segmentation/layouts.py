@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regard.core import DataError, Problems
-from regard.files.paths import files_below, subfolders
+from regard.files.paths import files_below, subfolders, visible
 from regard.images.folders import SPLITS
 from regard.images.images import SUFFIXES, image_errors, kinds_of_images
 from regard.images.notes import Notes
@@ -120,12 +120,17 @@ def find_folders(path: Path) -> dict[str, tuple[Path, Path]]:
         for name in (name for name in names if name in children):
             inner = {child.name.lower(): child for child in subfolders(children[name])}
             pictures = next((inner[part] for part in _IMAGES if part in inner), children[name])
-            beside = [inner[part] for part in _MASKS if part in inner]
+            flat = pictures == children[name] and not _direct_images(pictures)  # class folders, of which one is "mask"
+            beside = [] if flat else [inner[part] for part in _MASKS if part in inner]
             beside += [children[name + end] for end in _BESIDE if name + end in children]
             if not beside:
                 raise DataError(f"{children[name]} has no masks: there is no folder {path / (name + 'annot')}")
             found.setdefault(split, (pictures, beside[0]))
     return found
+
+
+def _direct_images(folder: Path) -> bool:
+    return any(Path(entry.name).suffix.lower() in SUFFIXES for entry in visible(folder))
 
 
 def _has_folders(path: Path) -> bool:
