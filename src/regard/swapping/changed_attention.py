@@ -35,8 +35,9 @@ def _change_of_scale(module: nn.Module) -> str:
     if isinstance(scale, Tensor):
         return "a tensor"
     width = next((width for name in WIDTHS if (width := getattr(module, name, None))), None)
-    if width is None and isinstance(qkv := getattr(module, "qkv", None), nn.Linear) and hasattr(module, "num_heads"):
-        width = qkv.out_features // 3 // module.num_heads
+    qkv, heads = getattr(module, "qkv", None), getattr(module, "num_heads", None)
+    if width is None and isinstance(qkv, nn.Linear) and isinstance(heads, int):
+        width = qkv.out_features // 3 // heads
     if isinstance(scale, float) and isinstance(width, int) and not math.isclose(scale, width**-0.5):
         return f"{scale:.4g}, not that of heads of width {width}"
     return ""
