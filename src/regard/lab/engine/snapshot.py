@@ -121,6 +121,7 @@ def describe(row: "Row", setting: "Setting") -> dict[str, Any]:
         "paper": dict(row.paper),
         "exact": dict(row.exact),
         "notes": list(row.notes),
+        "against": row.against,
         "parameters": None,
         "macs": None,
     }

@@ -37,9 +37,10 @@ class Row:
     removed: with mixer=None, attention is removed ("w/o"). paper: published numbers by metric, such as {"params":
     5.7e6, "top1": 72.2}. exact: integers that follow from the reference files, {"params": 5717416}. notes: sentences
     below the table. recipe, task: fields of the setting's recipe and task that this row changes. start: a row, in the
-    table or not, whose trained weights (same seed) are this row's initial weights. teacher: a row that teaches this one
-    (hard distillation), or the spelling of a pretrained host. rate: the learning rate that tuning chose for it on the
-    setting's data; `--decide` chooses anew.
+    table or not, whose trained weights (same seed) are this row's initial weights; or (study, label), a row of another
+    study at the same scale. teacher: a row that teaches this one (hard distillation), or the spelling of a pretrained
+    host. rate: the learning rate that tuning chose for it on the setting's data; `--decide` chooses anew. against: the
+    label of the row that this one is compared with, "" = the study's baseline.
     Raises: ConfigError.
     """
 
@@ -53,9 +54,10 @@ class Row:
     notes: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
-    start: "Row | None" = None
+    start: "Row | tuple[Study, str] | None" = None
     teacher: "Row | str | None" = None
     rate: float | None = None
+    against: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -94,6 +96,20 @@ class Claim:
             raise ConfigError(f"a claim takes a positive within=, or by=, not within={self.within}, by={self.by}")
 
 
+def paper_claims(rows: Sequence[Row], metric: str = "top1", within: int | float = 0.5) -> tuple[Claim, ...]:
+    """What rows with `against` claim by their printed values: higher by so much, lower by so much, or within a bound."""
+    printed = {row.label: row.paper.get(metric) for row in rows}
+    claims = []
+    for row in rows:
+        ours, theirs = printed[row.label], printed.get(row.against)
+        if ours is None or theirs is None:
+            continue
+        by = round(abs(ours - theirs), 2)
+        pair = (row.label, row.against) if ours >= theirs else (row.against, row.label)
+        claims.append(Claim(*pair, metric, by=by) if by else Claim(*pair, metric, within=within))
+    return tuple(claims)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """One scale of a study: task, recipe, rows and seeds.
@@ -129,6 +145,9 @@ class Setting:
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ConfigError(f"row labels must differ; used twice: {', '.join(twice)}")
+        for row in self.rows:
+            if row.against and row.against not in labels:
+                raise ConfigError(f"row {row.label!r} is against {row.against!r}; {nearest(row.against, labels)}")
 
     def task_of(self, row: Row) -> "Task":
         """The task with the changes of a row."""
@@ -225,10 +244,17 @@ class Study:
             mixer=row.mixer,
             recipe=recipe,
             seed=seed,
-            start=None if row.start is None else self.run(scale, row.start, seed),
+            start=self._start(scale, row.start, seed),
             removed=row.removed,
             teacher=self.run(scale, row.teacher, seed) if isinstance(row.teacher, Row) else row.teacher,
         )
+
+    def _start(self, scale: str, start: "Row | tuple[Study, str] | None", seed: int) -> "Run | None":
+        if isinstance(start, tuple):
+            study, label = start
+            (row,) = (row for row in study.setting(scale).rows if row.label == label)
+            return study.run(scale, row, seed)
+        return None if start is None else self.run(scale, start, seed)
 
     @checked
     def elsewhere(

@@ -21,9 +21,10 @@ from .comparability import mixture_warnings, on_one_device
 
 @dataclass(frozen=True)
 class Line:
-    """One row: n finished runs, their mean and 95 % interval, and the difference to the baseline (None for itself).
+    """One row: n finished runs, their mean and 95 % interval, and the difference to the row that it is compared with.
 
-    share: the mean difference as a share of what attention brings (`Gate.gain`), None unless the gate is passed.
+    against: that row, "" for the study's baseline; the baseline itself has no difference. share: the mean difference to
+    the baseline as a share of what attention brings (`Gate.gain`), None unless the gate is passed.
     failed: runs that ended without a result; diverged: those among them whose loss or score was not finite. at_chance:
     finished runs that are not better than chance. runs: planned runs. macs: of one image. seconds: mean time of a run.
     """
@@ -45,6 +46,7 @@ class Line:
     parameters: int | None
     macs: int | None
     seconds: int | float | None
+    against: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,9 @@ class Table:
         value = asdict(self)
         del value["runs"]
         for row in value["rows"]:
-            if row["difference"] is None:
-                del row["difference"]
+            for name in ("difference", "against"):
+                if not row[name]:
+                    del row[name]
         for claim, judged in zip(value["claims"], self.claims, strict=True):
             claim["verdict"] = judged.verdict.to_json()
         value["headline"] = self.headline
@@ -178,7 +181,9 @@ def _line(
     snapshot: Mapping[str, Any],
 ) -> Line:
     label, baseline = row["label"], snapshot["baseline"]
-    difference = None if label == baseline else paired(values[label], values.get(baseline, {}))
+    base = row.get("against") or baseline
+    against = "" if base == baseline else base
+    difference = None if label == base else paired(values[label], values.get(base, {}))
     outcomes = [run["outcome"] for run in runs if run["row"] == label]
     done = [outcome for outcome in outcomes if outcome.get("status") == "done"]
     failed = [outcome for outcome in outcomes if outcome.get("status") != "done"]
@@ -187,12 +192,12 @@ def _line(
     return Line(
         label=label, n=own_interval.n, mean=own_interval.mean, low=own_interval.low,
         high=own_interval.high, sd=own_interval.sd,
-        difference=difference, share=None if difference is None else gate.share(difference.mean),
+        difference=difference, share=None if difference is None or against else gate.share(difference.mean),
         control=bool(row.get("control")), failed=len(failed), diverged=sum(map(_diverged, failed)),
         at_chance=sum(bool(outcome.get("diverged")) for outcome in done),
         runs=sum(run["row"] == label for run in snapshot["runs"]), paper=dict(row.get("paper") or {}),
         parameters=_count(row, done, "parameters"), macs=_count(row, done, "macs"),
-        seconds=sum(seconds) / len(seconds) if seconds else None,
+        seconds=sum(seconds) / len(seconds) if seconds else None, against=against,
     )  # fmt: skip
 
 

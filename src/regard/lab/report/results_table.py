@@ -33,6 +33,7 @@ def row_entries(
             "n": line.n if line else 0, "mean": line.mean if line else None,
             "low": line.low if line else None, "high": line.high if line else None,
             "difference": line.difference if line and line.difference and line.difference.n else None, "values": values,
+            "against": line.against if line else "",
             "share": phrasing.number(100 * line.share, 0) if line and line.share is not None else None,
             "title": ", ".join(f"seed {seed}: {phrasing.number(value, 2)}" for seed, value in values),
             "failed": sum(run.row == index for run in study_data.failed),

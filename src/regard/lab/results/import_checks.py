@@ -42,7 +42,7 @@ _SNAPSHOT = {
 }  # fmt: skip
 _ROW = {
     "label": _TEXT, "spelling": _TEXT, "host": _TEXT, "paper": _MAPPING, "exact": _MAPPING, "notes": _LIST,
-    "parameters": _INTEGER, "macs": _INTEGER, "card": _MAPPING,
+    "parameters": _INTEGER, "macs": _INTEGER, "card": _MAPPING, "against": _OPTIONAL_TEXT,
 }  # fmt: skip
 _CARD = {"title": _TEXT}
 _RUN = {"key": _TEXT, "row": _TEXT, "seed": (int,)}

@@ -93,8 +93,12 @@ def model_row(
     classes: int = 10,
     task: Mapping[str, Any] | None = None,
     recipe: Mapping[str, Any] | None = None,
+    against: str,
 ) -> Row:
-    """A model of Table 1 as a row, with its number of parameters. classes: 10 or 100. Keys start as in the paper."""
+    """A model of Table 1 as a row, with its number of parameters. classes: 10 or 100. Keys start as in the paper.
+
+    against: the row of the same host with its own attention.
+    """
     row = printed(host, kind)
     mixer = parse_mixer(row.mixer) if row.mixer else None
     params = row.counts[0 if classes == 10 else 1]
@@ -107,4 +111,5 @@ def model_row(
         notes=(*_NOTES.get(row.label, ()), *([f"{row.note[0].upper()}{row.note[1:]}."] if row.note else [])),
         task=task or {},
         recipe=recipe or {},
+        against="" if label == against else against,
     )

@@ -94,6 +94,6 @@ def table2_rows() -> tuple[Row, ...]:
             rows.append(
                 Row(label, xcit(projection), host=HOSTS[size], paper={"params": millions * 1e6, "top1": top1},
                     exact={"params": params}, notes=(_NOTES[label],) if label in _NOTES else (),
-                    recipe=T12_FIELDS if size == "T12" else {})
+                    recipe=T12_FIELDS if size == "T12" else {}, against="" if name == "linear" else f"{size} linear")
             )  # fmt: skip
     return tuple(rows)

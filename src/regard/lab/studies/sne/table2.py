@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from regard.lab.engine.study import Claim, Row, Setting, Study
+from regard.lab.engine.study import Claim, Row, Setting, Study, paper_claims
 from regard.lab.studies.controls import CIFAR, CIFAR_RECIPE, CONTROLS, DIGITS, DIGITS_RECIPE
 from regard.lab.studies.papers import SNE_PAPER
 
-from .models import IMAGENET, RATE_NOTE, RECIPE_NOTE, SMALL, XCIT_RECIPE, table2_rows, xcit
+from .models import EMBEDDINGS, IMAGENET, RATE_NOTE, RECIPE_NOTE, SMALL, XCIT_RECIPE, table2_rows, xcit
 
 _SMOKE_HOST = "xcit_desk(size=8, patch=2, dim=32, depth=2, heads=2)"
 _DESK_HOST = "xcit_desk(size=32, patch=4, dim=64, depth=4, heads=2)"
@@ -24,10 +24,8 @@ STUDY = Study(
         "paper": Setting(task=IMAGENET, recipe=XCIT_RECIPE, seeds=3, rows=(*table2_rows(), *CONTROLS)),
     },
     claims=(
-        Claim("N12 SNE", "N12 linear", "top1", by=1.0),
-        Claim("N12 P-SNE", "N12 linear", "top1", by=1.5),
-        Claim("N12 F-SNE 8", "N12 linear", "top1", by=0.7),
-        Claim("N12 F-SNE 8*", "N12 linear", "top1", by=0.9),
+        *paper_claims(table2_rows()),
+        *(Claim("N12 P-SNE", f"N12 {other}", "top1") for other in EMBEDDINGS["N12"] if other not in ("linear", "P-SNE")),
     ),
     notes=(
         "The small scales use a small XCiT: one convolution as its stem, two or four blocks, one class attention. "
