@@ -65,13 +65,14 @@ def test_the_committed_figures_follow_from_the_outcomes(file: Path) -> None:
         return [sum(s * seeds[row][i] for s, row in zip((1, -1, -1, 1), rows, strict=False)) for i in common]
 
     base = snapshot["baseline"]
+    against = {row["label"]: row.get("against") or base for row in snapshot["rows"]}
     for row in table["rows"]:
         values = list(seeds[row["label"]].values())
         assert row["n"] == len(values)
         if row["n"] >= 3:
             assert interval(values) == pytest.approx((row["mean"], row["low"], row["high"]))
         if row["label"] != base and row["difference"]["n"] >= 3:
-            expected = interval(differences(row["label"], base))
+            expected = interval(differences(row["label"], against[row["label"]]))
             assert expected == pytest.approx([row["difference"][key] for key in ("mean", "low", "high")])
 
     to_controls = [interval(differences(base, row["label"])) for row in snapshot["rows"] if row["control"]]

@@ -28,11 +28,10 @@ def print_table(results: Path, name: str, scale: str, as_json: bool) -> None:
     lines = []
     for line in table.rows:
         difference = line.difference
+        against = line.against and f" (minus {line.against})"
         lines.append({
             "row": line.label, "n": line.n, table.metric: _short(line.mean), "interval": _span(line.low, line.high),
-            f"minus {table.baseline}": ""
-            if difference is None
-            else f"{_short(difference.mean, '+')}{line.against and f' (minus {line.against})'}",
+            f"minus {table.baseline}": "" if difference is None else _short(difference.mean, "+") + against,
             "paired interval": "" if difference is None else _span(difference.low, difference.high, "+"),
             "seconds": None if line.seconds is None else round(line.seconds, 1), "parameters": line.parameters,
         })  # fmt: skip

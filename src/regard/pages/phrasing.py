@@ -29,6 +29,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "bleu": Quantity("BLEU", unit="points"),
     "chrf": Quantity("chrF2", unit="points"),
     "images_per_second": Quantity("training samples per second"),
+    "inference_per_second": Quantity("forward passes of a sample per second"),
     "macs": Quantity("MACs per sample", "lower"),
     "parameters": Quantity("parameters", "lower"),
     "seconds": Quantity("seconds per run", "lower"),

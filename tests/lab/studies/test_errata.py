@@ -56,7 +56,7 @@ def test_fact_the_printed_accuracies_contradict_the_statements() -> None:
               "Swin CSKA": ("Swin", 0.8)}  # fmt: skip
     for label, (base, loss) in losses.items():
         assert printed[f"CIFAR-100 {base}"] - printed[f"CIFAR-100 {label}"] == pytest.approx(loss)
-    speeds = {row.label: row.paper.get("images_per_second", 0) for row in load_study("ska_table1").rows("paper")}
+    speeds = {row.label: row.paper.get("inference_per_second", 0) for row in load_study("ska_table1").rows("paper")}
     assert (speeds["Swin CSKA"], speeds["Swin"], speeds["CaiT SKA b"], speeds["CaiT"]) == (4949, 5105, 6830, 7358)
     distilled = {row.label: row.paper["top1"] for row in load_study("sne_table3").rows("paper")}
     assert distilled["F-SNE 8"] == distilled["linear"]

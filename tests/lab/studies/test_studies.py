@@ -140,6 +140,25 @@ def test_claims_have_the_sign_of_the_papers_numbers(name):
                 assert difference > 0, claim
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_published_weight_has_its_tag(name):
+    """A bare name of timm loads its newest weights, often of other data than the paper's."""
+    study = load_study(name)
+    for setting in study.settings.values():
+        hosts = [setting.task_of(row).host for row in setting.rows]
+        hosts += [row.teacher for row in setting.rows if isinstance(row.teacher, str)]
+        for host in hosts:
+            assert "pretrained=True" not in host or "." in host.partition("(")[0] or "pretrained_cfg=" in host, host
+
+
+def test_rows_are_compared_with_their_own_host():
+    rows = {row.label: row for row in load_study("ska_table1").rows("paper") if not row.control}
+    against = {label: row.against for label, row in rows.items() if row.against}
+    assert len(against) == 24
+    assert all((rows[o].task, rows[o].mixer) == (rows[label].task, None) for label, o in against.items())
+    assert against["CIFAR-100 CaiT SKA b"] == "CIFAR-100 CaiT"
+
+
 def test_titles_of_the_catalogue_and_of_studies_name_one_source():
     for name, (_, _, source) in {**STUDIES, **ANALYSES}.items():
         numbers = set(re.findall(r"\d+", source.partition(",")[2]))

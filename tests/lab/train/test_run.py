@@ -65,6 +65,7 @@ def test_an_outcome_has_what_reports_need(tmp_path: Path) -> None:
     assert outcome["data"] == {**run.task.record(), "train": 128, "test": 128, "unit": "images"}
     assert outcome["parameters"] == sum(p.numel() for p in run.task.model(None, 0).parameters())
     assert min(outcome["seconds"], outcome["macs"], outcome["peak_memory_bytes"], outcome["images_per_second"]) > 0
+    assert outcome["inference_per_second"] > 0
     assert {"machine", "python", "torch", "threads", "device", "precision"} <= set(outcome["environment"])
     assert len((tmp_path / run.key / "metrics.csv").read_text().splitlines()) == 4
 

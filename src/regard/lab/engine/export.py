@@ -110,9 +110,10 @@ def _cells(table: Table) -> Iterator[tuple[str, ...]]:
     for line in table.rows:
         difference = line.difference
         label = f"{line.label} (control)" if line.control else line.label
+        against = line.against and f" (minus {line.against})"
         yield (
             label, str(line.n), _number(line.mean), _span(line.low, line.high),
-            "" if difference is None else f"{_number(difference.mean, '+')}{line.against and f' (minus {line.against})'}",
+            "" if difference is None else _number(difference.mean, "+") + against,
             "" if difference is None else _span(difference.low, difference.high, "+"),
             "" if line.share is None else f"{100 * line.share:.0f} %",
             "" if line.parameters is None else f"{line.parameters:,}", "" if line.macs is None else f"{line.macs:,}",

@@ -97,7 +97,7 @@ class Claim:
 
 
 def paper_claims(rows: Sequence[Row], metric: str = "top1", within: int | float = 0.5) -> tuple[Claim, ...]:
-    """What rows with `against` claim by their printed values: higher by so much, lower by so much, or within a bound."""
+    """What rows with `against` claim by their printed values: higher or lower by so much, or within a bound."""
     printed = {row.label: row.paper.get(metric) for row in rows}
     claims = []
     for row in rows:

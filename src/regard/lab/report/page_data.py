@@ -18,8 +18,8 @@ from regard.lab.results.results import Results
 from regard.pages import phrasing
 from regard.pages.figures import Curve
 
-AXES = ("images_per_second", "macs", "parameters", "seconds", "peak_memory_bytes")
-TIMES = ("images_per_second", "seconds")
+AXES = ("images_per_second", "inference_per_second", "macs", "parameters", "seconds", "peak_memory_bytes")
+TIMES = ("images_per_second", "inference_per_second", "seconds")
 ALONE = 0.05
 """Share of the machine's processors that others may use for a run to have had it to itself."""
 

@@ -69,8 +69,9 @@ def further_cells(
     study_data: StudyData, costs: Sequence[str]
 ) -> tuple[list[list[dict[str, Any]]], list[dict[str, str]]]:
     """(cells of each row, headings) of the other columns: measured costs, then the paper's own numbers."""
-    titles = {"images_per_second": ("Images/s", "training"), "macs": ("MACs", ""), "parameters": ("Parameters", ""),
-              "seconds": ("Time", "per run"), "peak_memory_bytes": ("Memory", "peak, bytes")}  # fmt: skip
+    titles = {"images_per_second": ("Images/s", "training"), "inference_per_second": ("Images/s", "inference"),
+              "macs": ("MACs", ""), "parameters": ("Parameters", ""), "seconds": ("Time", "per run"),
+              "peak_memory_bytes": ("Memory", "peak, bytes")}  # fmt: skip
     headings = [{"title": titles[axis][0], "small": titles[axis][1],
                  "first": "descending" if phrasing.quantity(axis).better == "higher" else "ascending"}
                 for axis in costs]  # fmt: skip

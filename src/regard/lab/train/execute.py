@@ -42,6 +42,7 @@ from .environment import (
     resolved_device,
     step_execution,
 )
+from .inference_speed import inference_speed
 from .initial_weights import Saved, copy_weights
 from .load import trained
 from .loop import Diverged, Loop
@@ -281,6 +282,7 @@ def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, 
     reached = f"{run.task.metric} {score.metrics[run.task.metric]:.4f}"
     notes = [f"at chance: {reached} is no better than a trivial answer, {run.task.trivial} ({chance:.4f})"]
     peak_memory = peak.bytes()  # before the model is moved and its operations are counted
+    speed = inference_speed(loop.trained, run.task.example(), run.recipe.precision)
     macs = count_macs(loop.trained.cpu().float(), run.task.example())
     return {
         "metrics": score.metrics,
@@ -293,6 +295,7 @@ def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, 
         "chance": chance,
         "peak_memory_bytes": peak_memory,
         "macs": macs,
+        "inference_per_second": speed,
     }
 
 

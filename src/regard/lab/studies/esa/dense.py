@@ -35,7 +35,8 @@ TASKS: Mapping[str, Mapping[str, Task]] = {
             width=64, head=128, anchor=2.0, proposals=(100, 50), rois=32,
         ),
         "paper": Detection(
-            host="attended_resnet50(pretrained=True, pretrained_cfg='tv_in1k', frozen=True)", data="coco", detector="faster", **COCO
+            host="attended_resnet50(pretrained=True, pretrained_cfg='tv_in1k', frozen=True)", data="coco",
+            detector="faster", **COCO,
         ),
     },
     "segmentation": {
@@ -48,8 +49,8 @@ TASKS: Mapping[str, Mapping[str, Task]] = {
             head="conv(attention=True, heads=2)",
         ),
         "paper": Segmentation(
-            host="attended_resnet50(pretrained=True, pretrained_cfg='tv_in1k', output_stride=8)", data="cityscapes", size=(769, 769),
-            shorter=1024, head="conv(attention=True)", scales=(0.7, 2.0), split="val",
+            host="attended_resnet50(pretrained=True, pretrained_cfg='tv_in1k', output_stride=8)", data="cityscapes",
+            size=(769, 769), shorter=1024, head="conv(attention=True)", scales=(0.7, 2.0), split="val",
         ),
     },
 }  # fmt: skip

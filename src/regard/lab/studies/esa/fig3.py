@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
-from regard.lab.engine.study import Claim, Row, Setting, Study
+from regard.lab.engine.study import Row, Setting, Study
 from regard.lab.studies.controls import CANVAS, CANVAS_RECIPE, CIFAR, CIFAR_RECIPE, CONTROLS, DEIT_RECIPE, imagenet
 from regard.lab.studies.papers import ESA_PAPER
 from regard.mixers.factors.factors import Factors
+
+from .rows import factor_claims
 
 _MEANING = ("query and key content", "query content and relative position", "key content", "relative position")
 _TERMS = tuple(f"{number:04b}" for number in range(15, 0, -1))
@@ -36,21 +38,15 @@ STUDY = Study(
             rows=_ROWS,
         ),
     },
-    claims=(
-        Claim("0011", "w/o", "top1"),
-        Claim("0011", "w/o", "top1", than=("1111", "0011")),
-        Claim("0111", "1111", "top1", within=1.0),
-        Claim("0110", "1111", "top1", within=1.0),
-        Claim("1100", "0011", "top1", within=1.0),
-    ),
+    claims=(*factor_claims("top1"),),
     notes=(
         "The digits are E1 to E4: query and key content, query content and relative position, key content alone, "
         "relative position alone.",
         "Queries have no bias: with one, 1000 would be 1010 (its product with the keys is a key content term).",
         "The paper's figure is of detection, segmentation and translation, these rows are of classification: printed "
         "values are not shown beside them, and findings are judged as directions.",
-        "The last claim is the paper's sentence that modules with query-sensitive terms only perform on par with those "
-        "with query-irrelevant terms only.",
+        "That 1100 is as good as 0011 is the paper's sentence that modules with query-sensitive terms only perform on "
+        "par with those with query-irrelevant terms only.",
         "Logits have the factor d^-0.5 of the host, so that 1000 is the host's own attention. The paper has none; its "
         "formula is in the rows called unscaled. A first desk study of all rows without the factor was stopped "
         "after the first of four seeds: 1111 was below both controls, so that no claim could be judged.",

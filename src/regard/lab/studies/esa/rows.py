@@ -90,4 +90,6 @@ def factor_claims(metric: str) -> tuple[Claim, ...]:
         Claim("0011", "w/o", metric, than=("1111", "0011")),
         Claim("0111", "1111", metric, within=1.0),
         Claim("0110", "1111", metric, within=1.0),
+        Claim("1100", "0011", metric, within=1.0),
+        Claim("0010", "w/o", metric),
     )

@@ -72,8 +72,8 @@ STUDY = Study(
             rows=_small_rows(16),
         ),
         "paper": Setting(
-            task=Segmentation(host="vit_small_patch16_384.augreg_in21k_ft_in1k(pretrained=True, img_size=512)", data="ade20k",
-                              size=(512, 512), scales=(0.5, 2.0), void=0, classes=150, split="val"),
+            task=Segmentation(host="vit_small_patch16_384.augreg_in21k_ft_in1k(pretrained=True, img_size=512)",
+                              data="ade20k", size=(512, 512), scales=(0.5, 2.0), void=0, classes=150, split="val"),
             recipe=Recipe(epochs=64, batch=8, optimizer="momentum", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.0,
                           warmup=0.0, schedule="poly", floor=0.01, clip=0.0, smoothing=0.0, augment="scale+colour"),
             seeds=3,
@@ -91,7 +91,8 @@ STUDY = Study(
         "backbone.",
         "The paper prints 12 G for CBT with ViT-T; its formulas give 11.2. Widths of DEPICT and CBT are those that "
         "the printed MACs need: 300 channels, but 600 of DEPICT-L and CBT-B, 900 of CBT-L.",
-        "ViTs are pretrained on ImageNet-21k and, as all published weights for 384 pixels, fine-tuned on ImageNet-1k; MiTA replaces their attention without pretraining.",
+        "ViTs are pretrained on ImageNet-21k and, as all published weights for 384 pixels, fine-tuned on ImageNet-1k; "
+        "MiTA replaces their attention without pretraining.",
         "Random crops are taken as they come; the published ones are drawn again where one class has more than 75 % of "
         "the pixels (`cat_max_ratio`). The published jitter of hue is left out, that of brightness, contrast and "
         "saturation is there.",

@@ -52,7 +52,12 @@ def _cifar10(host: str, index: int) -> Row:
     row = printed(host, _KINDS[index])
     top1, _, speed = _PRINTED[host]
     millions, flops = float(row.params.removesuffix("M")), float(row.gflops)
-    paper = {"params": millions * 1e6, "macs": flops * 1e9 / 2, "top1": top1[index], "images_per_second": speed[index]}
+    paper = {
+        "params": millions * 1e6,
+        "macs": flops * 1e9 / 2,
+        "top1": top1[index],
+        "inference_per_second": speed[index],
+    }
     return model_row(
         _label(host, _KINDS[index]), host, _KINDS[index], paper, recipe=_ON_10.get(host), against=_label(host, "")
     )
@@ -62,7 +67,9 @@ def _cifar100(host: str, index: int) -> Row:
     label, task = f"CIFAR-100 {_label(host, _KINDS[index])}", {"data": "CIFAR100"}
     paper = {"top1": _PRINTED[host][1][index]}
     against = f"CIFAR-100 {_label(host, '')}"
-    return model_row(label, host, _KINDS[index], paper, classes=100, task=task, recipe=_ON_100.get(host), against=against)
+    return model_row(
+        label, host, _KINDS[index], paper, classes=100, task=task, recipe=_ON_100.get(host), against=against
+    )
 
 
 _PAPER = (

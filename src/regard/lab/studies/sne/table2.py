@@ -25,7 +25,11 @@ STUDY = Study(
     },
     claims=(
         *paper_claims(table2_rows()),
-        *(Claim("N12 P-SNE", f"N12 {other}", "top1") for other in EMBEDDINGS["N12"] if other not in ("linear", "P-SNE")),
+        *(
+            Claim("N12 P-SNE", f"N12 {other}", "top1")
+            for other in EMBEDDINGS["N12"]
+            if other not in ("linear", "P-SNE")
+        ),
     ),
     notes=(
         "The small scales use a small XCiT: one convolution as its stem, two or four blocks, one class attention. "
