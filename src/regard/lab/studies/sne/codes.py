@@ -80,7 +80,7 @@ def accuracies(source: Source) -> Sequence[Sheet | Picture]:
     values: dict[str, dict[str, list[float]]] = {}
     controls = {row.label for row in CONTROLS}
     for label, run, start in _pairs(source):
-        if label in controls:
+        if label in controls or run.mixer is None:  # networks of others
             continue
         for name, key in (("before", start.key), (_series(run.task), run.key)):
             value = source.outcome(key).get("metrics", {}).get("top1")
