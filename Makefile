@@ -83,6 +83,7 @@ generated: $(VENV)/.ready  ## write what follows from the table of mechanisms an
 	$(BIN)/python tools/docs_pages.py
 	$(BIN)/python -m tools.findings
 	$(BIN)/python -m tools.claims_page
+	$(BIN)/python -m tools.papers_page
 	$(BIN)/python -m tools.advice_table
 	$(BIN)/python -m tools.probes_table
 	$(BIN)/ruff format -q src

@@ -26,6 +26,7 @@ GUIDES = {
 }
 EVIDENCE = {
     "Findings": "docs/findings.md",
+    "The papers, table by table": "docs/papers.md",
     "Claims of the papers": "docs/claims.md",
     "Results": "docs/results/README.md",
     "All result pages": "results.md",
