@@ -10,6 +10,7 @@ REVISIONS: dict[str, int] = {
     **dict.fromkeys(("cued", "cued-class", "cued-random", "cued-digits"), 1),
     **dict.fromkeys(("listops", "listops-mini"), 1),
     **dict.fromkeys(("pathfinder", "pathfinder-9", "pathfinder-mini"), 1),
+    "matching-mini": 1,
     "numbers": 1,
     **dict.fromkeys(("boards", "digit_boards"), 1),
 }

@@ -10,17 +10,18 @@ import numpy as np
 from regard.lab.data import catalog
 from regard.lab.data.generated import revised
 
-from . import listops, pathfinder, pixels, text
+from . import listops, matching, pathfinder, pixels, text
 from .tokens import SequenceSet
 
 NAMED = {
     **dict.fromkeys((*listops.LISTOPS, *pathfinder.PATHFINDER), "generated"),
+    matching.NAME: "generated",
     "imdb": "REGARD_DATA/imdb",
     **pixels.NAMED,
 }
 """Every set that `--data` accepts by name, and where it comes from; anything else is a path of the user's own texts."""
 
-LENGTHS = {"listops": 2048, "listops-mini": 96, "cifar10": 256}
+LENGTHS = {"listops": 2048, "listops-mini": 96, "cifar10": 256, matching.NAME: matching.LENGTH}
 TEXT_LENGTH = 512
 
 
@@ -52,7 +53,8 @@ def known_facts(data: str) -> Facts:
         return Facts(2, "pixels", pixels.LEVELS + 1, False, False)
     if data in pixels.NAMED:
         return Facts(catalog.classes_and_channels(data)[0], "pixels", pixels.LEVELS + 1, False, False)
-    return Facts(2, "bytes", text.BYTES + 1, True, False)
+    mini = data == matching.NAME
+    return Facts(2, "bytes", text.BYTES + 1, True, mini)
 
 
 def facts_of(sequences: SequenceSet) -> Facts:
@@ -65,6 +67,8 @@ def facts_of(sequences: SequenceSet) -> Facts:
 def known_counts(data: str) -> tuple[int, int] | None:
     """Numbers of (training, test) samples of a named set that are known without reading it, else None."""
     specs: dict[str, Any] = {**listops.LISTOPS, **pathfinder.PATHFINDER}
+    if data == matching.NAME:
+        return matching.SIZES[0], matching.SIZES[2]
     if data in specs:
         train, _, test = specs[data].sizes
         return train, test
@@ -100,4 +104,6 @@ def _load(data: str, length: int, root: str) -> SequenceSet:
         return pathfinder.load(data)
     if data in pixels.NAMED:
         return pixels.load(data, length)
+    if data == matching.NAME:
+        return matching.load()
     return text.imdb() if data == "imdb" else text.own(Path(data))
