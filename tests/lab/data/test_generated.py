@@ -15,7 +15,7 @@ from regard.lab.data.cued import CUED, canvas
 from regard.lab.data.generated import REVISIONS
 from regard.lab.tasks import TASKS as KINDS
 from regard.lab.tasks import Task
-from regard.lab.tasks.sequences import listops, pathfinder
+from regard.lab.tasks.sequences import listops, matching, pathfinder
 from regard.lab.tasks.translation.numbers_text import number_sentences
 from regard.lab.train.run import Run
 
@@ -24,6 +24,7 @@ SETS = {
     "cued": "segmentation",
     "cued-digits": "detection",
     "listops-mini": "sequences",
+    "matching-mini": "sequences",
     "pathfinder": "sequences",
     "numbers": "translation",
 }
@@ -76,6 +77,7 @@ MADE: dict[str, tuple[Callable[[], bytes], str]] = {
     "cued-digits": (lambda: _canvases("cued-digits"), "1: 3ef627678c73"),
     "listops": (lambda: _trees("listops"), "1: 6e9dda65357d"),
     "listops-mini": (lambda: _trees("listops-mini"), "1: 71aa3e613734"),
+    "matching-mini": (lambda: matching.samples("test", 3).tokens.symbols.tobytes(), "1: 484cf0a92e7b"),
     "pathfinder": (lambda: _scenes("pathfinder"), "1: d7f33773e06e"),
     "pathfinder-9": (lambda: _scenes("pathfinder-9"), "1: c6da341446fe"),
     "pathfinder-mini": (lambda: _scenes("pathfinder-mini"), "1: b3b429fd4842"),
@@ -93,5 +95,6 @@ def test_generators_make_what_they_made_when_their_revision_was_set(name: str) -
 
 
 def test_every_generated_set_has_a_revision() -> None:
-    names = {"digits-canvas", *CUED, *listops.LISTOPS, *pathfinder.PATHFINDER, *boards.NAMES, "numbers"}
+    sequences = {*listops.LISTOPS, *pathfinder.PATHFINDER, matching.NAME}
+    names = {"digits-canvas", *CUED, *sequences, *boards.NAMES, "numbers"}
     assert REVISIONS.keys() == names

@@ -8,7 +8,7 @@ from scipy.stats import ks_2samp
 
 from regard.core import DataError
 from regard.images.streams import generator
-from regard.lab.tasks.sequences import listops, pathfinder
+from regard.lab.tasks.sequences import listops, matching, pathfinder
 from regard.lab.tasks.sequences.cache import generated
 from regard.lab.tasks.sequences.listops import CLOSE, LISTOPS, OPERATORS, SYMBOLS
 from regard.lab.tasks.sequences.pathfinder import DASH, GAP, PATHFINDER
@@ -219,3 +219,15 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch, caplo
     split = generated("few", 2, lambda index: listops.samples(MINI, str(index), 5))
     assert len(split) == 10
     assert caplog.text.count("not cached") == 1
+
+
+def test_pairs_are_the_same_if_they_agree_on_x() -> None:
+    split = matching.samples("test", 400)
+    starts, symbols = split.tokens.starts, split.tokens.symbols.tobytes().decode()
+    texts = [symbols[start:end] for start, end in zip(starts, starts[1:], strict=False)]
+    facts = [dict(zip(text[::2], text[1::2], strict=True)) for text in texts]
+    assert all(2 * len(of) == len(text) for of, text in zip(facts, texts, strict=True))  # no letter twice
+    said = [of["x"] for of in facts]
+    assert [int(one == other) for one, other in zip(said[::2], said[1::2], strict=True)] == split.labels.tolist()
+    assert split.labels.sum() == 200
+    assert {len(text) for text in texts} == set(range(2, matching.LENGTH + 1, 2))

@@ -47,7 +47,8 @@ def test_it_is_a_task_with_defaults_for_every_named_set():
         task = Sequences(data=name, **defaults["task"])
         task.check(Recipe(**defaults["recipe"]))
         trial = task.trial(MiTA(m=4, k=4), outputs=7)
-        assert trial.inputs[0].shape == (1, task.tokens)
+        pairs = name in ("aan", "matching-mini")
+        assert trial.inputs[0].shape == ((1, 2, task.tokens) if pairs else (1, task.tokens))
         assert trial.model(trial.inputs[0]).shape == (1, 7)
         assert task.sample_counts()[0] > 0
     assert trial.loss(3).isfinite()
@@ -59,6 +60,7 @@ def test_it_is_a_task_with_defaults_for_every_named_set():
     [
         (table5.LISTOPS, 5_000, 1_000),
         (table5.TEXT, 20_000, 8_000),
+        (table5.RETRIEVAL, 30_000, 800),
         (table5.IMAGE, 35_000, 175),
         (table5.PATHFINDER, 62_400, 312),
     ],
@@ -73,7 +75,7 @@ def test_published_settings_can_be_trained(study, steps, warmup):
     assert recipe.lr_at(total - 1, total) < 1e-6
     model = task.trial(None).model
     assert model.pool == "padded_mean"
-    assert model.mask == (task.data in ("listops", "imdb"))  # the others have no padding
+    assert model.mask == (task.data in ("listops", "imdb", "aan"))  # the others have no padding
 
 
 def test_batches_are_a_function_of_seed_and_number(tmp_path):

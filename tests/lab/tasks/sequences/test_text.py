@@ -166,6 +166,17 @@ def test_the_identity_is_that_of_the_content(tmp_path):
     assert names[0].startswith("own:")
 
 
+def test_the_pairs_of_the_arena_are_tables_in_the_data_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    with pytest.raises(DataError, match="aan needs the folder .*new_aan_pairs"):
+        text.aan()
+    rows = [("a b", "b a", 1), ("c", "d", 0)]
+    for split in ("train", "val", "test"):
+        write(tmp_path / "aan" / f"{split}.tsv", rows, ("text1", "text2", "label"))
+    found = text.aan()
+    assert (found.name, found.pairs, len(found.train), len(found.held)) == ("aan", True, 2, 2)
+
+
 def test_imdb_has_the_published_splits(data_root):
     if not (data_root / "imdb" / "train.parquet").exists():
         pytest.skip("needs imdb in the data folder")

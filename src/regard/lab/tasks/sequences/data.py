@@ -17,12 +17,15 @@ NAMED = {
     **dict.fromkeys((*listops.LISTOPS, *pathfinder.PATHFINDER), "generated"),
     matching.NAME: "generated",
     "imdb": "REGARD_DATA/imdb",
+    "aan": "REGARD_DATA/aan",
     **pixels.NAMED,
 }
 """Every set that `--data` accepts by name, and where it comes from; anything else is a path of the user's own texts."""
 
-LENGTHS = {"listops": 2048, "listops-mini": 96, "cifar10": 256, matching.NAME: matching.LENGTH}
+LENGTHS = {"listops": 2048, "aan": 4000, "listops-mini": 96, "cifar10": 256, matching.NAME: matching.LENGTH}
 TEXT_LENGTH = 512
+AAN = (147_086, 17_437)
+"""Published numbers of (training, test) pairs."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,7 @@ def known_facts(data: str) -> Facts:
         return Facts(2, "pixels", pixels.LEVELS + 1, False, False)
     if data in pixels.NAMED:
         return Facts(catalog.classes_and_channels(data)[0], "pixels", pixels.LEVELS + 1, False, False)
-    mini = data == matching.NAME
-    return Facts(2, "bytes", text.BYTES + 1, True, mini)
+    return Facts(2, "bytes", text.BYTES + 1, True, data in (matching.NAME, "aan"))
 
 
 def facts_of(sequences: SequenceSet) -> Facts:
@@ -67,8 +69,9 @@ def facts_of(sequences: SequenceSet) -> Facts:
 def known_counts(data: str) -> tuple[int, int] | None:
     """Numbers of (training, test) samples of a named set that are known without reading it, else None."""
     specs: dict[str, Any] = {**listops.LISTOPS, **pathfinder.PATHFINDER}
-    if data == matching.NAME:
-        return matching.SIZES[0], matching.SIZES[2]
+    pairs = {matching.NAME: (matching.SIZES[0], matching.SIZES[2]), "aan": AAN}
+    if data in pairs:
+        return pairs[data]
     if data in specs:
         train, _, test = specs[data].sizes
         return train, test
@@ -106,4 +109,5 @@ def _load(data: str, length: int, root: str) -> SequenceSet:
         return pixels.load(data, length)
     if data == matching.NAME:
         return matching.load()
-    return text.imdb() if data == "imdb" else text.own(Path(data))
+    named = {"imdb": text.imdb, "aan": text.aan}
+    return named[data]() if data in named else text.own(Path(data))

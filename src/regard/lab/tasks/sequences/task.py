@@ -213,7 +213,8 @@ class Sequences(ValidationPart, Task):
         model, rng = self.built(mixer, facts, self.tokens, removed), np.random.default_rng(0)
 
         def ids(n: int) -> Tensor:
-            return torch.from_numpy(rng.integers(1, facts.vocabulary, (n, self.tokens)))
+            shape = (n, 2, self.tokens) if facts.pairs else (n, self.tokens)
+            return torch.from_numpy(rng.integers(1, facts.vocabulary, shape))
 
         def loss(n: int) -> Tensor:
             return F.cross_entropy(model(ids(n)).float(), torch.from_numpy(rng.integers(0, facts.classes, n)))

@@ -5,7 +5,7 @@ A table is a parquet, .csv or .tsv file (UTF-8, with a header). A folder has the
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -18,7 +18,7 @@ from regard.files.paths import readable, visible
 from regard.images.folders import SPLITS
 from regard.images.own import read_table
 from regard.images.streams import generator
-from regard.lab.data.catalog import file_checksum, parquet_files
+from regard.lab.data.catalog import data_root, file_checksum, parquet_files
 
 from .tokens import SequenceSet, Split, Tokens
 
@@ -35,6 +35,21 @@ class Row:
     texts: tuple[str, ...]
     label: str
     place: str
+
+
+def aan() -> SequenceSet:
+    """The pairs of papers of the ACL Anthology Network that cite one another or not (Long Range Arena, Retrieval).
+
+    They are tables train, val and test with the columns text1, text2 and label, in the folder aan of the data folder.
+    Raises: DataError.
+    """
+    folder = data_root() / "aan"
+    if not folder.is_dir():
+        raise DataError(
+            f"aan needs the folder {folder} with the tables train, val and test: the pairs of the Long Range Arena's "
+            "release (new_aan_pairs.*.tsv), with the columns text1, text2 and label"
+        )
+    return replace(own(folder), name="aan")
 
 
 def imdb() -> SequenceSet:
