@@ -2,6 +2,8 @@
 
 import ast
 import importlib
+import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,3 +79,23 @@ def test_benchmarks_take_what_there_is() -> None:
                 seen += 1
     assert seen > 20
     assert lost == []
+
+
+def scripts() -> dict[str, str]:
+    """The texts in tests that are run as scripts: those which import something of regard."""
+    found = {}
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and "from regard" in str(node.value):
+                found[f"{file.name}:{node.lineno}"] = str(node.value)
+    return found
+
+
+def test_scripts_in_tests_import_what_there_is() -> None:
+    """Most of them run in slow tests only, so that a name that was moved would be missed."""
+    missing = []
+    for place, text in scripts().items():
+        for module, names in re.findall(r"^\s*from (regard[\w.]*) import ([\w, ]+)$", text, re.MULTILINE):
+            here = importlib.import_module(module) if importlib.util.find_spec(module) else None
+            missing += [f"{place}: {module}.{name}" for name in names.split(", ") if not hasattr(here, name)]
+    assert missing == []

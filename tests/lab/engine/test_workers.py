@@ -29,7 +29,7 @@ from lab.engine.test_workers import jobs_of
 from regard.lab.engine.progress import Progress
 from regard.lab.results.results import Results
 from regard.lab.engine.executors.local import Local
-from regard.lab.run_jobs import run_all
+from regard.lab.engine.run_jobs import run_all
 if __name__ == "__main__":
     action, number = sys.argv[3], int(sys.argv[4])
     print(run_all(jobs_of([action] * number), Results(sys.argv[1]), Local(workers=2), Progress(lambda event: None)))

@@ -90,9 +90,11 @@ sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from train.test_failures import SHORT
+from lab.train.test_failures import SHORT
 from regard.lab.results.results import Results
-from regard.lab.train.run import Run, Watch
+from regard.lab.train.execute import execute
+from regard.lab.train.run import Run
+from regard.lab.train.watch import Watch
 from tiny_task import Tiny
 run, store = Run(task=Tiny(), recipe=SHORT), Results(sys.argv[1])
 filler = Path(sys.argv[1]) / "filler"
