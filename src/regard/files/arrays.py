@@ -56,4 +56,8 @@ def write_array(path: Path, array: np.ndarray) -> None:
 
 def read_array(path: Path, mapped: bool = False) -> np.ndarray | None:
     """The array of `write_array`, or None if there is no whole one. mapped: into memory, instead of a copy."""
-    return np.load(path, mmap_mode="r" if mapped else None) if is_whole(path) else None
+    try:
+        return np.load(path, mmap_mode="r" if mapped else None) if is_whole(path) else None
+    except (ValueError, EOFError) as error:
+        log.warning("%s of the cache holds no array (%s) and is made again", path, error)
+        return None

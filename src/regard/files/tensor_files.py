@@ -16,6 +16,8 @@ from regard.core import StoreError
 from .atomic import read_if_present, write_atomically
 from .records import seal, unseal
 
+NO_STATE = (ValueError, LookupError, TypeError, RecursionError, MemoryError, SafetensorError)
+"""Errors of bytes that hold no state."""
 _LENGTH = 8
 """Bytes of the length of the JSON part, little-endian, which come first."""
 _KINDS = {"list": list, "tuple": tuple}
@@ -34,7 +36,7 @@ def encode(state: Mapping[str, Any]) -> bytes:
 def decode(data: bytes) -> dict[str, Any]:
     """The state of `encode`, with tensors on the CPU.
 
-    Raises: ValueError, LookupError, TypeError, RecursionError or SafetensorError if the bytes are not a state.
+    Raises: one of `NO_STATE` if the bytes are not a state.
     """
     length = int.from_bytes(data[:_LENGTH], "little")
     tensors = load_tensors(data[_LENGTH + length :])
@@ -58,7 +60,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
         return decode(unseal(path, data))
     except StoreError as error:
         raise StoreError(f"{error}; delete it to start again") from error
-    except (ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
+    except NO_STATE as error:
         raise StoreError(f"{path} holds no state ({error}); delete it to start again") from error
 
 

@@ -75,7 +75,10 @@ def load_transformers(target: Path, extra: Extra = ()) -> nn.Module:
                 "regard.save(trainer.model, folder) keeps"
             )
     about = read_record(target / FILE, ("architecture", "swaps", "options", "sha256"))
-    check_local(target / "config.json", _without_backbones(read_json(target / "config.json")))
+    configuration = read_json(target / "config.json")
+    check_local(target / "config.json", _without_backbones(configuration))
+    if backbone := _backbone_of_hub(configuration):
+        raise StoreError(f"{target}/config.json takes its backbone {backbone!r} from the hub, which load does not ask")
     data = read_bytes(target / "model.safetensors")
     with description_errors(target, FILE):
         if "sha256" in about and hashlib.sha256(data).hexdigest() != about["sha256"]:
@@ -102,6 +105,20 @@ def _without_backbones(config: Any) -> Any:
         kept = {key: value for key, value in config.items() if key != "use_pretrained_backbone"}
         return {key: _without_backbones(value) for key, value in kept.items()}
     return config
+
+
+def _backbone_of_hub(config: Any) -> str:
+    """The backbone whose configuration transformers would read from its hub; "" where there is none.
+
+    timm's own backbones (`use_timm_backbone`, `timm_backbone`) are built without asking.
+    """
+    if not isinstance(config, dict):
+        return ""
+    backbone = config.get("backbone")
+    timm_made = config.get("use_timm_backbone") or config.get("model_type") == "timm_backbone"
+    if backbone and not timm_made:
+        return str(backbone)
+    return next(filter(None, map(_backbone_of_hub, config.values())), "")
 
 
 def _built(about: dict[str, Any], config: Any, extra: Extra) -> nn.Module:

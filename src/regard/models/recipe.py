@@ -30,6 +30,7 @@ _OTHER_WEIGHTS = (
 )  # fmt: skip
 """Options of hosts with which weights are downloaded, or read from a file."""
 _HUBS = ("hf-hub:", "hf_hub:", "local-dir:", "http:", "https:", "file:", "timm:")
+"""In lower case: timm takes a scheme in any."""
 
 
 def model_recipe(model: nn.Module) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def _weights_source(value: Any) -> str:
         return next(filter(None, map(_weights_source, value)), "")
     if not isinstance(value, str):
         return ""
-    if any(hub in value for hub in _HUBS):
+    if any(hub in value.lower() for hub in _HUBS):
         return value
     try:
         tree = ast.parse(value.strip(), mode="eval") if "(" in value else None
@@ -191,7 +192,16 @@ def description_errors(target: Path, file: str) -> Iterator[None]:
     """Replace the errors of a damaged description or its tensors by a StoreError that names the folder and file."""
     try:
         yield
-    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, RegardError, SafetensorError) as error:
+    except (
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        ArithmeticError,
+        RuntimeError,
+        RegardError,
+        SafetensorError,
+    ) as error:
         hint = "; pass your own mechanisms, models and ports as extra=[...]" if isinstance(error, ConfigError) else ""
         problem = textwrap.shorten(str(error), 500, placeholder=" ...")  # torch lists every weight that is missing
         raise StoreError(f"{target} does not hold the model that its {file} describes: {problem}{hint}") from error

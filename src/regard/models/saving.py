@@ -5,7 +5,6 @@ and regard.json with the swap.
 """
 
 import hashlib
-import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from torch import nn
 from regard.core import ConfigError, DataError, Extra, StoreError
 from regard.core.validation import checked
 from regard.files.atomic import one_writer, prepared, read_if_present
+from regard.files.data_record import DATA, data_problem
 from regard.files.paths import user_path
 from regard.files.records import parse_record, record_text
 
@@ -28,8 +28,6 @@ from .recipe import check_local, check_recipe, description_errors, fill, rebuild
 
 FORMAT = "regard-model"
 _FIELDS = ("format", "host", "swaps", "sha256", "data")
-DATA = ("name", "class_names", "normal")
-"""What a saved model says of the data that it was trained on: as `Task.record` has them."""
 
 
 @checked
@@ -124,7 +122,7 @@ def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
     for key, kind in kinds.items():
         if not isinstance(about.get(key), kind):
             raise StoreError(f"{path} is damaged: {key!r} is missing or of the wrong type")
-    if problem := _data_problem(about.get("data", {})):
+    if problem := data_problem(about.get("data", {})):
         raise StoreError(f"{path} is damaged: of its data, {problem}")
     if unknown := sorted(about.keys() - {*_FIELDS, "version"}):
         raise StoreError(f"{path} has {', '.join(unknown)}, which this Regard does not know; update Regard")
@@ -139,25 +137,6 @@ def _known_data(data: Mapping[str, Any]) -> dict[str, Any]:
             known["normal"] = [[float(value) for value in part] for part in known["normal"]]
     if isinstance(known.get("class_names"), tuple):
         known["class_names"] = list(known["class_names"])
-    if problem := _data_problem(known):
+    if problem := data_problem(known):
         raise ConfigError(f"save(data=...): {problem}")
     return known
-
-
-def _data_problem(data: Any) -> str:
-    """What is wrong with the recorded data; "" if nothing is."""
-    if not isinstance(data, dict):
-        return "it has the names class_names, normal and name"
-    names, normal = data.get("class_names", []), data.get("normal", [[0.0], [1.0]])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return "class_names is a list of texts, the name of each output in order"
-    whole = (
-        isinstance(normal, list)
-        and [type(part) for part in normal] == [list, list]
-        and len(normal[0]) == len(normal[1])
-        and all(type(value) in (int, float) and math.isfinite(value) for part in normal for value in part)
-        and all(value > 0 for value in normal[1])
-    )
-    if not whole:
-        return "normal is [mean, deviation], a number of each channel in both, and deviations are above 0"
-    return "" if isinstance(data.get("name", ""), str) else "name is a text"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from regard.core import ConfigError, nearest
+from regard.files.paths import printable
 
 Cell = str | int | float | None
 
@@ -75,5 +76,5 @@ def spreadsheet_cell(value: Cell) -> Cell:
 
 
 def markdown_cell(text: str) -> str:
-    """A text as one cell of a Markdown table, without HTML and line breaks of its own."""
-    return re.sub("<(?=[A-Za-z/!?])", "&lt;", " ".join(text.splitlines())).replace("|", "\\|")
+    """A text as one cell of a Markdown table, without HTML, line breaks and control characters of its own."""
+    return re.sub("<(?=[A-Za-z/!?])", "&lt;", printable(" ".join(text.splitlines()))).replace("|", "\\|")

@@ -240,6 +240,18 @@ def test_signs_are_escaped(tmp_path: Path) -> None:
     assert r"| a_b\|c |" in markdown(load(tmp_path))
 
 
+def test_text_of_a_snapshot_stays_text(tmp_path: Path) -> None:
+    make_store(tmp_path)
+    path = snapshot_path(tmp_path, "pilot", "desk")
+    hostile = "x\n\\input{/etc/passwd}\n<img src=y>\x1b[2J"
+    write_record(path, {**read_record(path), "title": hostile, "notes": [hostile], "variant": hostile})
+    table = load(tmp_path)
+    assert not [line for line in latex(table).splitlines() if line.startswith(r"\input")]
+    assert "<img" not in markdown(table)
+    assert "\x1b" not in markdown(table)
+    assert not [line for line in markdown(table).splitlines() if line.startswith(r"\input")]
+
+
 @pytest.mark.parametrize("form", ["store", "evidence", "outcome"])
 def test_import_takes_runs_in(tmp_path: Path, form: str) -> None:
     make_store(tmp_path / "there")

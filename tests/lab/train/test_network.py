@@ -26,6 +26,8 @@ HOSTS = [
     "hf-hub:timm/vit_tiny_patch16_224",
     "hf_hub:timm/vit_tiny_patch16_224",
     "local-dir:../elsewhere",
+    "HF-Hub:timm/vit_tiny_patch16_224",
+    "LOCAL-DIR:../elsewhere",
     "vit_tiny_patch16_224(checkpoint_path='/etc/passwd')",
     "vit_tiny_patch16_224(pretrained_cfg_overlay={'url': 'https://example.org/x.pth'})",
     "host(backbone='vit_tiny_patch16_224(pretrained=True)')",

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.core import StoreError
+from regard.core import ConfigError, StoreError
 from regard.files.records import read_record, write_record
 from regard.lab.results.layout import setting_names
 from regard.lab.results.results import Results
-from regard.pages.sheets import Cell, Picture, Sheet, markdown_cell, spreadsheet_cell
+from regard.pages.sheets import Cell, Chart, Picture, Sheet, markdown_cell, spreadsheet_cell
 
 if TYPE_CHECKING:
     from regard.lab.train.run import Run
@@ -103,7 +103,29 @@ def load_analysis(path: Path | str) -> dict[str, Any]:
         scales = ", ".join(f"--scale {setting}" for setting in setting_names(results, name, "analyses"))
         hint = f"there are results with {scales}" if scales else "`regard study run` computes it"
         raise StoreError(f"no result of {name}{f' at {scale} scale' if scale else ''} in {results}; {hint}")
-    return read_record(path)
+    value = read_record(path)
+    _check_content(path, value)
+    return value
+
+
+def _check_content(path: Path, value: Mapping[str, Any]) -> None:
+    """Raises: StoreError for a result that `run_analysis` cannot have written."""
+    try:
+        charts = [Chart(**sheet["chart"]) for sheet in value["sheets"] if sheet["chart"]]
+        sheets = [Sheet(**{**sheet, "chart": None}) for sheet in value["sheets"]]
+        pictures = [Picture(**picture) for picture in value["pictures"]]
+        texts = [*(value[name] for name in ("analysis", "title", "source", "question", "scale")), *value["notes"]]
+        texts += [text for part in sheets for text in (part.title, part.note, *part.columns)]
+        texts += [text for part in pictures for text in (part.title, part.note, part.image)]
+        texts += [text for chart in charts for text in (chart.x, chart.y, chart.series, chart.value)]
+        cells = [cell for sheet in sheets for row in sheet.rows for cell in row]
+        whole = all(isinstance(run["key"], str) for run in value["runs"])
+        whole = whole and all(isinstance(text, str) for text in texts)
+        whole = whole and all(isinstance(cell, Cell) for cell in cells)
+    except (KeyError, TypeError, AttributeError, ConfigError) as error:
+        raise StoreError(f"{path} is damaged ({error!r}); compute it again") from error
+    if not whole:
+        raise StoreError(f"{path} is damaged: it has other values than texts and numbers; compute it again")
 
 
 def analyses(results: Path | str) -> list[Path]:
@@ -113,12 +135,14 @@ def analyses(results: Path | str) -> list[Path]:
 
 def markdown(value: Mapping[str, Any]) -> str:
     """Title, question, sheets and notes as Markdown; value: as `run_analysis` returns it."""
-    lines = [f"# {value['title']}", "", f"{value['question']} (Source: {value['source']}.)"]
+    title, question, source = (markdown_cell(value[name]) for name in ("title", "question", "source"))
+    lines = [f"# {title}", "", f"{question} (Source: {source}.)"]
     for sheet in value["sheets"]:
-        lines += ["", f"## {sheet['title']}", ""] + ([sheet["note"], ""] if sheet["note"] else [])
+        note = markdown_cell(sheet["note"])
+        lines += ["", f"## {markdown_cell(sheet['title'])}", ""] + ([note, ""] if note else [])
         lines += [_line(sheet["columns"]), _line(["---"] * len(sheet["columns"]))]
         lines += [_line(row) for row in sheet["rows"]]
-    lines += ["", *(f"- {note}" for note in value["notes"])] if value["notes"] else []
+    lines += ["", *(f"- {markdown_cell(note)}" for note in value["notes"])] if value["notes"] else []
     return "\n".join(lines) + "\n"
 
 

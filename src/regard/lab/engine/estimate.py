@@ -57,7 +57,7 @@ def estimate(
     """
     path, name = store.root / "estimates.json", machine(workers)
     machines = read_json(path) if path.exists() else {}
-    speeds: dict[str, dict[str, float]] = dict(machines.get(name) or {})
+    speeds = _readable_speeds(machines.get(name) if isinstance(machines, dict) else None)
     stored = len(speeds)
     estimates: dict[Part, float] = {}
     seed = study.setting(scale).numbers[0]
@@ -76,8 +76,19 @@ def estimate(
                 continue
             estimates[row.label, number] = run_seconds(run, Speed(**speeds[run.key]), *counts)
     if len(speeds) > stored:
-        write_json(path, {**machines, name: speeds})
+        write_json(path, {**(machines if isinstance(machines, dict) else {}), name: speeds})
     return estimates
+
+
+def _readable_speeds(value: Any) -> dict[str, dict[str, float]]:
+    """The stored times by run, without those that are no times: they are measured again."""
+    return {
+        key: speed
+        for key, speed in (value.items() if isinstance(value, dict) else ())
+        if isinstance(speed, dict)
+        and speed.keys() == {"step", "image"}
+        and all(isinstance(time, int | float) and time >= 0 for time in speed.values())
+    }
 
 
 def baseline_hours(study: "Study", scale: str, store: Results, workers: int) -> tuple[float, float] | None:

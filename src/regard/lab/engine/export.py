@@ -63,7 +63,7 @@ def csv_text(table: Table) -> str:
     names.sort(key=lambda name: name != table.metric)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["row", "seed", *names])
+    writer.writerow(["row", "seed", *map(spreadsheet_cell, names)])
     order = {line.label: index for index, line in enumerate(table.rows)}
     for run in sorted(table.runs, key=lambda run: (order[run["row"]], run["seed"])):
         metrics = run["outcome"].get("metrics") or {}
@@ -80,20 +80,21 @@ def json_text(table: Table) -> str:
 
 def markdown(table: Table) -> str:
     """The table, its claims and warnings in Markdown."""
-    lines = [f"**{markdown_cell(table.title)}** ({markdown_cell(table.caption)})", "", table.gate.sentence, ""]
+    lines = [f"**{markdown_cell(table.title)}** ({markdown_cell(table.caption)})", ""]
+    lines += [markdown_cell(table.gate.sentence), ""]
     head = _head(table, "95 % interval")
     lines += [f"| {' | '.join(markdown_cell(cell) for cell in head)} |", "|---" * len(head) + "|"]
     lines += [f"| {' | '.join(markdown_cell(cell) for cell in cells)} |" for cells in _cells(table)]
     if table.gate.passed and table.gate.gain is not None:
         lines += ["", f"share: of what attention brings over the better control, {table.gate.gain:.2f}"]
-    lines += ["", table.headline, "", *(f"- {claim.sentence}" for claim in table.claims)]
-    lines += [f"- note: {text}" for text in (*table.warnings, *table.notes)]
+    lines += ["", table.headline, "", *(f"- {markdown_cell(claim.sentence)}" for claim in table.claims)]
+    lines += [f"- note: {markdown_cell(text)}" for text in (*table.warnings, *table.notes)]
     return "\n".join(lines) + "\n"
 
 
 def latex(table: Table) -> str:
     """The table as a LaTeX tabular."""
-    lines = [f"% {table.title}; {table.caption}", r"\begin{tabular}{lrrrrrrrr}", r"\hline"]
+    lines = [f"% {' '.join(_tex(f'{table.title}; {table.caption}').split())}", r"\begin{tabular}{lrrrrrrrr}", r"\hline"]
     lines += [" & ".join(map(_tex, _head(table, "interval"))) + r" \\", r"\hline"]
     lines += [" & ".join(map(_tex, cells)) + r" \\" for cells in _cells(table)]
     return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"

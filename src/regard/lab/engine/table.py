@@ -18,6 +18,9 @@ from regard.measure.intervals import Interval, Pooled, interval, paired, pooled
 from .claims import Gate, Judged, headline, judge_claims, judge_gate, row_values, stored_looks
 from .comparability import mixture_warnings, on_one_device
 
+LONGEST_NAME = 255
+"""Of a file, in bytes; names of snapshots are ASCII."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -118,7 +121,7 @@ def snapshots(root: Path | str) -> list[tuple[str, str]]:
 def load_snapshot(root: Path | str, name: str, scale: str) -> dict[str, Any]:
     """Read a snapshot. Raises: ConfigError if it is missing, with a list of all; StoreError if it is damaged."""
     path = snapshot_path(root, name, scale)
-    if not path.exists():
+    if len(path.name) > LONGEST_NAME or not path.exists():
         settings = [f"{study} at {setting} scale" for study, setting in snapshots(root)]
         content = f"it has {', '.join(settings)}" if settings else "it has no study yet"
         raise ConfigError(f"no results of {name} at {scale} scale in {root}; {content}; run or import them first")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.core import StoreError
+from regard.files.data_record import DATA, data_problem
 from regard.files.records import read_record_if_present
 
 _TEXT: tuple[type, ...] = (str,)
@@ -67,6 +68,9 @@ def check_outcome(path: Path, value: Any) -> None:
         _check_shares(path, value.get(name) or {})
     if value["status"] == "done" and not any(number is not None for number in (value.get("metrics") or {}).values()):
         raise StoreError(f"{path}: run {value['key']} is done, but has no metrics; delete the file and run again")
+    data = value.get("data") or {}
+    if problem := data_problem({name: data[name] for name in DATA if data.get(name) is not None}):
+        raise StoreError(f"{path}: of its data, {problem}; the file is damaged")
     _check_samples(path, value)
     seed = spelled_fields(value.get("spelling")).get("seed")
     if seed is not None and value.get("seed") is not None and seed != repr(value["seed"]):
@@ -119,7 +123,7 @@ def spelled_call(spelling: str | None) -> tuple[str, dict[str, str]]:
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             return "", {}
         return call.func.id, {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg}
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
         return "", {}
 
 

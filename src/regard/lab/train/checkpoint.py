@@ -13,7 +13,7 @@ from typing import Any
 from regard.core import StoreError
 from regard.files.atomic import read_if_present, store_errors, sync_folder, write_atomically
 from regard.files.records import seal, unseal
-from regard.files.tensor_files import decode, encode
+from regard.files.tensor_files import NO_STATE, decode, encode
 
 log = logging.getLogger("regard.lab.engine")
 
@@ -81,7 +81,7 @@ def _read(path: Path, fields: set[str]) -> dict[str, Any] | None:
         return None
     try:
         state = decode(unseal(path, data))
-    except StoreError as error:
+    except (StoreError, *NO_STATE) as error:
         raise StoreError(f"checkpoint {path} cannot be read ({error})") from error
     if unknown := sorted(state.keys() - fields):
         raise StoreError(f"checkpoint {path} cannot be read (it has {', '.join(unknown)}, which is unknown)")
@@ -120,22 +120,26 @@ def no_best_weights(key: str) -> StoreError:
     )
 
 
-def trained_weights(folder: Path, best: bool = False, averaged: bool = False) -> dict:
+def trained_weights(folder: Path, best: bool = False, averaged: bool = False, end: int | None = None) -> dict:
     """The weights that a run evaluates: the last ones (their average if the recipe has one), or those of best.ckpt.
 
-    averaged: whether the recipe has an average. Raises: StoreError if there is no such checkpoint, or no average in it.
+    averaged: whether the recipe has an average. end: the step at which the run ended, None = not known. Raises:
+    StoreError if there is no such checkpoint, no average in it, or its last one is of another step.
     """
     if best:
         state = load_best(folder)
         if state is None:
             raise no_best_weights(folder.name)
-        return state["model"]
+        with load_errors(folder):
+            return state["model"]
     state = load(folder)
     if state is None:
         imported = "its outcome was imported without weights: delete the folder to train it here"
         advice = imported if (folder / "outcome.json").exists() else "train it first"
         raise StoreError(f"run {folder.name} has no checkpoint in {folder}; {advice}")
     with load_errors(folder):
+        if end is not None and state["step"] != end:
+            raise ValueError(f"it is of step {state['step']}, and the run ended at step {end}")
         if averaged and state["ema"] is None:
             raise ValueError("it has no average of the weights, which the recipe of the run evaluates")
         return state["ema"] if state["ema"] is not None else state["model"]

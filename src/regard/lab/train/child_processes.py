@@ -35,9 +35,11 @@ def _exit_after(sentinel: int) -> None:
 LAUNCHERS = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
     "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_NAME",
+    "LT_CLI_USED", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "LT_PRECISION", "LT_STRATEGY",
     "LSB_DJOB_RANKFILE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_SIZE",
 )  # fmt: skip
-"""Variables in which launchers and schedulers say which of many processes this one is; Fabric believes them."""
+"""Variables in which launchers and schedulers say which of many processes this one is, and Lightning's command line what
+it shall do: Fabric believes them."""
 
 
 @contextmanager

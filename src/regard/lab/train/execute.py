@@ -258,7 +258,7 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
             **_finished(loop, common["data"]["train"]),
         }
     results = _results(run, loop, score, peak) if score else {}
-    return common | {"status": "done", **results, **_finished(loop, common["data"]["train"])}
+    return common | {"status": "done", "step": loop.step, **results, **_finished(loop, common["data"]["train"])}
 
 
 @contextmanager

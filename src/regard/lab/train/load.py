@@ -46,7 +46,7 @@ def load_run(
     run_file(target / "run.json")
     if best:
         _check_validated(target.name, spelled_fields(outcome.get("spelling")).get("task", ""))
-    weights = checkpoint.trained_weights(target, best, _averaged(outcome))
+    weights = checkpoint.trained_weights(target, best, _averaged(outcome), outcome.get("step"))
     recipe = outcome.get("model")
     if recipe is None:
         run = with_local_host(read_run(store, target.name, extra))
@@ -102,8 +102,10 @@ def trained(run: Run, store: Results, best: bool = False, key: str = "") -> nn.M
     key = key or run.key
     if best and run.task.validation() is None:
         raise checkpoint.no_best_weights(key)
-    weights = checkpoint.trained_weights(store.folder(key), best, bool(run.recipe.ema or run.recipe.average))
-    record = (store.outcome(key) or {}).get("data")
+    outcome = store.outcome(key) or {}
+    averaged = bool(run.recipe.ema or run.recipe.average)
+    weights = checkpoint.trained_weights(store.folder(key), best, averaged, outcome.get("step"))
+    record = outcome.get("data")
     model = with_local_host(run).model(record)
     with checkpoint.load_errors(store.folder(key)):
         model.load_state_dict(weights)

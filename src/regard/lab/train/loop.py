@@ -132,10 +132,11 @@ class Loop:
         state = checkpoint.load(self.folder)
         if state is not None:
             if state.get("data", self.data) != self.data:
+                before, now = str(state["data"])[:12], self.data[:12]
                 raise StoreError(
                     f"the run in {self.folder} was trained for {state['step']} steps on data with the checksum "
-                    f"{state['data'][:12]}..., but the checksum is now {self.data[:12]}...: restore those data, or "
-                    "delete the folder to start again"
+                    f"{before}..., but the checksum is now {now}...: restore those data, or delete the folder to start "
+                    "again"
                 )
             with checkpoint.load_errors(self.folder):
                 self.step, self.seconds, self.losses = (
@@ -143,8 +144,10 @@ class Loop:
                     float(state["seconds"]),
                     list(state["losses"]),
                 )
+                if not (0 <= self.step <= self.steps and math.isfinite(self.seconds)):
+                    raise ValueError(f"it is of step {self.step} after {self.seconds} s, of {self.steps} steps")
                 if self.use.others is not None:
-                    self.use.others = state.get("others")
+                    self.use.others = None if state.get("others") is None else float(state["others"])
                 load_weights(self.model, state["model"])
                 self._load_average(state.get("ema"), state.get("averaged", 0))
                 if state["optimizer"] is not None:

@@ -238,8 +238,10 @@ class _Submitted:
         written: whether the job has said how it ended.
         """
         if written:
-            ended, outcome, text = read_json(self.result)
-            return ended, outcome, text
+            match read_json(self.result):
+                case [str(ended), dict() | None as outcome, str(text)]:
+                    return ended, outcome, text
+            raise StoreError(f"{self.result} is damaged: delete it, and repeat the command")
         if state not in (*ENDED, FORGOTTEN, "FINISHED"):
             self.over = None
             return None

@@ -1,4 +1,4 @@
-"""Generated samples on the disk: .npy files without pickle, in parts, so that an interrupted generation continues.
+"""Generated samples on the disk: arrays under a checksum, in parts, so that an interrupted generation continues.
 
 Parts are pure functions of their index. Processes that generate the same set at the same time start at different parts
 and read those that others have written.
@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from regard.core import StoreError
-from regard.files.atomic import write_atomically
+from regard.files.atomic import read_if_present, write_atomically
 from regard.files.cache import cache_folder
+from regard.files.records import seal, unseal
 
 from .tokens import Split, Tokens
 
@@ -31,7 +32,7 @@ def generated(key: str, parts: int, make: Callable[[int], Split]) -> Split:
     found: dict[int, Split] = {}
     started, made, warned = time.monotonic(), 0, False
     for index in sorted(range(parts), key=lambda index: (index + os.getpid()) % parts):
-        path = folder / f"{key}-{index:04d}of{parts}.npz"
+        path = folder / f"{key}-{index:04d}of{parts}.part"
         part = _read(path)
         if part is None:
             part = make(index)
@@ -60,10 +61,12 @@ def joined(splits: list[Split]) -> Split:
 def _read(path: Path) -> Split | None:
     """A stored part, or None if there is none that can be read."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return Split(Tokens(arrays["symbols"], arrays["starts"]), arrays["labels"])
-    except (OSError, ValueError, EOFError, KeyError):
-        return None
+        data = read_if_present(path)
+        if data is None:
+            return None
+        with np.load(io.BytesIO(unseal(path, data)), allow_pickle=False) as arrays:
+            starts, labels = arrays["starts"], arrays["labels"]
+            return Split(Tokens(arrays["symbols"], starts), labels, pairs=len(starts) - 1 == 2 * len(labels))
     except Exception as error:  # zipfile has errors of its own for a damaged file
         log.warning("%s is damaged (%s) and is generated again", path, error)
         return None
@@ -72,4 +75,4 @@ def _read(path: Path) -> Split | None:
 def _write(path: Path, part: Split) -> None:
     content = io.BytesIO()
     np.savez(content, symbols=part.tokens.symbols, starts=part.tokens.starts, labels=part.labels)
-    write_atomically(path, content.getvalue())
+    write_atomically(path, seal(content.getvalue()))
