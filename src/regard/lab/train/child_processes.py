@@ -38,7 +38,7 @@ LAUNCHERS = (
     "LT_CLI_USED", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "LT_PRECISION", "LT_STRATEGY",
     "LSB_DJOB_RANKFILE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_SIZE",
 )  # fmt: skip
-"""Variables in which launchers and schedulers say which of many processes this one is, and Lightning's command line what
+"""Variables in which launchers and schedulers say which of many processes this one is, or Lightning's command line what
 it shall do: Fabric believes them."""
 
 
