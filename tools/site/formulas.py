@@ -71,6 +71,10 @@ FORMULAS: dict[str, str] = {
         r"y = \mathrm{softmax}\left(\frac{q \tilde{k}^\top}{\sqrt{d}} + B\right) \tilde{v}, "
         r"\quad \tilde{k}, \tilde{v} \text{ of } x \text{ at } p + \mathrm{offset}(q)"
     ),
+    "DeformableDETR": (
+        r"y_i = \sum_k A_{ik} \, v\left(p_i + o_{ik}\right), "
+        r"\quad A_i = \mathrm{softmax}(W x_i), \; o_i = W' x_i"
+    ),
     "Window": (
         r"y_i = \mathrm{softmax}\left(\frac{q_i K_{W}^\top}{\sqrt{d}} + B\right) V_{W}, "
         r"\quad W = \text{the window of } i"

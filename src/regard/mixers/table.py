@@ -37,6 +37,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "MoBA": "moba",
         "Reformer": "reformer",
         "DAT": "dat.dat",
+        "DeformableDETR": "deformable_detr",
         "Window": "window",
     },
     "both: pooled keys and chosen ones": {

@@ -126,6 +126,10 @@ EXTERNAL: tuple[External, ...] = (
         mechanism="DAT", package="torchvision", what="torchvision deform_conv2d (its samples)",
         pairs=libs.sampling_pairs, allowed=1e-5, note="torchvision samples in float32",
     ),
+    External(
+        mechanism="DeformableDETR", package="transformers", what="transformers Deformable DETR",
+        pairs=libs.deformable_detr_pairs,
+    ),
     External(mechanism="Window", package="timm", what="timm swin_transformer", pairs=libs.window_pairs),
     External(mechanism="MiTA", package="torch", what="rewrite of paper and repository", pairs=rewrites.mita_pairs),
     External(mechanism="NSA", package="torch", what="rewrite of the paper", pairs=rewrites.nsa_pairs),

@@ -200,6 +200,46 @@ def sampling_pairs() -> Pairs:
 # transformers
 
 
+def deformable_detr_pairs() -> Pairs:
+    """The layer beside transformers' of Deformable DETR on one map, and the operator beside its own on two maps."""
+    import transformers
+    from transformers.models.deformable_detr import modeling_deformable_detr as detr
+
+    from regard.mixers.deformable_detr import DeformableDETR, deformable_detr
+
+    torch.manual_seed(0)
+    grid, points = Grid(5, 7), 3
+    ours = perturbed(DeformableDETR(points=points).build(Site(16, 2, grid)))
+    config = transformers.DeformableDetrConfig(d_model=16, num_feature_levels=1, disable_custom_kernels=True)
+    theirs = detr.DeformableDetrMultiscaleDeformableAttention(config, 2, points).double()
+    with torch.no_grad():
+        both = (
+            (theirs.value_proj, ours.qkv.linear),
+            (theirs.attention_weights, ours.operator.weight),
+            (theirs.output_proj, ours.proj),
+        )
+        for to, of in both:
+            to.load_state_dict(of.state_dict())
+        for name, offset in ours.operator.offset.named_parameters():
+            theirs.sampling_offsets.get_parameter(name).copy_(
+                offset.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+            )  # x, y
+    x = torch.randn(3, 35, 16, dtype=F64)
+    y, z = torch.meshgrid(*((torch.arange(side, dtype=F64) + 0.5) / side for side in (5, 7)), indexing="ij")
+    reference = torch.stack([z, y], -1).view(1, 35, 1, 2).expand(3, -1, -1, -1)
+    shapes = {"spatial_shapes": torch.tensor([[5, 7]]), "spatial_shapes_list": [(5, 7)], "level_start_index": None}
+    layers = ours(x, grid), theirs(x, encoder_hidden_states=x, reference_points=reference, **shapes)[0]
+    sides = [(5, 7), (3, 4)]
+    maps = [torch.randn(3, 2, 8, *side, dtype=F64) for side in sides]
+    place = torch.rand(3, 2, 9, 2, points, 2, dtype=F64) * 1.4 - 0.2  # (y, x) from 0 to 1, also beyond the border
+    weights = torch.randn(3, 2, 9, 2 * points, dtype=F64).softmax(-1).unflatten(-1, (2, points))
+    value = torch.cat([x.flatten(3).permute(0, 3, 1, 2) for x in maps], 1)
+    arguments = place.flip(-1).transpose(1, 2), weights.transpose(1, 2), 64
+    expected = detr.MultiScaleDeformableAttention()(value, torch.tensor(sides), sides, None, *arguments)
+    cells = place * torch.tensor(sides)[:, None].double() - 0.5
+    return [layers, (merge(deformable_detr(maps, cells, weights)), expected)]
+
+
 def nystrom_pairs(batch: int = 1, number: int = 1, start: str = "matrix") -> Pairs:
     """Nystrom beside transformers' Nystromformer, whose pseudo-inverse starts from one number for the whole batch."""
     import transformers
