@@ -191,9 +191,9 @@ class TopK(HeadMixerConfig):
 
     indexer: how keys are ranked. "exact": by the logits. "lightning": by DSA's score, sum_j w_j relu(q_j . k), with
     `index_heads` small queries of `index_width` channels and one key for all heads, projected from the layer's queries
-    and keys (in DSA from its inputs). The loss of the output gives this indexer no gradient: it learns only if the
-    user's training loop adds `TopKOperator.index_loss` to the loss. `regard train` and studies do not: there the
-    indexer keeps its initial or loaded weights. "spark": by the first `rank` channels; the logit is their product times
+    and keys (in DSA from its inputs). The loss of the output gives this indexer no gradient: it learns from
+    `TopKOperator.index_loss`, which `regard train` and studies add to the loss of the task, and which a training loop
+    of the user's own must add. "spark": by the first `rank` channels; the logit is their product times
     softplus of the product of the other channels; exactly k keys, not the paper's statistical threshold.
     Raises: ConfigError for numbers below 1, an unknown indexer or fields of another indexer; building, if k exceeds the
     keys of the site.
@@ -235,6 +235,11 @@ class TopK(HeadMixerConfig):
         skip = {"gradients": "the indexer learns from a separate loss"} if self.indexer == "lightning" else {}
         positions = bool(self.dwc) or self.indexer != "exact"
         return Contract(counted={"execution": "gather"}, positions=positions, skip=skip)
+
+    @property
+    def revision(self) -> int:  # type: ignore[override]
+        """2 for the lightning indexer, which `regard train` did not train in 1."""
+        return 2 if self.indexer == "lightning" else 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -286,11 +291,15 @@ class TopKOperator(Operator):
     def index_loss(self, q: Tensor, k: Tensor, mask: Mask | None = None) -> Tensor:
         """KL divergence from the heads' mean attention (no gradient) to the softmax of the index scores, a scalar.
 
-        Add it to the task's loss: the selection itself passes no gradient. q (B, H, N, d), k (B, H, M, d).
+        Over all keys, as in the dense stage of DeepSeek-V3.2 (Eq. 3). Add it to the task's loss, as `regard train`
+        does: the selection itself passes no gradient. q (B, H, N, d), k (B, H, M, d).
         """
         if self.index is None:
             raise ConfigError(f"TopK(indexer={self.config.indexer!r}) has no indexer to train")
-        return self.index.loss(q, k, self.config.scale, mask)
+        return self.index.loss(q, hide(k, mask), self.config.scale, mask)
+
+    def own_loss(self, inputs: Inputs) -> Tensor | None:
+        return None if self.index is None else self.index_loss(inputs.q, inputs.k, inputs.mask)
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         q, k, mask, config = inputs.q, inputs.k, inputs.mask, self.config
