@@ -45,7 +45,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "PVT()": {"ratio": 3, "pool": 2},
     "TopK(k=5)": {"k": 6, "scale": 0.9, "indexer": "lightning"},
     'TopK(k=5, indexer="lightning")': {"index_heads": 2, "index_width": 4},
-    'TopK(k=5, indexer="spark", rank=3)': {"rank": 5},
+    'TopK(k=5, indexer="spark", rank=3)': {"rank": 5, "statistical": True},
     "BRA(regions=2, k=1)": {"regions": 3, "k": 2, "scale": 0.9, "preset": "official"},
     "MoBA(block=(2, 2), k=1)": {"block": 4, "k": 2, "own": False, "scale": 0.9},
     "Reformer(chunk=4)": {"chunk": 6, "rounds": 2, "duplicates": "every", "scale": 0.9, "seed": 1},

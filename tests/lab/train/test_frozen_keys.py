@@ -288,7 +288,7 @@ DEFAULTS: tuple[str, ...] = (
     "Linformer(HEADS, m=64, share='', per_head=False, init='uniform', scale=None)",
     "Nystrom(HEADS, m=64, landmarks='segments', iterations=6, start='matrix', kernel=0)",
     "PVT(HEADS, ratio=2, pool=0)",
-    "TopK(HEADS, k=25, scale=None, indexer='exact', index_heads=4, index_width=32, rank=16)",
+    "TopK(HEADS, k=25, scale=None, indexer='exact', index_heads=4, index_width=32, rank=16, statistical=False)",
     "BRA(HEADS, regions=7, k=4, scale=None, preset='paper')",
     "MoBA(HEADS, block=(7, 7), k=2, own=True, scale=None)",
     "Reformer(HEADS, chunk=64, rounds=4, duplicates='once', scale=None, seed=0)",
