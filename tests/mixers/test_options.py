@@ -39,6 +39,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "InLine()": {"scale": 0.9, "residual": True},
     "Performer()": {"features": 12, "kernel": "relu", "eps": 0.5},
     "ViT3()": {"inner": "linear", "local": False, "lr": 0.5, "clip": False},
+    "ViT3(local=False)": {"batch": 5, "loss": "squared"},
     "Agent(m=4)": {"m": 6, "bias": True, "landmarks": "avg1d", "preset": "official"},
     "Linformer(m=4)": {"m": 6, "share": "kv", "per_head": True, "init": "normal", "scale": 0.9},
     "Nystrom(m=4)": {"m": 6, "landmarks": "avg2d", "iterations": 3, "start": "batch", "kernel": 3},

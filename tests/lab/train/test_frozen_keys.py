@@ -283,7 +283,7 @@ DEFAULTS: tuple[str, ...] = (
     "MHLA(HEADS, m=16, init='cos', normalize='correct', norm=False, eps=1e-06)",
     "InLine(HEADS, scale=None, residual=False)",
     "Performer(HEADS, features=0, kernel='softmax', eps=1e-06)",
-    "ViT3(inner='swiglu', local=True, lr=1.0, clip=True)",
+    "ViT3(inner='swiglu', local=True, lr=1.0, clip=True, batch=0, loss='dot')",
     "Agent(HEADS, m=49, bias=False, landmarks='avg2d', preset='paper')",
     "Linformer(HEADS, m=64, share='', per_head=False, init='uniform', scale=None)",
     "Nystrom(HEADS, m=64, landmarks='segments', iterations=6, start='matrix', kernel=0)",
