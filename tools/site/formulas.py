@@ -4,6 +4,10 @@ from latex2mathml.converter import convert
 
 FORMULAS: dict[str, str] = {
     "Softmax": r"y = \mathrm{softmax}\left(\frac{q k^\top}{\sqrt{d}}\right) v",
+    "Differential": (
+        r"y = \mathrm{norm}\left(\left(\mathrm{softmax}\left(\frac{q_1 k_1^\top}{\sqrt{d}}\right) "
+        r"- \lambda \, \mathrm{softmax}\left(\frac{q_2 k_2^\top}{\sqrt{d}}\right)\right) v\right)"
+    ),
     "Factors": (
         r"y_i = \sum_j \mathrm{softmax}_j\left(q_i^\top k_j + q_i^\top r_{j-i} + u^\top k_j + t^\top r_{j-i}\right) v_j"
     ),

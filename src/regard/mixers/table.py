@@ -7,6 +7,7 @@ docs. A new mechanism is one line here.
 FAMILIES: dict[str, dict[str, str]] = {
     "all keys: content, or any of the four terms of *An Empirical Study of Spatial Attention*": {
         "Softmax": "softmax",
+        "Differential": "differential",
         "Factors": "factors.factors",
     },
     "learned keys, the same for every image": {

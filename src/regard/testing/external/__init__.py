@@ -92,6 +92,10 @@ def plain_gap(config: MixerConfig, grids: Sequence[Grid], dim: int = 16, number:
 
 EXTERNAL: tuple[External, ...] = (
     External(mechanism="Softmax", package="torch", what="torch nn.MultiheadAttention", pairs=libs.softmax_pairs),
+    External(
+        mechanism="Differential", package="timm", what="timm DiffAttention", pairs=libs.differential_pairs,
+        allowed=1e-6, note="its lambda is float32",
+    ),
     External(mechanism="Factors", package="torch", what="torch nn.MultiheadAttention (1010)", pairs=libs.content_pairs),
     External(
         mechanism="Factors", package="transformers", what="transformers Wav2Vec2-Conformer (1111)",

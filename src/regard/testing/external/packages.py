@@ -92,6 +92,25 @@ def conv_pairs(kernel: int = 3, groups: int = 2, dilation: int = 1) -> Pairs:
 # timm
 
 
+def differential_pairs() -> Pairs:
+    """The layer beside timm's, the third of a network."""
+    from timm.layers.diff_attention import DiffAttention
+
+    from regard.mixers.differential import Differential
+
+    torch.manual_seed(0)
+    grid = Grid(3, 5, 1)
+    ours = perturbed(Differential().build(Site(16, 2, grid, layer=2)))
+    theirs: Any = DiffAttention(16, 2, qkv_bias=True, depth=2).double().eval()
+    parts = {"qkv": ours.qkv, "proj": ours.proj, "sub_norm": ours.operator.norm}
+    state = {f"{name}.{key}": x for name, part in parts.items() for key, x in part.state_dict().items()}
+    theirs.load_state_dict(state | {f"lambda_{name}": x for name, x in ours.operator.factor.state_dict().items()})
+    x = torch.randn(3, 16, 16, dtype=F64)
+    later = torch.ones(16, 16, dtype=torch.bool).triu(1)
+    causal = ours(x, grid, mask=Mask(causal=True)), theirs(x, attn_mask=~later)
+    return [(ours(x, grid), theirs(x)), causal]
+
+
 def xca_pairs(qkv_bias: bool = True, fused: bool = True) -> Pairs:
     """XCA beside timm's XCiT, fast and plain."""
     from timm.models.xcit import XCA as Theirs
