@@ -71,6 +71,10 @@ FORMULAS: dict[str, str] = {
         r"y_i = \mathrm{softmax}\left(\frac{q_i \hat{q}_{P}^\top}{\sqrt{d}}\right) v_{P}, "
         r"\quad P = \text{tokens near in the order of hash buckets}"
     ),
+    "Routing": (
+        r"y_i = \mathrm{softmax}\left(\frac{q_i k_{c}^\top}{\sqrt{d}}\right) v_{c}, "
+        r"\quad c = \text{keys of the centroids that chose } q_i"
+    ),
     "DAT": (
         r"y = \mathrm{softmax}\left(\frac{q \tilde{k}^\top}{\sqrt{d}} + B\right) \tilde{v}, "
         r"\quad \tilde{k}, \tilde{v} \text{ of } x \text{ at } p + \mathrm{offset}(q)"

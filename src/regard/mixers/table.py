@@ -37,6 +37,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "BRA": "bra",
         "MoBA": "moba",
         "Reformer": "reformer",
+        "Routing": "routing",
         "DAT": "dat.dat",
         "DeformableDETR": "deformable_detr",
         "Window": "window",
