@@ -59,6 +59,10 @@ FORMULAS: dict[str, str] = {
         r"y_i = \sum_{j \in T_i} \mathrm{softmax}_{j \in T_i}\left(\frac{q_i k_j^\top}{\sqrt{d}}\right) v_j, "
         r"\quad T_i = \text{the } k \text{ largest } q_i k_j^\top"
     ),
+    "Sparsifiner": (
+        r"y_i = \mathrm{softmax}\left(\frac{q_i K_{S}^\top}{\sqrt{d}}\right) V_{S}, "
+        r"\quad S = \text{the } k \text{ largest of } \mathrm{softmax}\left(W_q q_i (E W_k k)^\top\right) U"
+    ),
     "BRA": (
         r"y_i = \mathrm{softmax}\left(\frac{q_i K_{R}^\top}{\sqrt{d}}\right) V_{R}, "
         r"\quad R = \text{the } k \text{ best regions by } \bar{q} \, \bar{k}^\top"

@@ -34,6 +34,7 @@ FAMILIES: dict[str, dict[str, str]] = {
     },
     "some keys: the best, of the best regions, sampled, or near": {
         "TopK": "topk.topk",
+        "Sparsifiner": "sparsifiner",
         "BRA": "bra",
         "MoBA": "moba",
         "Reformer": "reformer",
