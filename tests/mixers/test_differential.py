@@ -76,8 +76,10 @@ def test_lambda_starts_by_layer_and_is_learned() -> None:
 
 
 def test_cost() -> None:
-    cost = Differential().operator_cost(Site(192, 3, Grid(14, 14, 1)))
-    assert (cost.params, cost.macs) == (4 * 32 + 64, 3 * 197 * 197 * 192)
+    site = Site(192, 3, Grid(14, 14, 1))
+    cost = Differential().operator_cost(site)
+    assert (cost.params, cost.macs) == (4 * 32 + 64, 4 * 197 * 197 * 192)
+    assert Differential().operator_cost(site, "paper").macs == 2 * 197 * 197 * 192
 
 
 def test_what_is_refused() -> None:

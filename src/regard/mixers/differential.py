@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -72,12 +73,15 @@ def differential(
 ) -> Float[Tensor, "B H N e"]:
     """The same as two calls of `scaled_dot_product_attention`. factor: lambda. mask: all kinds, for both maps.
 
+    The kernels without N x M memory need q as wide as v, so that zeros are appended to the halves.
     Raises: ShapeError for tensors that do not fit, or an odd width of q and k.
     """
     check_qkv("differential", q, k, v)
     scale = _scale(q, scale)
+    zeros = (0, max(v.shape[-1] - q.shape[-1] // 2, 0))
     first, second = (
-        softmax(x, y, v, scale=scale, mask=mask) for x, y in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True)
+        softmax(F.pad(x, zeros), F.pad(y, zeros), v, scale=scale, mask=mask)
+        for x, y in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True)
     )
     return first - (factor * second).to(first.dtype)
 
@@ -136,10 +140,10 @@ class Differential(HeadMixerConfig):
         return DifferentialOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """The logits of two maps of half the width, and two products with all values."""
-        n, m = site.tokens("q"), site.tokens("k")
-        parameters = 2 * site.width + site.width * self.norm
-        return Cost(parameters, n * m * site.inner) + attention_cost(n, m, site.inner)
+        """Two attentions, with the zeros; the paper subtracts the maps before one product with the values."""
+        parameters = Cost(2 * site.width + site.width * self.norm)
+        once = attention_cost(site.tokens("q"), site.tokens("k"), site.inner)
+        return parameters + once + (Cost() if accounting == "paper" else once)
 
 
 class DifferentialOperator(Operator):
