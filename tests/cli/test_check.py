@@ -62,7 +62,7 @@ def test_the_first_published_row_is_counted(cls: type[MixerConfig]) -> None:
     """The sample for small grids gives way to the paper's configuration."""
     config = parse(texts(cls)[0])
     for size, cells in deit_counts(config, standard=True).items():
-        rows = [row for row in PUBLISHED.values() if row.label.startswith(f"{cls.__name__}-{size}")]
+        rows = [row for row in PUBLISHED.values() if row.label.startswith(f"{cls.__name__}-{size}") and row.mixer]
         if rows:
             assert (cells["params"], cells["macs"]) == rows[0].body.count(rows[0].mixer)  # type: ignore[arg-type]
             assert cells["printed"]["params"].startswith(rows[0].params)

@@ -39,15 +39,17 @@ CHANGES: dict[str, dict[str, Any]] = {
     "InLine()": {"scale": 0.9, "residual": True},
     "Performer()": {"features": 12, "kernel": "relu", "eps": 0.5},
     "ViT3()": {"inner": "linear", "local": False, "lr": 0.5, "clip": False},
+    "ViT3(local=False)": {"batch": 5, "loss": "squared"},
     "Agent(m=4)": {"m": 6, "bias": True, "landmarks": "avg1d", "preset": "official"},
     "Linformer(m=4)": {"m": 6, "share": "kv", "per_head": True, "init": "normal", "scale": 0.9},
     "Nystrom(m=4)": {"m": 6, "landmarks": "avg2d", "iterations": 3, "start": "batch", "kernel": 3},
     "PVT()": {"ratio": 3, "pool": 2},
     "TopK(k=5)": {"k": 6, "scale": 0.9, "indexer": "lightning"},
     'TopK(k=5, indexer="lightning")': {"index_heads": 2, "index_width": 4},
-    'TopK(k=5, indexer="spark", rank=3)': {"rank": 5},
+    'TopK(k=5, indexer="spark", rank=3)': {"rank": 5, "statistical": True},
     "BRA(regions=2, k=1)": {"regions": 3, "k": 2, "scale": 0.9, "preset": "official"},
     "MoBA(block=(2, 2), k=1)": {"block": 4, "k": 2, "own": False, "scale": 0.9},
+    "Routing(clusters=3)": {"clusters": 4, "scale": 0.9},
     "Reformer(chunk=4)": {"chunk": 6, "rounds": 2, "duplicates": "every", "scale": 0.9, "seed": 1},
     "DAT(stride=2)": {"stride": 1, "groups": 2, "kernel": 3, "reach": 0.2, "table": False, "init": "zero"},
     "Window(size=2)": {"size": 3, "shift": 1, "table": False, "scale": 0.9},
@@ -125,4 +127,4 @@ def test_every_option_changes_what_a_layer_computes(base: str, name: str, value:
 def test_no_option_is_left_out() -> None:
     changed = {(type(parse(base)).__name__, name) for base, name, _ in PAIRS}
     options = {(kind.__name__, field.name) for kind in MIXERS for field in fields(kind) if field.name not in SHARED}
-    assert options - changed == FORMS | {("XCA", "decay_temperature")}
+    assert options - changed == FORMS | {("XCA", "decay_temperature"), ("Routing", "decay")}

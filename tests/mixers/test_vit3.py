@@ -28,6 +28,30 @@ def test_the_explicit_step_equals_autograd(clip: bool, linear: bool) -> None:
     check_gradients(fast, plain, (q, k, v, *weights))
 
 
+@pytest.mark.parametrize("squared", [True, False])
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("batch", [0, 1, 4, 11, 20])
+def test_steps_on_mini_batches_equal_autograd(batch: int, linear: bool, squared: bool) -> None:
+    q, k, v = draw(3, 2, 11, 8)
+    weights = [w.detach()[0].requires_grad_() for w in draw(1, 2, 8, 8, number=2)][: 1 if linear else 2]
+    options = {"lr": 0.3, "clip": not (linear and squared), "batch": batch, "squared": squared}
+    plain, fast = (form(q, k, v, *weights, **options) for form in (ttt_reference, ttt))
+    assert gap(fast, plain) < 1e-11
+    check_gradients(fast, plain, (q, k, v, *weights), 1e-10)
+
+
+def test_ttt_with_one_token_a_step_is_the_delta_rule() -> None:
+    """Sun et al. 2024, Eq. 3-4, W_t = W - lr grad |k W - v|^2 / 2, as W (I - lr k k^T) + lr k v^T; the last W reads."""
+    q, k, v = draw(3, 2, 11, 8)
+    start = torch.randn(2, 8, 8, dtype=torch.float64)
+    out = ttt(q, k, v, start, lr=0.1, clip=False, scale=1.0, batch=1, squared=True)
+    w = start.expand(3, -1, -1, -1)
+    eye = torch.eye(8, dtype=torch.float64)
+    for key, value in zip(k.unbind(2), v.unbind(2), strict=True):
+        w = (eye - 0.1 * key[..., :, None] * key[..., None, :]) @ w + 0.1 * key[..., :, None] * value[..., None, :]
+    assert gap(out, q @ w) < 1e-12
+
+
 @pytest.mark.parametrize("clip", [True, False])
 def test_the_step_of_the_convolution_equals_autograd(clip: bool) -> None:
     q, k, v = draw(3, 4, 5, 7)
@@ -88,4 +112,8 @@ def test_what_is_refused() -> None:
     check_error(ShapeError, "w1 has width 7, v has 8", ttt, q, k, v, torch.zeros(2, 8, 7, dtype=torch.float64))
     check_error(ConfigError, "swiglu or linear", ViT3, inner="mlp")
     check_error(ConfigError, "lr must be positive", ViT3, lr=0.0)
+    check_error(ShapeError, "batch=-1", ttt, q, k, v, torch.zeros(2, 8, 8, dtype=torch.float64), batch=-1)
+    check_error(ConfigError, "batch is the number of tokens", ViT3, batch=-1, local=False)
+    check_error(ConfigError, "batch=4 is for heads without a convolution", ViT3, batch=4)
+    check_error(ConfigError, "loss='squared' is for heads", ViT3, loss="squared")
     check_error(UnsupportedError, "without normalisation", ViT3().build, Site(16, 2, Grid(4, 4), qk_norm="rms"))

@@ -4,6 +4,10 @@ from latex2mathml.converter import convert
 
 FORMULAS: dict[str, str] = {
     "Softmax": r"y = \mathrm{softmax}\left(\frac{q k^\top}{\sqrt{d}}\right) v",
+    "Differential": (
+        r"y = \mathrm{norm}\left(\left(\mathrm{softmax}\left(\frac{q_1 k_1^\top}{\sqrt{d}}\right) "
+        r"- \lambda \, \mathrm{softmax}\left(\frac{q_2 k_2^\top}{\sqrt{d}}\right)\right) v\right)"
+    ),
     "Factors": (
         r"y_i = \sum_j \mathrm{softmax}_j\left(q_i^\top k_j + q_i^\top r_{j-i} + u^\top k_j + t^\top r_{j-i}\right) v_j"
     ),
@@ -55,6 +59,10 @@ FORMULAS: dict[str, str] = {
         r"y_i = \sum_{j \in T_i} \mathrm{softmax}_{j \in T_i}\left(\frac{q_i k_j^\top}{\sqrt{d}}\right) v_j, "
         r"\quad T_i = \text{the } k \text{ largest } q_i k_j^\top"
     ),
+    "Sparsifiner": (
+        r"y_i = \mathrm{softmax}\left(\frac{q_i K_{S}^\top}{\sqrt{d}}\right) V_{S}, "
+        r"\quad S = \text{the } k \text{ largest of } \mathrm{softmax}\left(W_q q_i (E W_k k)^\top\right) U"
+    ),
     "BRA": (
         r"y_i = \mathrm{softmax}\left(\frac{q_i K_{R}^\top}{\sqrt{d}}\right) V_{R}, "
         r"\quad R = \text{the } k \text{ best regions by } \bar{q} \, \bar{k}^\top"
@@ -67,9 +75,17 @@ FORMULAS: dict[str, str] = {
         r"y_i = \mathrm{softmax}\left(\frac{q_i \hat{q}_{P}^\top}{\sqrt{d}}\right) v_{P}, "
         r"\quad P = \text{tokens near in the order of hash buckets}"
     ),
+    "Routing": (
+        r"y_i = \mathrm{softmax}\left(\frac{q_i k_{c}^\top}{\sqrt{d}}\right) v_{c}, "
+        r"\quad c = \text{keys of the centroids that chose } q_i"
+    ),
     "DAT": (
         r"y = \mathrm{softmax}\left(\frac{q \tilde{k}^\top}{\sqrt{d}} + B\right) \tilde{v}, "
         r"\quad \tilde{k}, \tilde{v} \text{ of } x \text{ at } p + \mathrm{offset}(q)"
+    ),
+    "DeformableDETR": (
+        r"y_i = \sum_k A_{ik} \, v\left(p_i + o_{ik}\right), "
+        r"\quad A_i = \mathrm{softmax}(W x_i), \; o_i = W' x_i"
     ),
     "Window": (
         r"y_i = \mathrm{softmax}\left(\frac{q_i K_{W}^\top}{\sqrt{d}} + B\right) V_{W}, "

@@ -92,6 +92,13 @@ class Operator(nn.Module):
         """
         return 1, site
 
+    def own_loss(self, inputs: Inputs) -> Float[Tensor, ""] | None:
+        """A term for the loss of a training step, for parameters that the output gives no gradient; None without.
+
+        `regard train` adds it to the loss of the task, for each operator and forward pass.
+        """
+        return None
+
     def _inputs(self, q: Any, k: Any, v: Any, grid: Grid, memory: Grid | None, mask: Mask | None) -> Inputs:
         """The inputs, checked. Raises: ShapeError, GridError."""
         inputs = Inputs(q, k, v, grid, memory, mask)

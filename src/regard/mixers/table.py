@@ -7,6 +7,7 @@ docs. A new mechanism is one line here.
 FAMILIES: dict[str, dict[str, str]] = {
     "all keys: content, or any of the four terms of *An Empirical Study of Spatial Attention*": {
         "Softmax": "softmax",
+        "Differential": "differential",
         "Factors": "factors.factors",
     },
     "learned keys, the same for every image": {
@@ -33,10 +34,13 @@ FAMILIES: dict[str, dict[str, str]] = {
     },
     "some keys: the best, of the best regions, sampled, or near": {
         "TopK": "topk.topk",
+        "Sparsifiner": "sparsifiner",
         "BRA": "bra",
         "MoBA": "moba",
         "Reformer": "reformer",
+        "Routing": "routing",
         "DAT": "dat.dat",
+        "DeformableDETR": "deformable_detr",
         "Window": "window",
     },
     "both: pooled keys and chosen ones": {

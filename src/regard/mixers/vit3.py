@@ -3,6 +3,9 @@
 Inner loss of a head: -<f_W(k), v> a / N with a = 1/3; W <- W - lr g / (|g| + 1), |g| the length of a column, and the
 output is f_W(q). f(k) is (k W1) * silu(k W2), or k W (then, without clipping and from W = 0, unnormalised linear
 attention). One more head of width d has a 3x3 depth-wise convolution of the grid as its f (Han et al. 2025, ViT^3).
+TTT (Sun et al. 2024) takes a step for each mini-batch of tokens, in their order, and learns by reconstruction:
+|f_W(k) - v|^2 a / (2 b) for b tokens. Here the last W answers all queries, since tokens of an image have no order in
+time; its rates that are learned, and the normalisation in its f, are left out.
 Prefix and suffix tokens are training data and queries like all others; the convolution gives them zeros.
 """
 
@@ -53,17 +56,22 @@ def ttt_reference(
     lr: float = 1.0,
     clip: bool = True,
     scale: float = SCALE,
+    batch: int = 0,
+    squared: bool = False,
 ) -> Float[Tensor, "B H N e"]:
-    """One step of gradient descent on the inner loss by automatic differentiation, then f of q."""
-    start = tuple(w.expand(q.shape[0], -1, -1, -1) for w in (w1, w2) if w is not None)
+    """Steps of gradient descent on the inner loss by automatic differentiation, then f of q."""
+    weights = tuple(w.expand(q.shape[0], -1, -1, -1) for w in (w1, w2) if w is not None)
 
-    def loss(weights: tuple[Tensor, ...]) -> Tensor:
-        return -(_inner(k, *weights) * v).sum() * scale / k.shape[-2]
+    def loss(weights: tuple[Tensor, ...], k: Tensor, v: Tensor) -> Tensor:
+        f = _inner(k, *weights)
+        return ((f - v).square().sum() / 2 if squared else -(f * v).sum()) * scale / k.shape[-2]
 
-    steps = torch.func.grad(loss)(start)
-    if clip:
-        steps = tuple(g / (g.square().sum(-2, keepdim=True).sqrt() + 1) for g in steps)
-    return _inner(q, *(w - lr * g for w, g in zip(start, steps, strict=True)))
+    for keys, values in zip(k.split(batch or k.shape[-2], -2), v.split(batch or k.shape[-2], -2), strict=True):
+        steps = torch.func.grad(loss)(weights, keys, values)
+        if clip:
+            steps = tuple(g / (g.square().sum(-2, keepdim=True).sqrt() + 1) for g in steps)
+        weights = tuple(w - lr * g for w, g in zip(weights, steps, strict=True))
+    return _inner(q, *weights)
 
 
 def _inner(x: Tensor, w1: Tensor, w2: Tensor | None = None) -> Tensor:
@@ -82,10 +90,13 @@ def ttt(
     lr: float = 1.0,
     clip: bool = True,
     scale: float = SCALE,
+    batch: int = 0,
+    squared: bool = False,
 ) -> Float[Tensor, "B H N e"]:
-    """The same with an explicit gradient. The step is computed in float32 for half precision.
+    """The same with an explicit gradient. The steps are computed in float32 for half precision.
 
-    w2 None: the linear inner model. Raises: ShapeError for tensors that do not fit.
+    w2 None: the linear inner model. batch: tokens of a step, 0 = all. squared: the loss is the squared distance of f(k)
+    from v, instead of their product. Raises: ShapeError for tensors that do not fit or a negative batch.
     """
     check_heads("ttt", q=q, k=k, v=v)
     expected = (q.shape[1], q.shape[-1], v.shape[-1])
@@ -95,17 +106,30 @@ def ttt(
     if k.shape[-2] != v.shape[-2] or k.shape[-1] != q.shape[-1]:
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         raise ShapeError(f"ttt: q, k and v have shapes {shapes}; k needs q's width and as many tokens as v")
+    if batch < 0:
+        raise ShapeError(f"ttt: batch={batch}; give the number of tokens of a step, 0 for all")
+    size = batch or k.shape[-2]
     with without_autocast(q.device):
-        keys, error = upcast(k), upcast(v) * (-scale / k.shape[-2])  # d loss / d f
-        if w2 is None:
-            learned: tuple[Tensor, ...] = (_step(upcast(w1), keys.mT @ error, lr, clip),)
-        else:
-            first, second = keys @ upcast(w1), keys @ upcast(w2)
-            gate = second.sigmoid()
-            slope = gate * (1 + second * (1 - gate))  # of silu
-            steps = keys.mT @ (error * second * gate), keys.mT @ (error * first * slope)
-            learned = tuple(_step(upcast(w), g, lr, clip) for w, g in zip((w1, w2), steps, strict=True))
+        learned = tuple(upcast(w) for w in (w1, w2) if w is not None)
+        for keys, values in zip(upcast(k).split(size, -2), upcast(v).split(size, -2), strict=True):
+            learned = _learn(keys, values, learned, lr, clip, scale, squared)
         return _inner(q, *(w.to(q.dtype) for w in learned))
+
+
+def _learn(
+    keys: Tensor, values: Tensor, weights: tuple[Tensor, ...], lr: float, clip: bool, scale: float, squared: bool
+) -> tuple[Tensor, ...]:
+    """The weights after one step on these tokens."""
+    factor = scale / keys.shape[-2]
+    if len(weights) == 1:
+        error = (keys @ weights[0] - values) * factor if squared else values * -factor  # d loss / d f
+        return (_step(weights[0], keys.mT @ error, lr, clip),)
+    first, second = (keys @ w for w in weights)
+    gate = second.sigmoid()
+    error = (first * second * gate - values) * factor if squared else values * -factor
+    slope = gate * (1 + second * (1 - gate))  # of silu
+    steps = keys.mT @ (error * second * gate), keys.mT @ (error * first * slope)
+    return tuple(_step(w, g, lr, clip) for w, g in zip(weights, steps, strict=True))
 
 
 def _step(weight: Tensor, gradient: Tensor, lr: float, clip: bool) -> Tensor:
@@ -171,9 +195,12 @@ def ttt_conv(
 class ViT3(MixerConfig):
     """inner: "swiglu" (the paper's) or "linear", one matrix per head. local: whether to add the head that convolves.
 
-    lr: of the inner step. clip: whether the inner gradient is divided by its length plus 1. A swap
-    does not use a host's projections: they mean something else here, and with local=True their shapes differ.
-    Raises: ConfigError for an unknown inner model or an lr that is not positive; building, UnsupportedError for
+    lr: of the inner steps. clip: whether the inner gradient is divided by its length plus 1. batch: tokens of a step,
+    0 = one step on all, as in ViT^3. loss: "dot" or "squared", TTT's; TTT is
+    `ViT3(inner="linear", local=False, clip=False, batch=16, loss="squared")`. A swap does not use a host's
+    projections: they mean something else here, and with local=True their shapes differ.
+    Raises: ConfigError for an unknown inner model, an lr that is not positive, a negative batch, or TTT's loss or
+    mini-batches with the head that convolves; building, UnsupportedError for
     normalised q, k.
     """
 
@@ -181,6 +208,8 @@ class ViT3(MixerConfig):
     local: bool = True
     lr: float = 1.0
     clip: bool = True
+    batch: int = 0
+    loss: Literal["dot", "squared"] = "dot"
 
     card: ClassVar[Card] = Card(
         title="Test-time training block",
@@ -203,12 +232,18 @@ class ViT3(MixerConfig):
     samples: ClassVar[tuple[str, ...]] = (
         "ViT3()",
         'ViT3(inner="linear", local=False, clip=False)',
+        'ViT3(inner="linear", local=False, clip=False, batch=5, loss="squared")',
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lr <= 0:
             raise ConfigError(f"lr must be positive, not {self.lr}")
+        if self.batch < 0:
+            raise ConfigError(f"ViT3: batch is the number of tokens of a step, 0 for all, not {self.batch}")
+        if self.local and (self.batch or self.loss != "dot"):
+            given = f"batch={self.batch}" if self.batch else f"loss={self.loss!r}"
+            raise ConfigError(f"ViT3: {given} is for heads without a convolution of the whole map: give local=False")
 
     def build(self, site: Site, shared: nn.Module | None = None) -> "ViT3Mixer":
         if site.qk_norm:
@@ -216,13 +251,16 @@ class ViT3(MixerConfig):
         return ViT3Mixer(self, site)
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """Projections and products: two forward, two of the step, two with q; "linear" has one of step and q each."""
+        """Projections and products: two forward, two of the steps, two with q; "linear" has one of steps and q each.
+
+        The squared loss needs the linear model's forward product.
+        """
         check_accounting(accounting)
         n, d, inner = site.grid.tokens, site.width, site.inner
         width = inner + d * self.local
         total = linear_cost(n, site.dim, 3 * width, site.qkv_bias) + linear_cost(n, width, site.dim, site.out_bias)
         matrices = 2 if self.inner == "swiglu" else 1
-        products = 6 if self.inner == "swiglu" else 2
+        products = 6 if self.inner == "swiglu" else 2 + (self.loss == "squared")
         total += Cost(matrices * inner * d, products * n * d * inner)
         return total + (Cost(9 * d, 18 * site.grid.cells * d) if self.local else Cost())
 
@@ -246,7 +284,8 @@ class ViT3Mixer(Mixer):
         q, k, v = (heads(y, site.heads) for y in projected[..., : 3 * site.inner].chunk(3, -1))
         if rope is not None:
             q, k = apply_rotary(q, rope, grid), apply_rotary(k, rope, grid)
-        out = merge((ttt_reference if plain else ttt)(q, k, v, self.inner.w1, self.inner.w2, lr=lr, clip=clip))
+        form, batch, squared = ttt_reference if plain else ttt, self.config.batch, self.config.loss == "squared"
+        out = merge(form(q, k, v, self.inner.w1, self.inner.w2, lr=lr, clip=clip, batch=batch, squared=squared))
         if self.inner.w3 is not None:
             extra, cells = grid.to_map(projected[..., 3 * site.inner :])
             q, k, v = cells.chunk(3, 1)

@@ -1,13 +1,17 @@
 """Exact top-k attention: what its selection implies, ties, masks, the other indexers."""
 
+import statistics
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from operators import check_error
 from regard import ConfigError, Grid, Mask, Site, TopK
-from regard.core import ShapeError
-from regard.mixers.topk.index import Lightning, spark_logits
+from regard.core import ShapeError, UnsupportedError
+from regard.mixers.topk.index import Lightning, spark_logits, threshold_logits
 from regard.mixers.topk.topk import TopKPlan
 from regard.ops import softmax_reference, topk, topk_plan, topk_reference
 from regard.testing.subject import gap
@@ -103,6 +107,54 @@ def test_spark_ranks_by_its_predictor() -> None:
     assert gap(topk(q, k, v, 4, rank=3), topk(q, k, v, 4, rank=3, plan=plan)) < 1e-12
 
 
+def test_the_statistical_threshold_is_that_of_gemma() -> None:
+    """Gemma 3n has Spark's feed-forward layer: relu(x - t) of the same threshold, without the best key's exception."""
+    gemma = pytest.importorskip("transformers.models.gemma3n.modeling_gemma3n").Gemma3nTextMLP
+    q, k, _ = (x.detach() for x in draw(40, 48))
+    x = q[..., :3] @ k[..., :3].mT * 8**-0.5
+    expected = gemma._gaussian_topk(SimpleNamespace(activation_sparsity=0.875), x)  # exact in float32
+    logits = threshold_logits(q, k, 6, 3)
+    found = logits / F.softplus(q[..., 3:] @ k[..., 3:].mT)
+    assert (found.isfinite() & (found > 0)).equal(expected > 0)
+    assert gap(found.relu().nan_to_num(0.0, neginf=0.0), expected) < 1e-6
+    best = x.argmax(-1, keepdim=True)
+    assert logits.gather(-1, best).isfinite().all()
+    assert (logits.isfinite().sum(-1) >= 1).all()
+
+
+def test_the_statistical_threshold_row_by_row_with_masks() -> None:
+    q, k, v = draw(13)
+    keep = torch.arange(13).expand(3, -1) < torch.tensor([13, 9, 4])[:, None]
+    for mask in (Mask(keep=keep), Mask(causal=True), Mask(causal=True, keep=keep)):
+        out = topk(q, k, v, 4, rank=3, statistical=True, mask=mask)
+        assert gap(out, topk_reference(q, k, v, 4, rank=3, statistical=True, mask=mask)) < 1e-12
+        for b, h, i in ((0, 1, 12), (1, 0, 8), (1, 1, 2), (2, 0, 9)):
+            seen = [j for j in range(13) if (not mask.causal or j <= i) and (mask.keep is None or keep[b, j])]
+            x = [(q[b, h, i, :3] @ k[b, h, j, :3]).item() * 8**-0.5 for j in seen]
+            t = 0.0
+            if len(seen) > 4:
+                t = statistics.fmean(x) + statistics.pstdev(x) * statistics.NormalDist().inv_cdf(1 - 4 / len(seen))
+            kept = [(j, y - t) for j, y in zip(seen, x, strict=True) if len(seen) <= 4 or y >= t or y == max(x)]
+            logits = torch.stack([m * F.softplus(q[b, h, i, 3:] @ k[b, h, j, 3:]) for j, m in kept])
+            assert gap(out[b, h, i], logits.softmax(-1) @ v[b, h, [j for j, _ in kept]]) < 1e-12
+        assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+def test_the_statistical_threshold_keeps_about_k_keys_and_passes_gradients() -> None:
+    """Fact 4.15: 18 to 33 of 196 normal scores for k = 25, 25 in the mean."""
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 1, 400, 64, dtype=torch.float64), torch.randn(1, 1, 196, 64, dtype=torch.float64)
+    number = threshold_logits(q, k, 25, 32).isfinite().sum(-1).double()
+    assert 23 < number.mean() < 27
+    assert 10 < number.min() < number.max() < 45
+    q, k, v = draw()
+    whole = topk(q, k, v, 13, rank=3, statistical=True)
+    assert gap(whole, topk(q, k, v, 13, rank=3)) < 1e-12
+    assert torch.autograd.gradcheck(lambda *x: topk(*x, 4, rank=3, statistical=True)[:1, :1], (q, k, v))
+    same = topk(q, k[:, :, :1].expand_as(k), v, 4, rank=3, statistical=True)
+    assert all(x.isfinite().all() for x in (same, *torch.autograd.grad(same.sum(), (q, k, v))))
+
+
 def test_lightning_scores_and_their_ties() -> None:
     """Fact 4.15: the ReLU makes exact ties; they are ranked without it, and what then is equal by position."""
     torch.manual_seed(0)
@@ -160,6 +212,16 @@ def test_what_is_refused() -> None:
     check_error(ShapeError, "rank=8 of 8 channels", topk, q, k, v, 3, rank=8)
     check_error(ConfigError, "auto, native, dense or gather", topk, q, k, v, 3, execution="fast")
     check_error(ConfigError, "k=25, but the site of a.b has 12 keys", TopK().build, Site(16, 2, Grid(3, 4), name="a.b"))
+
+
+@pytest.mark.untyped
+def test_what_a_statistical_threshold_refuses() -> None:
+    q, k, v = draw()
+    check_error(ConfigError, "no scores, no plan", topk, q, k, v, 3, statistical=True)
+    check_error(ConfigError, "no plan", topk, q, k, v, 3, rank=3, statistical=True, plan=topk_plan(q @ k.mT, 3))
+    refused = {"rank": 3, "statistical": True, "execution": "gather"}
+    check_error(UnsupportedError, "the same number of keys", topk, q, k, v, 3, **refused)
+    check_error(ConfigError, "statistical=True belongs to indexer='spark'", TopK, statistical=True)
 
 
 @pytest.mark.untyped

@@ -29,6 +29,7 @@ from .autocast import ModelAtPrecision
 from .environment import PeakMemory
 from .machine_use import MachineUse
 from .optimizer import make_optimizer
+from .own_losses import collect_own_losses
 from .recipe import Recipe
 from .sharding import load_optimizer, load_weights, whole
 from .signals import handled
@@ -101,6 +102,7 @@ class Loop:
         self._logged = (0, 0.0)  # step and time of the last point of the loggers
 
     def _set_up(self) -> None:
+        self.own_losses = collect_own_losses(self.model)
         if self.watch.shard:
             self.wrapped = self.fabric.setup_module(self.model)
             self.optimizer: Any = make_optimizer(self.model, self.recipe)
@@ -296,8 +298,9 @@ class Loop:
             batch = next(batches)
             seed_all("step", self.seed, self.step, part, *([] if self.first else [self.part[0]]))
             with self.fabric.no_backward_sync(self.wrapped, enabled=part < self.recipe.accumulate - 1):
+                self.own_losses.clear()
                 loss = self.task.loss(self.wrapped, batch, self.recipe, self.device, self.teacher)
-                loss = loss / self.recipe.accumulate
+                loss = sum(self.own_losses, start=loss) / self.recipe.accumulate
                 self.fabric.backward(loss)
             total += loss.detach()
         if self.recipe.clip:

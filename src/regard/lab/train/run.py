@@ -30,7 +30,7 @@ from .recipe import Recipe
 
 
 def canonical(value: Any) -> str:
-    """The text whose digest is the key: like the spelling, but with sorted fields and with class revisions above 1.
+    """The text whose digest is the key: like the spelling, but with sorted fields and with revisions above 1.
 
     Fields with their default values are left out, so a new field does not change the keys of old runs.
     """
@@ -40,7 +40,7 @@ def canonical(value: Any) -> str:
             for field in dataclasses.fields(value)
             if not _is_default(field, value)
         }
-        revision = getattr(type(value), "revision", 1)
+        revision = getattr(value, "revision", 1)
         name = type(value).__name__ + (f"@{revision}" if revision != 1 else "")
         return f"{name}({', '.join(f'{key}={canonical(item)}' for key, item in sorted(fields.items()))})"
     if isinstance(value, list | tuple):

@@ -18,6 +18,35 @@ def spark_logits(
     return first * F.softplus(q[..., rank:] @ k[..., rank:].mT)
 
 
+def threshold_logits(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    top: int,
+    rank: int,
+    scale: float | None = None,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N M"]:
+    """Spark's statistical top-k: (x - t) softplus(y) where x >= t, else -inf, with t = mean(x) + std(x) Q(1 - top/M).
+
+    x and y are the two products of `spark_logits`, Q is the quantile of the normal distribution; mean, std and M are of
+    the keys that the mask allows (a bias does not count). About `top` keys remain if the x of a query are normally
+    distributed; the best one always does. Where there are no more than `top` all remain, with t = 0.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    x, y = q[..., :rank] @ k[..., :rank].mT * scale, q[..., rank:] @ k[..., rank:].mT
+    keep = None if mask is None else mask.allowed(x.shape[-2], x.shape[-1], x.device, x.shape[0])
+    keep = torch.ones(x.shape[-1], dtype=torch.bool, device=x.device) if keep is None else keep
+    number = keep.sum(-1, keepdim=True).to(x.dtype)
+    share = keep / number.clamp_min(1)
+    mean = (x * share).sum(-1, keepdim=True)
+    deviation = ((x - mean).square() * share).sum(-1, keepdim=True).clamp_min(1e-30).sqrt()
+    t = mean + deviation * torch.special.ndtri((1 - top / number).clamp_min(0)).clamp_min(-40)
+    t = torch.where(number > top, t, 0.0)
+    best = x.masked_fill(~keep, -torch.inf).amax(-1, keepdim=True)
+    kept = keep & ((x >= t.minimum(best)) | (number <= top))
+    return ((x - t) * F.softplus(y)).masked_fill(~kept, -torch.inf)
+
+
 class Lightning(nn.Module):
     """score_ts = sum_j w_tj relu(q_tj . k_s) (DeepSeek-V3.2, Eq. 1), for all heads of the layer together.
 

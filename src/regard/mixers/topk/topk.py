@@ -2,7 +2,8 @@
 
 The indexer ranks the keys: by the logits themselves ("exact"); by a small learned score with one shared key
 ("lightning", DeepSeek-V3.2's sparse attention, DSA); or by the first few channels of each head ("spark", Spark
-Transformer, You et al. 2025), which then also multiply the logit. The selection is data, `TopKPlan`.
+Transformer, You et al. 2025), which then also multiply the logit. The selection is data, `TopKPlan`. Spark's paper has
+a statistical threshold in its place, which keeps about k keys without sorting (`statistical`).
 Prefix and suffix tokens are queries and keys like all others.
 """
 
@@ -26,6 +27,7 @@ from regard.core import (
     ShapeError,
     Site,
     UnsupportedError,
+    attention_cost,
     hide,
     linear_cost,
     operator_function,
@@ -37,7 +39,7 @@ from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
 
-from .index import Lightning, forbid, spark_logits
+from .index import Lightning, forbid, spark_logits, threshold_logits
 from .native import topk_native
 
 __all__ = ["TopK", "topk", "topk_plan", "topk_reference"]
@@ -71,10 +73,13 @@ def topk_reference(
     scores: Float[Tensor, "B H1 N M"] | None = None,
     plan: TopKPlan | None = None,
     rank: int = 0,
+    statistical: bool = False,
 ) -> Float[Tensor, "B H N e"]:
     """softmax over all keys, with those outside the selection at -inf."""
-    _check_scores(q, k, scores, plan, top, rank)
+    _check_scores(q, k, scores, plan, top, rank, statistical)
     k, v = hide(k, mask), hide(v, mask)
+    if statistical:
+        return softmax_rows((mask or NO_MASK).added(threshold_logits(q, k, top, rank, scale, mask))).to(v.dtype) @ v
     logits = spark_logits(q, k, rank, scale) if rank else q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     logits = (mask or NO_MASK).added(logits)
     if plan is None and scores is None and not rank:
@@ -97,6 +102,7 @@ def topk(
     scores: Float[Tensor, "B H1 N M"] | None = None,
     plan: TopKPlan | None = None,
     rank: int = 0,
+    statistical: bool = False,
     execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:
     """Softmax attention over the `top` keys of each query that rank highest.
@@ -105,20 +111,28 @@ def topk(
     may attend to fewer than `top` keys the others have weight exactly 0, and a query without any key gives zeros.
     scores: ranked instead of the logits, with one head for a selection that all heads share; without gradient. plan: a
     selection to use instead. rank: Spark's predictor, the first `rank` channels (see `spark_logits`); 0 = none.
+    statistical: with a rank, its threshold instead of exactly `top` keys (see `threshold_logits`), which passes
+    gradients; executed "dense".
     execution: "native" is a compiled kernel for rank 0 without masks, "dense" multiplies all values, "gather" copies
     those of each query; "auto" follows the table in docs/mechanisms.md. Exactly `top` keys are
     kept; ties are broken arbitrarily. A row with an infinite or NaN logit gives NaN, as softmax does.
     Raises: ShapeError for tensors that do not fit or top not in 1..M, also indices of a plan (read in eager mode on the
-    CPU); ConfigError for an unknown execution; UnsupportedError for "native" where it cannot run.
+    CPU); ConfigError for an unknown execution, or statistical without a rank or with scores or a plan;
+    UnsupportedError for "native" or "gather" where it cannot run.
     """
     check_qkv("topk", q, k, v)
     check_top("topk", top, k.shape[-2], "keys")
-    _check_scores(q, k, scores, plan, top, rank)
+    _check_scores(q, k, scores, plan, top, rank, statistical)
     check_execution(execution, ("native", "dense", "gather"))
     mask = mask or NO_MASK
+    if statistical and execution == "gather":
+        raise UnsupportedError('topk: execution="gather" needs the same number of keys for all queries; use "dense"')
     execution = _execution(execution, q, k, v, top, mask, rank)
     k, v = hide(k, mask), hide(v, mask)
     with without_autocast(q.device):
+        if statistical:
+            chosen = mask.added(threshold_logits(upcast(q), upcast(k), top, rank, scale, mask))
+            return softmax_rows(chosen).to(v.dtype) @ v
         if plan is None and (rank or scores is not None):
             ranked = _spark_scores(upcast(q), upcast(k), rank, scale) if scores is None else upcast(scores)
             plan = topk_plan(forbid(ranked, mask), top)
@@ -172,7 +186,11 @@ def _gather_values(a: Tensor, keys: Tensor, v: Tensor) -> Tensor:
     return torch.bmm(a.reshape(number, 1, top), values).view(*a.shape[:3], width)
 
 
-def _check_scores(q: Tensor, k: Tensor, scores: Tensor | None, plan: TopKPlan | None, top: int, rank: int) -> None:
+def _check_scores(
+    q: Tensor, k: Tensor, scores: Tensor | None, plan: TopKPlan | None, top: int, rank: int, statistical: bool
+) -> None:
+    if statistical and (not rank or scores is not None or plan is not None):
+        raise ConfigError("topk: statistical=True is a threshold on the first `rank` channels: no scores, no plan")
     if not 0 <= rank < q.shape[-1]:
         raise ShapeError(f"topk: rank={rank} of {q.shape[-1]} channels; rank is 0 or below the width")
     for label, x, width in (("scores", scores, k.shape[-2]), ("plan.keys", plan.keys if plan else None, top)):
@@ -191,10 +209,11 @@ class TopK(HeadMixerConfig):
 
     indexer: how keys are ranked. "exact": by the logits. "lightning": by DSA's score, sum_j w_j relu(q_j . k), with
     `index_heads` small queries of `index_width` channels and one key for all heads, projected from the layer's queries
-    and keys (in DSA from its inputs). The loss of the output gives this indexer no gradient: it learns only if the
-    user's training loop adds `TopKOperator.index_loss` to the loss. `regard train` and studies do not: there the
-    indexer keeps its initial or loaded weights. "spark": by the first `rank` channels; the logit is their product times
-    softplus of the product of the other channels; exactly k keys, not the paper's statistical threshold.
+    and keys (in DSA from its inputs). The loss of the output gives this indexer no gradient: it learns from
+    `TopKOperator.index_loss`, which `regard train` and studies add to the loss of the task, and which a training loop
+    of the user's own must add. "spark": by the first `rank` channels; the logit is their product times
+    softplus of the product of the other channels. statistical: with "spark", the paper's threshold instead of exactly
+    k keys: mean + std times a normal quantile of each query's products, which is also subtracted (`threshold_logits`).
     Raises: ConfigError for numbers below 1, an unknown indexer or fields of another indexer; building, if k exceeds the
     keys of the site.
     """
@@ -205,6 +224,7 @@ class TopK(HeadMixerConfig):
     index_heads: int = 4
     index_width: int = 32
     rank: int = 16
+    statistical: bool = False
 
     card: ClassVar[Card] = Card(
         title="Exact top-k attention",
@@ -227,6 +247,7 @@ class TopK(HeadMixerConfig):
     samples: ClassVar[tuple[str, ...]] = (
         "TopK(k=5)",
         'TopK(k=5, indexer="spark", rank=3)',
+        'TopK(k=5, indexer="spark", rank=3, statistical=True)',
         'TopK(k=5, indexer="lightning", index_heads=2, index_width=4)',
     )
 
@@ -234,7 +255,13 @@ class TopK(HeadMixerConfig):
     def contract(self) -> Contract:
         skip = {"gradients": "the indexer learns from a separate loss"} if self.indexer == "lightning" else {}
         positions = bool(self.dwc) or self.indexer != "exact"
-        return Contract(counted={"execution": "gather"}, positions=positions, skip=skip)
+        counted = {"execution": "auto" if self.statistical else "gather"}
+        return Contract(counted=counted, positions=positions, skip=skip)
+
+    @property
+    def revision(self) -> int:  # type: ignore[override]
+        """2 for the lightning indexer, which `regard train` did not train in 1."""
+        return 2 if self.indexer == "lightning" else 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -247,6 +274,8 @@ class TopK(HeadMixerConfig):
                 raise ConfigError(
                     f"TopK: {name}={numbers[name]} belongs to indexer={indexer!r}, not {self.indexer!r}; remove it"
                 )
+        if self.statistical and self.indexer != "spark":
+            raise ConfigError(f"TopK: statistical=True belongs to indexer='spark', not {self.indexer!r}; remove it")
 
     def operator(self, site: Site) -> "TopKOperator":
         check_site("k", self.k, site, site.tokens("k"), "keys")
@@ -255,8 +284,13 @@ class TopK(HeadMixerConfig):
         return TopKOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """All logits and the values of k keys per query; DSA's paper counts the indexer and only the chosen logits."""
+        """All logits and the values of k keys per query; DSA's paper counts the indexer and only the chosen logits.
+
+        With a statistical threshold, which leaves the number of keys open: all values.
+        """
         n, m, inner = site.tokens("q"), site.tokens("k"), site.inner
+        if self.statistical:
+            return attention_cost(n, m, inner)
         total = Cost(0, n * self.k * inner)
         if self.indexer != "lightning":
             ranking = n * m * self.rank * site.heads if self.indexer == "spark" else 0
@@ -286,14 +320,21 @@ class TopKOperator(Operator):
     def index_loss(self, q: Tensor, k: Tensor, mask: Mask | None = None) -> Tensor:
         """KL divergence from the heads' mean attention (no gradient) to the softmax of the index scores, a scalar.
 
-        Add it to the task's loss: the selection itself passes no gradient. q (B, H, N, d), k (B, H, M, d).
+        Over all keys, as in the dense stage of DeepSeek-V3.2 (Eq. 3). Add it to the task's loss, as `regard train`
+        does: the selection itself passes no gradient. q (B, H, N, d), k (B, H, M, d).
         """
         if self.index is None:
             raise ConfigError(f"TopK(indexer={self.config.indexer!r}) has no indexer to train")
-        return self.index.loss(q, k, self.config.scale, mask)
+        return self.index.loss(q, hide(k, mask), self.config.scale, mask)
+
+    def own_loss(self, inputs: Inputs) -> Tensor | None:
+        return None if self.index is None else self.index_loss(inputs.q, inputs.k, inputs.mask)
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         q, k, mask, config = inputs.q, inputs.k, inputs.mask, self.config
         form = topk_reference if plain else partial(topk, execution=self.execution)
         rank = config.rank if config.indexer == "spark" else 0
-        return form(q, k, inputs.v, config.k, scale=config.scale, mask=mask, plan=self.plan(q, k, mask), rank=rank)
+        plan, threshold = self.plan(q, k, mask), config.statistical
+        return form(
+            q, k, inputs.v, config.k, scale=config.scale, mask=mask, plan=plan, rank=rank, statistical=threshold
+        )

@@ -92,6 +92,10 @@ def plain_gap(config: MixerConfig, grids: Sequence[Grid], dim: int = 16, number:
 
 EXTERNAL: tuple[External, ...] = (
     External(mechanism="Softmax", package="torch", what="torch nn.MultiheadAttention", pairs=libs.softmax_pairs),
+    External(
+        mechanism="Differential", package="timm", what="timm DiffAttention", pairs=libs.differential_pairs,
+        allowed=1e-6, note="its lambda is float32",
+    ),
     External(mechanism="Factors", package="torch", what="torch nn.MultiheadAttention (1010)", pairs=libs.content_pairs),
     External(
         mechanism="Factors", package="transformers", what="transformers Wav2Vec2-Conformer (1111)",
@@ -125,6 +129,10 @@ EXTERNAL: tuple[External, ...] = (
     External(
         mechanism="DAT", package="torchvision", what="torchvision deform_conv2d (its samples)",
         pairs=libs.sampling_pairs, allowed=1e-5, note="torchvision samples in float32",
+    ),
+    External(
+        mechanism="DeformableDETR", package="transformers", what="transformers Deformable DETR",
+        pairs=libs.deformable_detr_pairs,
     ),
     External(mechanism="Window", package="timm", what="timm swin_transformer", pairs=libs.window_pairs),
     External(mechanism="MiTA", package="torch", what="rewrite of paper and repository", pairs=rewrites.mita_pairs),

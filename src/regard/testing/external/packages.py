@@ -92,6 +92,25 @@ def conv_pairs(kernel: int = 3, groups: int = 2, dilation: int = 1) -> Pairs:
 # timm
 
 
+def differential_pairs() -> Pairs:
+    """The layer beside timm's, the third of a network."""
+    from timm.layers.diff_attention import DiffAttention
+
+    from regard.mixers.differential import Differential
+
+    torch.manual_seed(0)
+    grid = Grid(3, 5, 1)
+    ours = perturbed(Differential().build(Site(16, 2, grid, layer=2)))
+    theirs: Any = DiffAttention(16, 2, qkv_bias=True, depth=2).double().eval()
+    parts = {"qkv": ours.qkv, "proj": ours.proj, "sub_norm": ours.operator.norm}
+    state = {f"{name}.{key}": x for name, part in parts.items() for key, x in part.state_dict().items()}
+    theirs.load_state_dict(state | {f"lambda_{name}": x for name, x in ours.operator.factor.state_dict().items()})
+    x = torch.randn(3, 16, 16, dtype=F64)
+    later = torch.ones(16, 16, dtype=torch.bool).triu(1)
+    causal = ours(x, grid, mask=Mask(causal=True)), theirs(x, attn_mask=~later)
+    return [(ours(x, grid), theirs(x)), causal]
+
+
 def xca_pairs(qkv_bias: bool = True, fused: bool = True) -> Pairs:
     """XCA beside timm's XCiT, fast and plain."""
     from timm.models.xcit import XCA as Theirs
@@ -198,6 +217,46 @@ def sampling_pairs() -> Pairs:
 
 
 # transformers
+
+
+def deformable_detr_pairs() -> Pairs:
+    """The layer beside transformers' of Deformable DETR on one map, and the operator beside its own on two maps."""
+    import transformers
+    from transformers.models.deformable_detr import modeling_deformable_detr as detr
+
+    from regard.mixers.deformable_detr import DeformableDETR, deformable_detr
+
+    torch.manual_seed(0)
+    grid, points = Grid(5, 7), 3
+    ours = perturbed(DeformableDETR(points=points).build(Site(16, 2, grid)))
+    config = transformers.DeformableDetrConfig(d_model=16, num_feature_levels=1, disable_custom_kernels=True)
+    theirs = detr.DeformableDetrMultiscaleDeformableAttention(config, 2, points).double()
+    with torch.no_grad():
+        both = (
+            (theirs.value_proj, ours.qkv.linear),
+            (theirs.attention_weights, ours.operator.weight),
+            (theirs.output_proj, ours.proj),
+        )
+        for to, of in both:
+            to.load_state_dict(of.state_dict())
+        for name, offset in ours.operator.offset.named_parameters():
+            theirs.sampling_offsets.get_parameter(name).copy_(
+                offset.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+            )  # x, y
+    x = torch.randn(3, 35, 16, dtype=F64)
+    y, z = torch.meshgrid(*((torch.arange(side, dtype=F64) + 0.5) / side for side in (5, 7)), indexing="ij")
+    reference = torch.stack([z, y], -1).view(1, 35, 1, 2).expand(3, -1, -1, -1)
+    shapes = {"spatial_shapes": torch.tensor([[5, 7]]), "spatial_shapes_list": [(5, 7)], "level_start_index": None}
+    layers = ours(x, grid), theirs(x, encoder_hidden_states=x, reference_points=reference, **shapes)[0]
+    sides = [(5, 7), (3, 4)]
+    maps = [torch.randn(3, 2, 8, *side, dtype=F64) for side in sides]
+    place = torch.rand(3, 2, 9, 2, points, 2, dtype=F64) * 1.4 - 0.2  # (y, x) from 0 to 1, also beyond the border
+    weights = torch.randn(3, 2, 9, 2 * points, dtype=F64).softmax(-1).unflatten(-1, (2, points))
+    value = torch.cat([x.flatten(3).permute(0, 3, 1, 2) for x in maps], 1)
+    arguments = place.flip(-1).transpose(1, 2), weights.transpose(1, 2), 64
+    expected = detr.MultiScaleDeformableAttention()(value, torch.tensor(sides), sides, None, *arguments)
+    cells = place * torch.tensor(sides)[:, None].double() - 0.5
+    return [layers, (merge(deformable_detr(maps, cells, weights)), expected)]
 
 
 def nystrom_pairs(batch: int = 1, number: int = 1, start: str = "matrix") -> Pairs:
