@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from regard.mixers.convolutions.deformable import DeformableConv as DeformableConv
     from regard.mixers.convolutions.dynamic import DynamicConv as DynamicConv
     from regard.mixers.dat.dat import DAT as DAT
+    from regard.mixers.deformable_detr import DeformableDETR as DeformableDETR
+    from regard.mixers.differential import Differential as Differential
     from regard.mixers.factors.factors import Factors as Factors
     from regard.mixers.flatten import FLatten as FLatten
     from regard.mixers.inline import InLine as InLine
@@ -78,7 +80,9 @@ if TYPE_CHECKING:
     from regard.mixers.polaformer import PolaFormer as PolaFormer
     from regard.mixers.pvt import PVT as PVT
     from regard.mixers.reformer import Reformer as Reformer
+    from regard.mixers.routing import Routing as Routing
     from regard.mixers.softmax import Softmax as Softmax
+    from regard.mixers.sparsifiner import Sparsifiner as Sparsifiner
     from regard.mixers.static_keys.cska import CSKA as CSKA
     from regard.mixers.static_keys.ska import SKA as SKA
     from regard.mixers.topk.topk import TopK as TopK
@@ -99,6 +103,7 @@ _MODULES: dict[str, str] = {
     "MIXERS": "regard.mixers",
     # generated: names
     "Softmax": "regard.mixers.softmax",
+    "Differential": "regard.mixers.differential",
     "Factors": "regard.mixers.factors.factors",
     "SKA": "regard.mixers.static_keys.ska",
     "CSKA": "regard.mixers.static_keys.cska",
@@ -115,10 +120,13 @@ _MODULES: dict[str, str] = {
     "Nystrom": "regard.mixers.nystrom",
     "PVT": "regard.mixers.pvt",
     "TopK": "regard.mixers.topk.topk",
+    "Sparsifiner": "regard.mixers.sparsifiner",
     "BRA": "regard.mixers.bra",
     "MoBA": "regard.mixers.moba",
     "Reformer": "regard.mixers.reformer",
+    "Routing": "regard.mixers.routing",
     "DAT": "regard.mixers.dat.dat",
+    "DeformableDETR": "regard.mixers.deformable_detr",
     "Window": "regard.mixers.window",
     "MiTA": "regard.mixers.mita.mita",
     "NSA": "regard.mixers.nsa",

@@ -8,6 +8,8 @@ from regard.mixers.bra import bra, bra_plan, bra_reference
 from regard.mixers.convolutions.deformable import deformable_conv, deformable_conv_reference
 from regard.mixers.convolutions.dynamic import dynamic_conv, dynamic_conv_reference
 from regard.mixers.dat.dat import sample_points, sample_points_reference
+from regard.mixers.deformable_detr import deformable_detr, deformable_detr_reference
+from regard.mixers.differential import differential, differential_reference
 from regard.mixers.factors.factors import factor_logits, factors, factors_reference
 from regard.mixers.flatten import flatten, flatten_reference
 from regard.mixers.inline import inline, inline_reference
@@ -21,6 +23,7 @@ from regard.mixers.nystrom import nystrom, nystrom_reference
 from regard.mixers.performer import performer, performer_reference
 from regard.mixers.polaformer import polaformer, polaformer_reference
 from regard.mixers.reformer import lsh_plan, reformer, reformer_reference
+from regard.mixers.routing import routing, routing_plan, routing_reference
 from regard.mixers.softmax import softmax, softmax_reference
 from regard.mixers.static_keys.cska import cska, cska_reference
 from regard.mixers.static_keys.ska import ska, ska_reference
@@ -32,6 +35,8 @@ from regard.mixers.xca import xca, xca_reference
 __all__ = [
     "softmax",
     "softmax_reference",
+    "differential",
+    "differential_reference",
     "factor_logits",
     "factors",
     "factors_reference",
@@ -75,8 +80,13 @@ __all__ = [
     "lsh_plan",
     "reformer",
     "reformer_reference",
+    "routing",
+    "routing_plan",
+    "routing_reference",
     "sample_points",
     "sample_points_reference",
+    "deformable_detr",
+    "deformable_detr_reference",
     "window",
     "window_reference",
     "PooledQueries",

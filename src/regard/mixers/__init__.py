@@ -9,6 +9,8 @@ from .convolutions.conv import Conv as Conv
 from .convolutions.deformable import DeformableConv as DeformableConv
 from .convolutions.dynamic import DynamicConv as DynamicConv
 from .dat.dat import DAT as DAT
+from .deformable_detr import DeformableDETR as DeformableDETR
+from .differential import Differential as Differential
 from .factors.factors import Factors as Factors
 from .flatten import FLatten as FLatten
 from .inline import InLine as InLine
@@ -23,7 +25,9 @@ from .performer import Performer as Performer
 from .polaformer import PolaFormer as PolaFormer
 from .pvt import PVT as PVT
 from .reformer import Reformer as Reformer
+from .routing import Routing as Routing
 from .softmax import Softmax as Softmax
+from .sparsifiner import Sparsifiner as Sparsifiner
 from .static_keys.cska import CSKA as CSKA
 from .static_keys.ska import SKA as SKA
 from .topk.topk import TopK as TopK
@@ -33,6 +37,7 @@ from .xca import XCA as XCA
 
 MIXERS = (
     Softmax,
+    Differential,
     Factors,
     SKA,
     CSKA,
@@ -49,10 +54,13 @@ MIXERS = (
     Nystrom,
     PVT,
     TopK,
+    Sparsifiner,
     BRA,
     MoBA,
     Reformer,
+    Routing,
     DAT,
+    DeformableDETR,
     Window,
     MiTA,
     NSA,
