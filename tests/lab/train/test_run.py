@@ -430,9 +430,9 @@ def test_a_compiler_that_fails_leaves_the_run_for_another_try(tmp_path: Path, mo
     run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
     torch.compiler.reset()  # nothing that an earlier test compiled is taken
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
-    with pytest.raises(ConfigError, match="without --compile the run is trained in eager mode"):
+    without_caches = torch._inductor.config.patch({"force_disable_caches": True, "cpp.cxx": ("/no/such/compiler",)})
+    refused = pytest.raises(ConfigError, match="without --compile the run is trained in eager mode")
+    with without_caches, refused:
         execute(run, store, device="cpu", watch=Watch(compile=True))
     assert store.outcome(run.key) is None
     assert execute(run, store, device="cpu")["status"] == "done"
