@@ -408,6 +408,7 @@ def _from_tables(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str,
 
 def _hub_features(file: Path) -> dict[str, dict[str, Any]]:
     """What the Hub's metadata in a table say of its columns; {} without them."""
+    require("pyarrow")
     import pyarrow.parquet
 
     metadata = pyarrow.parquet.read_schema(file).metadata or {}
