@@ -87,8 +87,8 @@ def page() -> str:
         NOTE,
         "# The papers, table by table\n",
         "Each table and figure with the studies and analyses that run it, by name ([how they are run](deciding.md)). "
-        "Rows are counted at paper scale, without the controls that Regard adds; a figure or an analysis without trained "
-        "rows counts none. A row that does not run is a printed number, with the reason.\n",
+        "Rows are counted at paper scale, without the controls that Regard adds; a figure or an analysis without "
+        "trained rows counts none. A row that does not run is a printed number, with the reason.\n",
     ]
     total = [0, 0]
     for paper, (title, *_) in PAPERS.items():
