@@ -51,7 +51,14 @@ def test_tiles_hold_every_cell_once() -> None:
             assert torch.equal(tiles.cut(x)[:, :, tiles.tables.real], x[:, :, tiles.tables.cell[tiles.tables.real]])
 
 
-OF_TILES = ["Window(size=4)", "BRA(regions=2, k=2)", "MHLA(m=4)", "MoBA(block=(4, 4))", "NSA(block=(2, 2))"]
+OF_TILES = [
+    "Window(size=4)",
+    "BRA(regions=2, k=2)",
+    "MHLA(m=4)",
+    "MoBA(block=(4, 4))",
+    "NSA(block=(2, 2))",
+    "Neighbourhood()",
+]
 
 
 @pytest.mark.untyped

@@ -42,6 +42,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "DAT": "dat.dat",
         "DeformableDETR": "deformable_detr",
         "Window": "window",
+        "Neighbourhood": "neighbourhood",
     },
     "both: pooled keys and chosen ones": {
         "MiTA": "mita.mita",

@@ -32,7 +32,16 @@ from regard.core import (
 from .shared.checks import check_qkv_on_grid, padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.sdpa import sdpa
-from .shared.tiles import Side, Tiles, fixed_size_tiles, join_global_tokens, pair, split_keep, split_tokens
+from .shared.tiles import (
+    Side,
+    Tiles,
+    append_extra,
+    fixed_size_tiles,
+    join_global_tokens,
+    pair,
+    split_keep,
+    split_tokens,
+)
 
 __all__ = ["Window", "window", "window_reference"]
 
@@ -104,7 +113,7 @@ def window(
     size, shifts, table = _within((grid.height, grid.width), (rows, columns), shifts, table)
     tiles = fixed_size_tiles(grid, size, shifts, q.device)
     (_, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (split_tokens(x, grid) for x in (q, k, v))
-    keys, values = _with_extra(tiles.cut(k_cells), k_extra), _with_extra(tiles.cut(v_cells), v_extra)
+    keys, values = append_extra(tiles.cut(k_cells), k_extra), append_extra(tiles.cut(v_cells), v_extra)
     bias = _logit_bias(tiles, table, mask, grid, q)
     queries = tiles.cut(q_cells)  # (B, H, T, A, d)
     if bias is not None:  # (B | 1, H | 1, T, A | 1, A + E)
@@ -127,13 +136,6 @@ def _within(
     if table is not None and (rows, columns) != size:
         table = table[:, size[0] - rows : size[0] + rows - 1, size[1] - columns : size[1] + columns - 1]
     return (rows, columns), (down, across), table
-
-
-def _with_extra(tiles: Tensor, extra: Tensor) -> Tensor:
-    """Prefix and suffix tokens (B, H, E, d) appended to the slots of every window (B, H, T, A, d)."""
-    if not extra.shape[-2]:
-        return tiles
-    return torch.cat([tiles, extra[:, :, None].expand(-1, -1, tiles.shape[2], -1, -1)], -2)
 
 
 def _logit_bias(tiles: Tiles, table: Tensor | None, mask: Mask, grid: Grid, like: Tensor) -> Tensor | None:

@@ -135,6 +135,10 @@ EXTERNAL: tuple[External, ...] = (
         pairs=libs.deformable_detr_pairs,
     ),
     External(mechanism="Window", package="timm", what="timm swin_transformer", pairs=libs.window_pairs),
+    External(
+        mechanism="Neighbourhood", package="transformers", what="transformers Longformer (a line)",
+        pairs=libs.longformer_pairs, allowed=1e-6, note="its softmax is in float32",
+    ),
     External(mechanism="MiTA", package="torch", what="rewrite of paper and repository", pairs=rewrites.mita_pairs),
     External(mechanism="NSA", package="torch", what="rewrite of the paper", pairs=rewrites.nsa_pairs),
     External(mechanism="Conv", package="torch", what="torch nn.Conv2d", pairs=libs.conv_pairs),

@@ -259,6 +259,32 @@ def deformable_detr_pairs() -> Pairs:
     return [layers, (merge(deformable_detr(maps, cells, weights)), expected)]
 
 
+def longformer_pairs(window: int = 5, prefix: int = 2) -> Pairs:
+    """Neighbourhood on a line beside transformers' Longformer, whose global tokens get the same projections as all."""
+    import transformers
+    from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+    from regard.mixers.neighbourhood import Neighbourhood
+
+    torch.manual_seed(0)
+    config = transformers.LongformerConfig(hidden_size=16, num_attention_heads=2, attention_window=[window - 1])
+    theirs: Any = LongformerSelfAttention(config, 0).double().eval()
+    grid = Grid.sequence(10 * (window - 1) - prefix, prefix)
+    layer: Any = Neighbourhood(window=window, border="cut", table=False).build(Site(16, 2, grid)).double()
+    x = torch.randn(3, grid.tokens, 16, dtype=F64)
+    first = torch.arange(grid.tokens).expand(3, -1) < prefix
+    with torch.no_grad():
+        for role in ("query", "key", "value"):
+            theirs.get_submodule(f"{role}_global").load_state_dict(theirs.get_submodule(role).state_dict())
+        for name in ("weight", "bias"):
+            parts = [theirs.get_submodule(role).get_parameter(name) for role in ("query", "key", "value")]
+            layer.qkv.get_parameter(name).copy_(torch.cat(parts))
+        out = theirs(
+            x, 10000.0 * first, is_index_masked=torch.zeros_like(first), is_index_global_attn=first, is_global_attn=True
+        )
+        return [(layer(x, grid), layer.proj(out[0]))]
+
+
 def nystrom_pairs(batch: int = 1, number: int = 1, start: str = "matrix") -> Pairs:
     """Nystrom beside transformers' Nystromformer, whose pseudo-inverse starts from one number for the whole batch."""
     import transformers
