@@ -107,6 +107,8 @@ def on_grids() -> Iterator[Case]:
             rows, columns = (size, size) if isinstance(size, int) else size
             for options in ({"table": draw(2, 2 * rows - 1, 2 * columns - 1)}, {"scale": 0.4}):
                 yield case("window", inputs(), grid, size, shift=shift, **options)
+                if not shift:
+                    yield case("window", inputs(), grid, size, pattern="grid", **options)
         for border, side in (("shift", 5), ("cut", 3), ("blocks", 3)):
             for options in ({"table": draw(2, side, side)}, {"scale": 0.4, "dilation": 2}):
                 yield case("neighbourhood", inputs(), grid, 3, border=border, **options)

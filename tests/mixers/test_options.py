@@ -52,7 +52,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "Routing(clusters=3)": {"clusters": 4, "scale": 0.9},
     "Reformer(chunk=4)": {"chunk": 6, "rounds": 2, "duplicates": "every", "scale": 0.9, "seed": 1},
     "DAT(stride=2)": {"stride": 1, "groups": 2, "kernel": 3, "reach": 0.2, "table": False, "init": "zero"},
-    "Window(size=2)": {"size": 3, "shift": 1, "table": False, "scale": 0.9},
+    "Window(size=2)": {"size": 3, "pattern": "grid", "shift": 1, "table": False, "scale": 0.9},
     "MiTA(m=4, k=5)": {
         "m": 6, "k": 6, "experts": 2, "branches": "route", "landmarks": "avg1d", "preset": "official",
     },

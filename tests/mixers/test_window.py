@@ -6,7 +6,7 @@ import torch
 from operators import check_error, draw_on
 from regard import ConfigError, Grid, Mask, Site, Window
 from regard.core import ShapeError, UnsupportedError
-from regard.mixers.shared.tiles import balanced_tiles, fixed_size_tiles
+from regard.mixers.shared.tiles import balanced_tiles, fixed_size_tiles, grid_tiles
 from regard.mixers.spelling import parse
 from regard.ops import softmax_reference, window, window_reference
 from regard.testing.subject import gap
@@ -40,10 +40,25 @@ def test_the_table_is_indexed_by_query_minus_key() -> None:
     assert gap(out[:, :, 1:, :3], v.unflatten(2, (3, 4))[:, :, :2, 1:]) < 1e-12
 
 
+def test_a_window_of_the_grid_pattern_is_spread_over_the_map() -> None:
+    """7x6 cells, 3x2 in a window: rows 3 apart, columns 3 apart; 7 rows have 3, 2 and 2 cells."""
+    grid = Grid(7, 6, 1)
+    q, k, v = (x.detach() for x in draw_on(grid))
+    for form in (window, window_reference):
+        base = form(q, k, v, grid, (3, 2), pattern="grid")
+        for cell, rows, columns in (((3, 4), (0, 3, 6), (1, 4)), ((5, 0), (2, 5), (0, 3))):
+            moved = v.clone()
+            moved[:, :, 1 + cell[0] * 6 + cell[1]] += 1
+            changed = (form(q, k, moved, grid, (3, 2), pattern="grid") - base).abs().amax((0, 1, 3)) > 1e-9
+            assert changed[0]
+            assert changed[1:].view(7, 6).nonzero().tolist() == [[y, x] for y in rows for x in columns]
+
+
 def test_tiles_hold_every_cell_once() -> None:
     for grid in (Grid(5, 7), Grid(4, 6), Grid(1, 12)):
         fixed = [((2, 3),), ((4, 3), (1, 2)), ((8, 16), (5, 3))]
-        for tiles in (*(fixed_size_tiles(grid, *sizes) for sizes in fixed), balanced_tiles(grid, (1, 4))):
+        spread = (grid_tiles(grid, size) for size in ((1, 2), (1, 6), (1, 7)))
+        for tiles in (*(fixed_size_tiles(grid, *sizes) for sizes in fixed), balanced_tiles(grid, (1, 4)), *spread):
             assert tiles.tables.cell[tiles.tables.real].sort().values.tolist() == list(range(grid.cells))
             assert tiles.tables.cell.flatten()[tiles.tables.slot].tolist() == list(range(grid.cells))
             x = torch.randn(2, 1, grid.cells, 3)
@@ -124,6 +139,7 @@ def test_what_is_refused() -> None:
     grid = Grid(4, 6)
     q, k, v = draw_on(grid)
     check_error(ConfigError, "below the window's side", Window, size=3, shift=3)
+    check_error(ConfigError, "have no shift", Window, size=3, shift=1, pattern="grid")
     check_error(ConfigError, "at least 1x1", window, q, k, v, grid, 0)
     with pytest.raises(ShapeError, match="table has shape"):
         window(q, k, v, grid, 2, table=torch.zeros(2, 3, 5, dtype=torch.float64))

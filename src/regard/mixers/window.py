@@ -4,11 +4,13 @@ The grid is divided into size x size windows; tokens of a window attend to each 
 starts `shift` cells from the top left; cells before it share windows with the other end of the grid, without attention
 between the two. Where windows do not divide the grid they are smaller at the bottom and right: the published code pads
 them with zero tokens and lets queries attend to the padding; here queries attend to tokens only.
+In MaxViT's grid attention (Tu et al. 2022) a window is spread over the whole map instead: along each side its
+`size` cells are ceil(side / size) apart, and the last are missing where this does not divide the side.
 Prefix and suffix tokens are in no window: they attend to all tokens and all attend to them, without a position bias.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -37,6 +39,7 @@ from .shared.tiles import (
     Tiles,
     append_extra,
     fixed_size_tiles,
+    grid_tiles,
     join_global_tokens,
     pair,
     split_keep,
@@ -44,6 +47,8 @@ from .shared.tiles import (
 )
 
 __all__ = ["Window", "window", "window_reference"]
+
+Pattern = Literal["block", "grid"]
 
 
 @operator_function
@@ -55,19 +60,26 @@ def window_reference(
     size: Side,
     *,
     shift: Side = 0,
+    pattern: Pattern = "block",
     table: Float[Tensor, "H y x"] | None = None,
     scale: float | None = None,
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
-    """softmax over all keys; those in another window are at -inf. Cell y is in window (y - shift) // size."""
+    """softmax over all keys; those in another window are at -inf. Cell y is in window (y - shift) // size, and in the
+    pattern "grid" in window y modulo ceil(height / size).
+    """
     mask = padding_only("window", mask)
     k, v = hide(k, mask), hide(v, mask)
     (rows, columns), (down, across) = pair(size), pair(shift)
     y = torch.arange(grid.height, device=q.device).repeat_interleave(grid.width)
     x = torch.arange(grid.width, device=q.device).repeat(grid.height)
-    window = torch.stack(
-        [(y - down).div(rows, rounding_mode="floor"), (x - across).div(columns, rounding_mode="floor")]
-    )
+    if pattern == "grid":
+        down, across = -(-grid.height // rows), -(-grid.width // columns)  # from a cell to the next of its window
+        window, y, x = torch.stack([y % down, x % across]), y // down, x // across
+    else:
+        window = torch.stack(
+            [(y - down).div(rows, rounding_mode="floor"), (x - across).div(columns, rounding_mode="floor")]
+        )
     together = (window[:, :, None] == window[:, None]).all(0)  # (cells, cells)
     bias = q.new_zeros(q.shape[1], grid.tokens, grid.tokens)
     cells = q.new_zeros(()).expand(q.shape[1], grid.cells, grid.cells)
@@ -92,26 +104,29 @@ def window(
     size: Side,
     *,
     shift: Side = 0,
+    pattern: Pattern = "block",
     table: Float[Tensor, "H y x"] | None = None,
     scale: float | None = None,
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """Attention within windows of `size` cells (a side, or (rows, columns)), the first of which starts at `shift`.
 
-    table (H, 2 rows - 1, 2 columns - 1): added logits by offset, entry (query - key + size - 1). scale: None = d^-0.5.
-    mask: padding only; a query without any key gives zeros. A window as large as the grid, or larger, gives softmax
-    attention. Raises: ShapeError, GridError for tensors that do not fit; UnsupportedError for other masks.
+    pattern: "grid" spreads the cells of a window over the map. table (H, 2 rows - 1, 2 columns - 1): added logits by
+    offset within the window, entry (query - key + size - 1). scale: None = d^-0.5. mask: padding only; a query without
+    any key gives zeros. A window as large as the grid, or larger, gives softmax attention.
+    Raises: ShapeError, GridError for tensors that do not fit; UnsupportedError for other masks.
     """
     check_qkv_on_grid("window", q, k, v, grid)
     mask = padding_only("window", mask)
     k, v = hide(k, mask), hide(v, mask)
     (rows, columns), shifts = pair(size), pair(shift)
-    _check_sizes((rows, columns), shifts)
+    _check_sizes((rows, columns), shifts, pattern)
     if table is not None and tuple(table.shape) != (q.shape[1], 2 * rows - 1, 2 * columns - 1):
         expected = (q.shape[1], 2 * rows - 1, 2 * columns - 1)
         raise ShapeError(f"window: table has shape {tuple(table.shape)}; expected {expected}")
-    size, shifts, table = _within((grid.height, grid.width), (rows, columns), shifts, table)
-    tiles = fixed_size_tiles(grid, size, shifts, q.device)
+    size, shifts, table = _within((grid.height, grid.width), (rows, columns), shifts, pattern, table)
+    spread = pattern == "grid"
+    tiles = grid_tiles(grid, size, q.device) if spread else fixed_size_tiles(grid, size, shifts, q.device)
     (_, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (split_tokens(x, grid) for x in (q, k, v))
     keys, values = append_extra(tiles.cut(k_cells), k_extra), append_extra(tiles.cut(v_cells), v_extra)
     bias = _logit_bias(tiles, table, mask, grid, q)
@@ -124,14 +139,16 @@ def window(
 
 
 def _within(
-    sides: tuple[int, int], size: tuple[int, int], shift: tuple[int, int], table: Tensor | None
+    sides: tuple[int, int], size: tuple[int, int], shift: tuple[int, int], pattern: Pattern, table: Tensor | None
 ) -> tuple[tuple[int, int], tuple[int, int], Tensor | None]:
     """Size, shift and table of windows that are not larger than the grid, with the same attention.
 
     A window larger than the grid has slots that no cell can be in, and its table offsets that no two cells have. A
-    shift beyond the grid parts nothing.
+    shift beyond the grid parts nothing. In the pattern "grid" only as many cells are kept as the largest window has.
     """
     rows, columns = min(size[0], sides[0]), min(size[1], sides[1])
+    if pattern == "grid":
+        rows, columns = (-(-side // -(-side // most)) for side, most in zip(sides, (rows, columns), strict=True))
     down, across = (by if by < side else 0 for by, side in zip(shift, sides, strict=True))
     if table is not None and (rows, columns) != size:
         table = table[:, size[0] - rows : size[0] + rows - 1, size[1] - columns : size[1] + columns - 1]
@@ -168,28 +185,32 @@ def _offsets(table: Tensor, size: tuple[int, int]) -> Tensor:
     return table.flatten(1).index_select(1, index.flatten()).unflatten(1, index.shape)
 
 
-def _check_sizes(size: tuple[int, int], shift: tuple[int, int]) -> None:
+def _check_sizes(size: tuple[int, int], shift: tuple[int, int], pattern: Pattern) -> None:
     if len(size) != 2 or len(shift) != 2 or min(size) < 1:
         raise ConfigError(
             f"a window has at least 1x1 cells: give a side or (rows, columns), not size={size}, shift={shift}"
         )
     if not all(0 <= o < s for o, s in zip(shift, size, strict=True)):
         raise ConfigError(f"a shift is at least 0 and below the window's side, not shift={shift} for size={size}")
+    if pattern == "grid" and any(shift):
+        raise ConfigError(f'windows of the pattern "grid" have no shift; give shift=0, not shift={shift}')
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window(HeadMixerConfig):
     """size: side of a window, or (rows, columns). shift: where the first window starts (Swin: alternately 0 and 3).
 
+    pattern: "block", or "grid" for windows that are spread over the map (MaxViT: alternately, both of size 7).
     table: whether to add a learned bias by relative position, (2 size - 1)^2 numbers per head. It starts at 0, so that
     it does not change a swapped layer (Swin starts it with standard deviation 0.02). scale: None = d^-0.5.
-    Raises: ConfigError for a size below 1 or a shift that is not below the size.
+    Raises: ConfigError for a size below 1, a shift that is not below the size, or one of the pattern "grid".
     """
 
     size: int | tuple[int, int] = 7
     shift: int | tuple[int, int] = 0
     table: bool = True
     scale: float | None = None
+    pattern: Pattern = "block"
 
     card: ClassVar[Card] = Card(
         title="Window attention",
@@ -213,11 +234,12 @@ class Window(HeadMixerConfig):
         "Window(size=3)",
         "Window(size=(2, 4), shift=(1, 2))",
         "Window(size=2, shift=1, table=False, dwc=3)",
+        'Window(size=(2, 3), pattern="grid")',
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_sizes(pair(self.size), pair(self.shift))
+        _check_sizes(pair(self.size), pair(self.shift), self.pattern)
 
     def operator(self, site: Site) -> "WindowOperator":
         return WindowOperator(self, site)
@@ -229,7 +251,7 @@ class Window(HeadMixerConfig):
         area = rows * columns
         if accounting == "paper":
             return Cost(params, 2 * grid.cells * area * site.inner)
-        (rows, columns), _, _ = _within((grid.height, grid.width), (rows, columns), (0, 0), None)
+        (rows, columns), _, _ = _within((grid.height, grid.width), (rows, columns), (0, 0), self.pattern, None)
         area = rows * columns
         slots = -(-grid.height // rows) * -(-grid.width // columns) * area
         return Cost(params, 2 * (slots * (area + grid.extra) + grid.extra * grid.tokens) * site.inner)
@@ -260,6 +282,7 @@ class WindowOperator(Operator):
         return form(
             *(q, inputs.k, inputs.v, inputs.grid, config.size),
             shift=config.shift,
+            pattern=config.pattern,
             table=None if self.table is None else self.table.to(q.dtype),
             scale=config.scale,
             mask=inputs.mask,

@@ -293,7 +293,7 @@ DEFAULTS: tuple[str, ...] = (
     "MoBA(HEADS, block=(7, 7), k=2, own=True, scale=None)",
     "Reformer(HEADS, chunk=64, rounds=4, duplicates='once', scale=None, seed=0)",
     "DAT(HEADS, stride=1, groups=1, kernel=5, reach=0.0, table=True, init='paper')",
-    "Window(HEADS, size=7, shift=0, table=True, scale=None)",
+    "Window(HEADS, size=7, shift=0, table=True, scale=None, pattern='block')",
     "MiTA(HEADS, m=25, k=25, experts=1, branches='both', duplicates='multiset', landmarks='avg2d', "
     "windows='adaptive', preset='paper')",
     "NSA(HEADS, block=(2, 2), k=4, window=3, group=1, scale=None)",

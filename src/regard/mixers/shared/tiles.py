@@ -42,6 +42,7 @@ class Tiles:
     """T tiles of A slots over h x w cells. counts: tiles (down, across). size: slots of a tile (rows, columns).
 
     even: no slot is empty and nothing wraps around; cells are then cut and joined by reshaping, without a table.
+    spread: the cells of a tile are not neighbours, but as far apart as there are tiles.
     """
 
     grid: Grid
@@ -51,6 +52,7 @@ class Tiles:
     side: Callable[[int], tuple[Tensor, Tensor]]
     """Cell and part of every slot along one side (0: rows), both (T, size); the part of an empty slot is -1."""
 
+    spread: bool = False
     _tables: SlotTables | None = field(default=None, init=False, repr=False)
 
     @property
@@ -91,6 +93,9 @@ class Tiles:
         """The cells by tile; empty slots hold a copy of the first cell."""
         if self.even:
             (down, across), (rows, columns) = self.counts, self.size
+            if self.spread:
+                image = x.unflatten(2, (rows, down, columns, across)).permute(0, 1, 3, 5, 2, 4, 6)
+                return image.flatten(4, 5).flatten(2, 3)
             image = x.unflatten(2, (down, rows, across, columns))
             return image.transpose(3, 4).flatten(4, 5).flatten(2, 3)
         return x.index_select(2, self.tables.cell.flatten()).unflatten(2, (self.number, self.area))
@@ -99,6 +104,8 @@ class Tiles:
         """The inverse of `cut`."""
         if self.even:
             image = x.unflatten(3, self.size).unflatten(2, self.counts)
+            if self.spread:
+                return image.permute(0, 1, 4, 2, 5, 3, 6).flatten(2, 5)
             return image.transpose(3, 4).flatten(2, 5)
         return x.flatten(2, 3).index_select(2, self.tables.slot)
 
@@ -114,6 +121,21 @@ def fixed_size_tiles(
     counts = -(-sides[0] // size[0]), -(-sides[1] // size[1])
     even = not any(shift) and counts[0] * size[0] == sides[0] and counts[1] * size[1] == sides[1]
     return Tiles(grid, counts, size, even, lambda axis: _sized(sides[axis], size[axis], shift[axis], device))
+
+
+def grid_tiles(grid: Grid, size: tuple[int, int], device: torch.device | None = None) -> Tiles:
+    """Tiles of a size (rows, columns) whose cells are spread over the map: ceil(side / size) apart along a side."""
+    sides = grid.height, grid.width
+    counts = -(-sides[0] // size[0]), -(-sides[1] // size[1])
+    even = counts[0] * size[0] == sides[0] and counts[1] * size[1] == sides[1]
+
+    def side(axis: int) -> tuple[Tensor, Tensor]:
+        steps = counts[axis] * torch.arange(size[axis], device=device)
+        cell = torch.arange(counts[axis], device=device)[:, None] + steps
+        inside = cell < sides[axis]
+        return torch.where(inside, cell, 0), torch.where(inside, 0, -1)
+
+    return Tiles(grid, counts, size, even, side, spread=True)
 
 
 def balanced_tiles(grid: Grid, counts: tuple[int, int], device: torch.device | None = None) -> Tiles:

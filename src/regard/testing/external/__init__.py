@@ -135,6 +135,7 @@ EXTERNAL: tuple[External, ...] = (
         pairs=libs.deformable_detr_pairs,
     ),
     External(mechanism="Window", package="timm", what="timm swin_transformer", pairs=libs.window_pairs),
+    External(mechanism="Window", package="timm", what="timm maxxvit (grid)", pairs=libs.spread_window_pairs),
     External(
         mechanism="Neighbourhood", package="transformers", what="transformers Longformer (a line)",
         pairs=libs.longformer_pairs, allowed=1e-6, note="its softmax is in float32",

@@ -149,6 +149,28 @@ def window_pairs(shift: int = 3, sides: tuple[int, int] = (14, 21)) -> Pairs:
         return [(layer(x, grid), block._attn(x.unflatten(1, sides)).flatten(1, 2))]
 
 
+def spread_window_pairs(size: tuple[int, int] = (3, 4), sides: tuple[int, int] = (6, 12)) -> Pairs:
+    """Window with the pattern "grid" beside timm's MaxViT, whose rows of qkv are by head."""
+    from timm.models import maxxvit
+
+    from regard.mixers.window import Window
+
+    torch.manual_seed(0)
+    config = maxxvit.MaxxVitTransformerCfg(grid_size=size, dim_head=8)
+    theirs: Any = maxxvit.PartitionAttentionCl(16, "grid", config).double().eval()
+    grid, (rows, columns) = Grid(*sides), size
+    layer: Any = Window(size=size, pattern="grid").build(Site(16, 2, grid)).double()
+    with torch.no_grad():
+        table = theirs.attn.rel_pos.relative_position_bias_table.normal_()
+        layer.operator.table.copy_(table.mT.unflatten(1, (2 * rows - 1, 2 * columns - 1)))
+        layer.proj.load_state_dict(theirs.attn.proj.state_dict())
+        for name, own in layer.qkv.named_parameters():
+            rows_of_heads = theirs.attn.qkv.get_parameter(name.rpartition(".")[2]).unflatten(0, (2, 3, 8))
+            own.copy_(rows_of_heads.transpose(0, 1).flatten(0, 2))
+        x = torch.randn(3, grid.cells, 16, dtype=F64)
+        return [(layer(x, grid), theirs._partition_attn(x.unflatten(1, sides)).flatten(1, 2))]
+
+
 def pvt_pairs(ratio: int = 2, pool: int = 0) -> Pairs:
     """PVT beside timm's PVTv2, on a rectangular map that the ratio divides."""
     from timm.models.pvt_v2 import Attention
