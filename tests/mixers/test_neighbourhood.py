@@ -56,7 +56,7 @@ def test_windows_cell_by_cell(grid: Grid, border: str) -> None:
 
 
 def test_each_query_has_as_many_keys_as_the_window() -> None:
-    """NAT, Eq. 1: also in the corner, where the window is shifted inwards."""
+    """NAT: also in the corner, where the window is shifted inwards."""
     grid = Grid(6, 7)
     q, k, _ = (x.detach() for x in draw_on(grid))
     one = torch.eye(grid.tokens, dtype=torch.float64).expand(3, 2, -1, -1)

@@ -1,7 +1,7 @@
 """Neighbourhood attention: every query attends to a window around it (NAT, DiNAT, Longformer, ViL).
 
-Hassani et al. 2023 (Eq. 1-3): the window is shifted inwards at the border, so that each query has window^2 keys. With a
-dilation (Hassani and Shi 2022, Eq. 4-6) it takes every dilation-th cell, and ends are those of the query's own cells.
+Hassani et al. 2023: the window is shifted inwards at the border, so that each query has window^2 keys. With a dilation
+(Hassani and Shi 2022) it takes every dilation-th cell, and the borders are those of the cells with the same remainder.
 Longformer (Beltagy et al. 2020) and ViL (Zhang et al. 2021) cut the window off at the border, and have global tokens.
 Prefix and suffix tokens are global: they attend to all tokens and all attend to them, without a position bias.
 """
@@ -254,7 +254,7 @@ class Neighbourhood(HeadMixerConfig):
 
     card: ClassVar[Card] = Card(
         title="Neighbourhood attention",
-        source="Hassani et al. 2023 (NAT), Eq. 1-3",
+        source="Hassani et al. 2023 (NAT); Hassani and Shi 2022 (DiNAT)",
         formula="softmax(q K_w^T / sqrt(d) + B) V_w,  w = the window around the query",
         complexity="O(N w^2 C)",
         query_content=True,
