@@ -95,6 +95,10 @@ FORMULAS: dict[str, str] = {
         r"y_i = \mathrm{softmax}\left(\frac{q_i K_{\rho(i)}^\top}{\sqrt{d}} + B\right) V_{\rho(i)}, "
         r"\quad \rho(i) = \text{the window around } i"
     ),
+    "Axial": (
+        r"y = A_{\mathrm{row}} A_{\mathrm{column}} v, \quad "
+        r"A_{R}(i) = \mathrm{softmax}\left(\frac{q_i K_{R(i)}^\top}{\sqrt{d}}\right)"
+    ),
     "MiTA": (
         r"y = \mathrm{softmax}\left(\frac{[q Q^\top, \; q K_e^\top]}{\sqrt{d}}\right) "
         r"\left[\mathrm{softmax}\left(\frac{Q k^\top}{\sqrt{d}}\right) v, \; V_e\right], "

@@ -43,6 +43,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "DeformableDETR": "deformable_detr",
         "Window": "window",
         "Neighbourhood": "neighbourhood",
+        "Axial": "axial",
     },
     "both: pooled keys and chosen ones": {
         "MiTA": "mita.mita",
