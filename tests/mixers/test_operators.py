@@ -111,6 +111,8 @@ def on_grids() -> Iterator[Case]:
                     yield case("window", inputs(), grid, size, pattern="grid", **options)
         for along in ("rows", "columns", "both", "sum", "cross"):
             yield case("axial", inputs(), grid, along, scale=0.4)
+        for stripe in (1, 2, 3, 7):
+            yield case("cswin", inputs(), grid, stripe, scale=0.4)
         for border, side in (("shift", 5), ("cut", 3), ("blocks", 3)):
             for options in ({"table": draw(2, side, side)}, {"scale": 0.4, "dilation": 2}):
                 yield case("neighbourhood", inputs(), grid, 3, border=border, **options)

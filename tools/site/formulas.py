@@ -99,6 +99,10 @@ FORMULAS: dict[str, str] = {
         r"y = A_{\mathrm{row}} A_{\mathrm{column}} v, \quad "
         r"A_{R}(i) = \mathrm{softmax}\left(\frac{q_i K_{R(i)}^\top}{\sqrt{d}}\right)"
     ),
+    "CSWin": (
+        r"y_i = \mathrm{softmax}\left(\frac{q_i K_{S}^\top}{\sqrt{d}}\right) V_{S}, "
+        r"\quad S = \text{the horizontal or vertical stripe of } i \text{, by head}"
+    ),
     "MiTA": (
         r"y = \mathrm{softmax}\left(\frac{[q Q^\top, \; q K_e^\top]}{\sqrt{d}}\right) "
         r"\left[\mathrm{softmax}\left(\frac{Q k^\top}{\sqrt{d}}\right) v, \; V_e\right], "

@@ -44,6 +44,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "Window": "window",
         "Neighbourhood": "neighbourhood",
         "Axial": "axial",
+        "CSWin": "cswin",
     },
     "both: pooled keys and chosen ones": {
         "MiTA": "mita.mita",
