@@ -32,7 +32,7 @@ from regard.core import (
 from .shared.checks import check_qkv_on_grid, padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.sdpa import sdpa
-from .shared.tiles import append_extra, join_global_tokens, split_keep, split_tokens
+from .shared.tiles import join_global_tokens
 
 __all__ = ["Neighbourhood", "neighbourhood", "neighbourhood_reference"]
 
@@ -122,22 +122,21 @@ def neighbourhood(
         expected = (q.shape[1], side, side)
         raise ShapeError(f"neighbourhood: table has shape {tuple(table.shape)}; expected {expected}")
     k, v = hide(k, mask), hide(v, mask)
-    (_, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (split_tokens(x, grid) for x in (q, k, v))
     y, x = (_axis(sizes, window, border, q.device) for sizes in _sizes(grid, window, dilation, border))
     query, key = (_pairs(down * grid.width, across) for down, across in ((y.query, x.query), (y.key, x.key)))
     allowed = (y.allowed[:, None, :, None, :, None] & x.allowed[:, None, :, None]).flatten(4).flatten(2, 3)
     allowed = F.pad(allowed.flatten(0, 1), (0, grid.extra), value=True)[None, None]  # (1, 1, T, A, K + E)
+    tokens = torch.arange(grid.tokens, device=q.device)
+    extra = torch.cat([tokens[: grid.prefix], tokens[grid.prefix + grid.cells :]]).expand(len(key), -1)
+    key = torch.cat([key + grid.prefix, extra], -1)  # (T, K + E), tokens
     if mask.keep is not None:
-        extra, cells = split_keep(mask.keep, grid)
-        keep = torch.cat([cells[:, key], extra[:, None].expand(-1, len(key), -1)], -1)  # (B, T, K + E)
-        allowed = allowed & keep[:, None, :, None]
+        allowed = allowed & mask.keep[:, None, key][..., None, :]
     bias = allowed.expand(-1, q.shape[1], -1, -1, -1)
     if table is not None:
         places = F.pad(_biases(table, y.offset, x.offset), (0, grid.extra)).to(q.dtype)
         bias = torch.where(allowed, places, -torch.inf)
-    queries = _take(q_cells, query)
-    keys, values = append_extra(_take(k_cells, key), k_extra), append_extra(_take(v_cells, key), v_extra)
-    out = sdpa(*(t.flatten(1, 2) for t in (queries, keys, values)), attn_mask=bias.flatten(1, 2), scale=scale)
+    tiles = [_take(t, at).flatten(1, 2) for t, at in ((q, query + grid.prefix), (k, key), (v, key))]
+    out = sdpa(*tiles, attn_mask=bias.flatten(1, 2), scale=scale)
     slot = (y.tile[:, None] * len(x.query) + x.tile) * query.shape[1] + y.slot[:, None] * x.query.shape[1] + x.slot
     cells = out.unflatten(1, (q.shape[1], -1)).flatten(2, 3).index_select(2, slot.flatten())
     return join_global_tokens(cells, q, k, v, grid, scale, mask)
@@ -206,8 +205,8 @@ def _pairs(y: Tensor, x: Tensor) -> Tensor:
     return (y[:, None, :, None] + x[:, None]).flatten(2).flatten(0, 1)
 
 
-def _take(cells: Float[Tensor, "B H n d"], index: Tensor) -> Float[Tensor, "B H T A d"]:
-    return cells.index_select(2, index.flatten()).unflatten(2, tuple(index.shape))
+def _take(tokens: Float[Tensor, "B H N d"], index: Tensor) -> Float[Tensor, "B H T A d"]:
+    return tokens.index_select(2, index.flatten()).unflatten(2, tuple(index.shape))
 
 
 def _biases(table: Float[Tensor, "H S S"], y: Tensor, x: Tensor) -> Float[Tensor, "H T A K"]:
