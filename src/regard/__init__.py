@@ -59,10 +59,12 @@ if TYPE_CHECKING:
 # generated: imports
 if TYPE_CHECKING:
     from regard.mixers.agent import Agent as Agent
+    from regard.mixers.axial import Axial as Axial
     from regard.mixers.bra import BRA as BRA
     from regard.mixers.convolutions.conv import Conv as Conv
     from regard.mixers.convolutions.deformable import DeformableConv as DeformableConv
     from regard.mixers.convolutions.dynamic import DynamicConv as DynamicConv
+    from regard.mixers.cswin import CSWin as CSWin
     from regard.mixers.dat.dat import DAT as DAT
     from regard.mixers.deformable_detr import DeformableDETR as DeformableDETR
     from regard.mixers.differential import Differential as Differential
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from regard.mixers.mhla import MHLA as MHLA
     from regard.mixers.mita.mita import MiTA as MiTA
     from regard.mixers.moba import MoBA as MoBA
+    from regard.mixers.neighbourhood import Neighbourhood as Neighbourhood
     from regard.mixers.nsa import NSA as NSA
     from regard.mixers.nystrom import Nystrom as Nystrom
     from regard.mixers.performer import Performer as Performer
@@ -128,6 +131,9 @@ _MODULES: dict[str, str] = {
     "DAT": "regard.mixers.dat.dat",
     "DeformableDETR": "regard.mixers.deformable_detr",
     "Window": "regard.mixers.window",
+    "Neighbourhood": "regard.mixers.neighbourhood",
+    "Axial": "regard.mixers.axial",
+    "CSWin": "regard.mixers.cswin",
     "MiTA": "regard.mixers.mita.mita",
     "NSA": "regard.mixers.nsa",
     "Conv": "regard.mixers.convolutions.conv",

@@ -4,9 +4,11 @@ Generated from mixers/table.py: run `make generated`, do not edit.
 """
 
 from regard.mixers.agent import agent, agent_reference
+from regard.mixers.axial import axial, axial_reference
 from regard.mixers.bra import bra, bra_plan, bra_reference
 from regard.mixers.convolutions.deformable import deformable_conv, deformable_conv_reference
 from regard.mixers.convolutions.dynamic import dynamic_conv, dynamic_conv_reference
+from regard.mixers.cswin import cswin, cswin_reference
 from regard.mixers.dat.dat import sample_points, sample_points_reference
 from regard.mixers.deformable_detr import deformable_detr, deformable_detr_reference
 from regard.mixers.differential import differential, differential_reference
@@ -18,6 +20,7 @@ from regard.mixers.linformer import linformer, linformer_reference
 from regard.mixers.mhla import mhla, mhla_reference
 from regard.mixers.mita.mita import PooledQueries, mita, mita_plan, mita_reference, pool_landmarks
 from regard.mixers.moba import moba, moba_plan, moba_reference
+from regard.mixers.neighbourhood import neighbourhood, neighbourhood_reference
 from regard.mixers.nsa import nsa, nsa_reference
 from regard.mixers.nystrom import nystrom, nystrom_reference
 from regard.mixers.performer import performer, performer_reference
@@ -89,6 +92,12 @@ __all__ = [
     "deformable_detr_reference",
     "window",
     "window_reference",
+    "neighbourhood",
+    "neighbourhood_reference",
+    "axial",
+    "axial_reference",
+    "cswin",
+    "cswin_reference",
     "PooledQueries",
     "mita",
     "mita_plan",

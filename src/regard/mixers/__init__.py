@@ -4,10 +4,12 @@ Generated from mixers/table.py: run `make generated`, do not edit.
 """
 
 from .agent import Agent as Agent
+from .axial import Axial as Axial
 from .bra import BRA as BRA
 from .convolutions.conv import Conv as Conv
 from .convolutions.deformable import DeformableConv as DeformableConv
 from .convolutions.dynamic import DynamicConv as DynamicConv
+from .cswin import CSWin as CSWin
 from .dat.dat import DAT as DAT
 from .deformable_detr import DeformableDETR as DeformableDETR
 from .differential import Differential as Differential
@@ -19,6 +21,7 @@ from .linformer import Linformer as Linformer
 from .mhla import MHLA as MHLA
 from .mita.mita import MiTA as MiTA
 from .moba import MoBA as MoBA
+from .neighbourhood import Neighbourhood as Neighbourhood
 from .nsa import NSA as NSA
 from .nystrom import Nystrom as Nystrom
 from .performer import Performer as Performer
@@ -62,6 +65,9 @@ MIXERS = (
     DAT,
     DeformableDETR,
     Window,
+    Neighbourhood,
+    Axial,
+    CSWin,
     MiTA,
     NSA,
     Conv,
