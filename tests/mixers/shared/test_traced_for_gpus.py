@@ -23,7 +23,7 @@ def built(text: str, grids: tuple[Grid, ...]) -> tuple[nn.Module, Grid]:
     """The layer on the first grid that it takes."""
     for grid in grids:
         with suppress(ConfigError, GridError):
-            return parse(text).build(Site(64, 1, grid)).eval(), grid
+            return parse(text).build(Site(64, 2, grid)).eval(), grid
     raise AssertionError(f"{text} takes none of the grids")
 
 
