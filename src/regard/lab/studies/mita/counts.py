@@ -77,6 +77,6 @@ ANALYSIS = Analysis(
     notes=(
         "The paper calls multiply-accumulates FLOPs; 1 G = 10^9. Products of landmarks with keys and queries are "
         "computed once and used twice (Algorithm 1); computed twice, MiTA-T would round to 1.2G.",
-        "Pruned networks (SViTE, Sparsifiner) are cited with the printed numbers, not counted.",
+        "SViTE prunes weights: its numbers are cited, not counted.",
     ),
 )
