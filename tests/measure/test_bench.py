@@ -104,6 +104,13 @@ def test_a_whole_model_is_compared_with_its_own_attention() -> None:
     check_error(ConfigError, "unknown dtype", bench_model, HOST, [], dtype="fp31")
 
 
+def test_a_model_that_would_take_too_long_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST", 1e-6)
+    small, large = bench_model(HOST, [], [(16, 16), (32, 32)], batch=1, seconds=0.01)
+    assert (small.estimated, large.estimated, large.grid, large.rounds) == (False, True, "32x32", 0)
+    assert large.seconds > 3 * small.seconds  # by the growth of its products, 4 times the tokens
+
+
 def test_the_page_has_tables_curves_and_what_was_not_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

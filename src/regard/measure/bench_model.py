@@ -1,6 +1,7 @@
 """Whole models with swapped attention beside the model as it was: time and peak memory of a pass over images."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from regard.mixers.spelling import spell
 from regard.models.catalog import user_ports
 from regard.swapping.swap import swap
 
-from .bench import Candidate, Run, Timing, checked_placement, measured, with_gradients
+from .bench import Candidate, Run, Timing, checked_placement, measured, scaled, too_much, with_gradients
 from .cost import host_and_image, model_cost
 
 OWN = "host"
@@ -37,12 +38,14 @@ def bench_model(
     """Time a model with its own attention, the first row of each size, and with each mechanism; weights are random.
 
     sizes: (height, width) of images, None = the host's own. batch: images. The other arguments are those of `bench`.
-    refuse: called with a sentence for each mechanism that the model cannot take, which is then left out.
+    refuse: called with a sentence for each mechanism that the model cannot take, which is then left out. A row that is
+    estimated, from the size before, to take over a minute or a quarter of the memory is not run, as in `bench`.
     Raises: ConfigError for an unknown host or dtype, or a size that the host does not take; without `refuse`,
     RegardError where the attention cannot be replaced.
     """
     placement = checked_placement(device, dtype, batch=batch, seconds=seconds)
     timings: list[Timing] = []
+    work: dict[str, int] = {}  # multiply-accumulates of each row at the size before
     for size in sizes or (None,):
         with torch.device("meta"):
             height, width = host_and_image(host, size, extra)[1].shape[-2:]
@@ -50,14 +53,17 @@ def bench_model(
         if report is not None:
             report(f"timing {host} at {name} with {len(configs)} mechanisms")
         before = {timing.mixer: timing for timing in timings}
-        rows = [_candidate(host, None, size, batch, placement, backward, extra)]
-        for config in configs:
+        rows: list[Candidate | Timing] = []
+        for config in (None, *configs):
             try:
-                rows.append(_candidate(host, config, size, batch, placement, backward, extra))
+                row = _candidate(host, config, size, batch, placement, backward, extra)
             except RegardError as error:
-                if refuse is None:
+                if refuse is None or config is None:
                     raise
                 refuse(f"{spell(config)} in {host} at {name}: {error}")
+                continue
+            rows.append(_unless_too_much(row, name, before.get(row.name), work.get(row.name, 0), placement[0]))
+            work[row.name] = row.macs
         timings += measured(rows, name, 0, placement, backward, seconds, before)
     return timings
 
@@ -78,6 +84,16 @@ def _candidate(
     run = _pass(model.to(device, dtype), images, backward)
     traffic = (cost.params + images.numel()) * dtype.itemsize
     return Candidate(OWN if config is None else spell(config), run, batch * cost.macs, traffic)
+
+
+def _unless_too_much(
+    row: Candidate, name: str, before: Timing | None, macs: int, device: torch.device
+) -> Candidate | Timing:
+    """The row, or its estimate where it would take too long. macs: of the size before."""
+    if before is None or not macs:
+        return row
+    estimate = replace(scaled(before, row.macs / macs), grid=name)
+    return estimate if too_much(estimate, device) else row
 
 
 def _pass(model: nn.Module, images: Tensor, backward: bool) -> Run:

@@ -35,7 +35,9 @@ _OUTCOME = {
 }  # fmt: skip
 OUTCOME_FIELDS = frozenset(_OUTCOME)
 """All that an outcome may have."""
-PERCENT = frozenset({"top1", "miou", "pixels", "bleu", "chrf", "map", "ap50", "ap75"})
+PERCENT = frozenset(
+    {"top1", "miou", "pixels", "bleu", "chrf", "map", "ap50", "ap75", "box_map", "box_ap50", "box_ap75"}
+)
 """Metrics in percent."""
 _SNAPSHOT = {
     "study": _TEXT, "scale": _TEXT, "metric": _TEXT, "baseline": _TEXT, "rows": _LIST, "runs": _LIST,

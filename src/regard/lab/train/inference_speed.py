@@ -16,24 +16,23 @@ BATCH = 16
 
 
 @torch.inference_mode()
-def inference_speed(model: nn.Module, example: Sequence[Any], precision: str) -> float | None:
-    """Samples a second of forward passes of `BATCH` samples on the model's device, the median of 5 after a first one.
+def inference_speed(model: nn.Module, example: Sequence[Any], precision: str) -> float:
+    """Samples a second of forward passes on the model's device, the median of 5 after a first one.
 
-    example: the inputs of one sample; None is returned where that is not one tensor (1, ...).
+    example: the inputs of one sample. A pass has `BATCH` samples where that is one tensor (1, ...); else one sample, as
+    papers time detectors.
     """
-    sample = example[0]
-    if len(example) > 1 or not isinstance(sample, Tensor):
-        return None
-    batch = sample.repeat(BATCH, *[1] * (sample.ndim - 1)).to(next(model.parameters()).device)
+    device, number = next(model.parameters()).device, BATCH if len(example) == 1 else 1
+    batch = [x.repeat(number, *[1] * (x.ndim - 1)).to(device) if isinstance(x, Tensor) else x for x in example]
     at_precision = ModelAtPrecision(model, precision)
     with eval_mode(model):
-        seconds = [_seconds(at_precision, batch) for _ in range(6)][1:]
-    return round(BATCH / statistics.median(seconds), 1)
+        seconds = [_seconds(at_precision, batch, device) for _ in range(6)][1:]
+    return round(number / statistics.median(seconds), 1)
 
 
-def _seconds(model: nn.Module, batch: Tensor) -> float:
+def _seconds(model: nn.Module, batch: Sequence[Any], device: torch.device) -> float:
     begun = time.perf_counter()
-    model(batch)
-    if batch.is_cuda:
-        torch.cuda.synchronize(batch.device)
+    model(*batch)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter() - begun

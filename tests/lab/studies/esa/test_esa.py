@@ -61,9 +61,11 @@ def test_exponentials_and_interpolation_have_columns_of_their_own() -> None:
         assert other_work(DETECTION, config, False) == (expected / 1e9, 0)
     assert other_work(DETECTION, None, True) == (0, samples / 1e9)
     figure = compute(NOWHERE)[1]
-    row = dict(zip(figure.columns, figure.rows[-1], strict=True))  # type: ignore[union-attr]
-    assert row["configuration"] == "0010 + deformable"
+    rows = [dict(zip(figure.columns, row, strict=True)) for row in figure.rows]  # type: ignore[union-attr]
+    row = next(row for row in rows if row["configuration"] == "0010 + deformable")
     assert row["interpolation (10^9)"] > 0
+    text = next(row for row in rows if (row["task"], row["configuration"]) == ("translation", "1000"))
+    assert text["added GMACs"] == round(18 * (2 * 32**2 * 512 + 4 * 32 * 512**2) / 1e9, 2)
 
 
 def test_all_but_the_known_misfit_is_reproduced() -> None:

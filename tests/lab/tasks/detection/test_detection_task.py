@@ -14,8 +14,9 @@ from regard.core import ConfigError, DataError
 from regard.images import digest
 from regard.lab.tasks.detection import Detection, Instances
 from regard.lab.tasks.detection.masks import decode
-from regard.lab.tasks.detection.score import Found, results
+from regard.lab.tasks.detection.score import Found, evaluate, results
 from regard.lab.tasks.detection.task import Boxes
+from regard.lab.train.inference_speed import inference_speed
 from regard.lab.train.recipe import Recipe
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
@@ -55,7 +56,12 @@ def test_training_and_evaluation_end_to_end(folder: Path, kind: type[Boxes], res
         losses.append(loss.item())
     assert np.mean(losses[-6:]) < 0.8 * np.mean(losses[:6])
     score = task.score(model, CPU)
-    assert set(score.metrics) == {"map", "ap50", "ap75"}
+    assert set(score.metrics) == {"map", *kind.further}
+    if kind is Instances:
+        most = max(map(len, (scene.objects for scene in task.test_scenes())))
+        found = evaluate(task.test_scenes(), task.found(model, CPU), task.data_set().classes, "bbox", max(100, most))
+        assert score.metrics["box_map"] == found.metrics()["map"]
+    assert inference_speed(model, task.example(), "32") > 0
     assert all(0 <= value <= 100 for value in score.metrics.values())
     assert score.samples is not None
     assert score.samples.shape == (4,)

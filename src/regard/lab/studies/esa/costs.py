@@ -35,6 +35,15 @@ DETECTION = Layout("detection", 213.7, ((Grid(50, 84), 256, 6), (Grid(25, 42), 5
 SEGMENTATION = Layout(
     "segmentation", 449.5, ((Grid(96, 96), 256, 6), (Grid(96, 96), 512, 3), (Grid(96, 96), 512, 1)), 2, 0.2
 )
+TEXT_TOKENS = 32
+TRANSLATION = Layout(
+    "translation",
+    (12 * 8 * 512**2 + 512 * 37_000) * TEXT_TOKENS / 1e9,
+    ((Grid.sequence(TEXT_TOKENS), 512, 18),),
+    0,
+    0.0,
+)
+"""The Transformer base on pairs of sentences of `TEXT_TOKENS` tokens; the base is feed-forward nets and vocabulary."""
 # the printed GMACs of configurations that the tables have
 PRINTED = {
     "detection": {
@@ -47,6 +56,7 @@ PRINTED = {
         "0101": 800.7, "0100": 800.7, "1011": 1112.1, "1010": 1111.2, "1001": 1112.1, "1000": 1111.2, "0011": 794.4,
         "0010": 489.5, "0001": 781.1,
     },
+    "translation": {},
 }  # fmt: skip
 # Table 2: from -> to, and the printed accuracy: box mAP on COCO, mIoU on Cityscapes, BLEU on WMT14 English to German
 PRINTED_PAIRS = (
@@ -140,11 +150,11 @@ def _config(terms: str) -> Factors | None:
 def figure3() -> Sheet:
     """The axis of Figure 3: what the 16 configurations add, and what 0010 with deformable convolution adds."""
     rows = []
-    for layout in (DETECTION, SEGMENTATION):
+    for layout in (DETECTION, SEGMENTATION, TRANSLATION):
         printed = PRINTED[layout.name]
         for terms in ("w/o", *_TERMS):
             rows.append(_line(layout, terms, _config(terms), False, printed.get(terms)))
-        for terms in ("w/o", "0010"):
+        for terms in ("w/o", "0010") if layout.blocks else ():
             rows.append(_line(layout, f"{terms} + deformable", _config(terms), True, printed[terms]))
     return Sheet(
         title="Figure 3: what the configurations cost",
@@ -262,6 +272,8 @@ ANALYSIS = Analysis(
         "Detection: images of 800x1333, attention in conv4 (maps of 50x84, 256 channels, 6 blocks) and conv5 "
         "(25x42, 512, 3). Segmentation: maps of 96x96 in conv4 and conv5, and one module of 512 channels after the "
         "backbone. This layout is inferred: it reproduces the printed numbers. The base network is the printed w/o.",
+        f"Translation: the Transformer base, two sentences of {TEXT_TOKENS} tokens, the configuration in all 18 "
+        "attentions (of encoder, decoder and between them); the paper prints no numbers of it.",
         "The paper calls multiply-accumulates FLOPs; 1 G = 10^9. Tolerances: 0.1 G in detection, 0.2 G in "
         "segmentation.",
         "The executed column counts what this library runs for one image in float32, with its faster forms: products "

@@ -181,7 +181,8 @@ FIGURE3 = Study(
     },
     claims=(Claim("8 heads", "1 heads", "top1"),),
     notes=(
-        "Heads share the width: parameters and multiply-accumulates do not change, except for the biases of the keys.",
+        "Heads share the width: parameters and multiply-accumulates do not change, except for the biases of the keys. "
+        "The figure's speed is `images_per_second` (training) and `inference_per_second` of each run.",
         "The paper's figure is of CSKAFormer-S18 on ImageNet, after 160 of 310 epochs, and prints no numbers, not "
         "even those of heads.",
         METAFORMER_NOTE,

@@ -56,15 +56,19 @@ class Evaluation:
         values = values[values > -1]
         return 100 * float(values.mean()) if values.size else None
 
-    def score(self) -> Score:
-        """map, ap50 and ap75; by size and by class. samples: jackknife values of the images in at most `BLOCKS` blocks.
-
-        Raises: DataError without any object.
-        """
+    def metrics(self) -> dict[str, float]:
+        """map, ap50 and ap75. Raises: DataError without any object."""
         main = self.mean()
         if main is None:
             raise DataError("there are no objects to evaluate, so that there is no average precision")
-        metrics = {"map": main, "ap50": self.mean(0) or 0.0, "ap75": self.mean(5) or 0.0}
+        return {"map": main, "ap50": self.mean(0) or 0.0, "ap75": self.mean(5) or 0.0}
+
+    def score(self) -> Score:
+        """`metrics`; by size and by class. samples: jackknife values of the images in at most `BLOCKS` blocks.
+
+        Raises: DataError without any object.
+        """
+        metrics = self.metrics()
         details = {f"ap/{name}": self.mean(size=size) for size, name in enumerate(AREAS) if size}
         details |= {f"ap/{name}": self.mean(label=label) for label, name in enumerate(self.classes)}
         samples = jackknife(self.images, self.without, BLOCKS)

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -280,11 +280,15 @@ class Boxes(ValidationPart, ImageTask):
 
     def score(self, model: nn.Module, device: torch.device) -> Score:
         """Average precision of boxes (masks) in the original images; `Score.samples` are jackknife values."""
-        found = self.found(model, device)
-        classes = self.data_set().classes
-        return evaluate(
-            self.test_scenes(), found, classes, self.kind, self.detections or _most(self, self.data_set())
-        ).score()
+        most = self.detections or _most(self, self.data_set())
+        return self._scored(self.test_scenes(), self.found(model, device), self.data_set().classes, most)
+
+    def _scored(self, scenes: Sequence[Scene], found: list[Found], classes: tuple[str, ...], most: int) -> Score:
+        score = evaluate(scenes, found, classes, self.kind, most).score()
+        if self.kind == "bbox":
+            return score
+        boxes = evaluate(scenes, found, classes, "bbox", most).metrics()
+        return replace(score, metrics=score.metrics | {f"box_{name}": value for name, value in boxes.items()})
 
     def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
         """As in `Task`; the classes are those of the run, of which the user's own data may have some.
@@ -305,7 +309,7 @@ class Boxes(ValidationPart, ImageTask):
         self.check_fits(data, scene_set, record)
         part = _split(other, split, scene_set)
         found = predictions_of(self.frame(record), model, part, device)
-        return evaluate(part.scenes, found, scene_set.classes, self.kind, record["detections"]).score()
+        return self._scored(part.scenes, found, scene_set.classes, record["detections"])
 
     @property
     def chance(self) -> float:
@@ -345,9 +349,12 @@ class Detection(Boxes):
 
 @dataclass(frozen=True, kw_only=True)
 class Instances(Boxes):
-    """Average precision of masks. detector: "mask" or "cascade_mask", of `networks.DETECTORS`."""
+    """Average precision of masks, and of boxes as `box_map`. detector: "mask" or "cascade_mask", of
+    `networks.DETECTORS`.
+    """
 
     name: ClassVar[str] = "instances"
+    further: ClassVar[tuple[str, ...]] = (*Boxes.further, "box_map", "box_ap50", "box_ap75")
     kind: ClassVar[str] = "segm"
     detectors: ClassVar[tuple[str, ...]] = ("mask", "cascade_mask")
 
