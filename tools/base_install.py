@@ -24,7 +24,7 @@ WORKS = (
     "maps vit_desk photos/0.png",
     "swap-check saved SKA --data photos --images 16",
     "advise saved --data photos --images 16 --minutes 0.02 --mixers None --budget macs=0.999x",
-    "distill saved --plan SKA --data photos --images 16 --steps 2 --score-steps 1",
+    "distill saved --plan SKA --data photos --images 16 --steps 2 --output-steps 1",
     "maps distilled photos/1.png",
 )
 NEEDS_LAB = (

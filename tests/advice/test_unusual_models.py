@@ -16,11 +16,9 @@ from regard.advice.recommend import recommend
 from regard.advice.search import Budget
 from regard.advice.substitutes import Substitutes
 from regard.advice.user_model import UserModel, load_user_model, tensors
-from regard.core import UnsupportedError
 from regard.mixers.linear import Linear
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
-from regard.models.create import create_model
 from regard.swapping.layer import Port
 from regard.swapping.removed import Removed
 from regard.swapping.swap import swap
@@ -138,13 +136,13 @@ class Forbidden(nn.Module):
 
 def test_a_class_that_is_never_possible_changes_nothing() -> None:
     plain = user_model()
-    masked = replace(plain, network=Forbidden(plain.network))
+    masked = replace(plain, network=Forbidden(plain.network), judge="scores")
     inputs, changes = plain.prepared(tensors(images(20))), []
     for model in (plain, masked):
         with Substitutes(model.network, [SKA()], model.example) as substitutes:
-            changes.append(list(Fidelity(substitutes, inputs).alone().values()))
+            changes.append(list(Fidelity(substitutes, inputs, model.judges()).alone().values()))
     for one, other in zip(*changes, strict=True):
-        assert other.kl == pytest.approx(one.kl, rel=1e-3, abs=1e-7)
+        assert other.distance == pytest.approx(one.distance, rel=1e-3, abs=1e-7)
 
 
 def test_a_mechanism_whose_scores_are_no_numbers_is_in_no_plan_and_said() -> None:
@@ -161,10 +159,3 @@ def test_a_mechanism_whose_scores_are_no_numbers_is_in_no_plan_and_said() -> Non
     assert not any("blocks.1.attn" in plan.spelling for plan in answer.plans)
     assert any(plan.choice and plan.spelling for plan in answer.plans)
     assert all(math.isfinite(plan.loss) for plan in answer.plans)
-
-
-def test_a_model_without_classes_is_refused() -> None:
-    network = create_model("vit_desk(size=(16, 24), patch=4, dim=16, depth=3, heads=2, num_classes=0)", None)
-    model = UserModel(network.eval(), "features", SIZE, NORMAL)
-    with pytest.raises(UnsupportedError, match="no classifier"):
-        recommend(model, images(), Question())

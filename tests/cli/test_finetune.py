@@ -264,7 +264,7 @@ def test_a_segmenter_is_distilled_saved_and_trained_further(tmp_path: Path) -> N
     for index in range(16):
         Image.fromarray(canvas("cued-digits", "train", index).image.squeeze()).save(photos / f"{index}.png")
     layer = "encoder.model.blocks.1.attn=SKA()"
-    arguments = ["--steps", "2", "--score-steps", "1", "--out", str(folder), "--device", "cpu"]
+    arguments = ["--steps", "2", "--output-steps", "1", "--out", str(folder), "--device", "cpu"]
     results = ["--results", str(tmp_path / "results")]
     assert command(["distill", first.key, "--plan", layer, "--data", str(photos), *arguments, *results]) == 0
     changes = ["task.limit=16", "recipe.epochs=1", "recipe.lr=1e-12", "recipe.weight_decay=0.0"]

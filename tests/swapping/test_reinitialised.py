@@ -316,6 +316,6 @@ def test_advice_replaces_such_layers_only_if_it_is_asked_to(
     capsys.readouterr()
     taught = tmp_path / "taught"
     distil = ["distill", model, "--plan", str(out / "plan.json"), "--data", pictures, "--images", "16", "--steps", "2",
-              "--score-steps", "1", "--batch", "2", "--out", str(taught)]  # fmt: skip
+              "--output-steps", "1", "--batch", "2", "--out", str(taught)]  # fmt: skip
     assert run(distil) == 0
     assert swapped_layers(load(taught)) == list(plan)

@@ -10,7 +10,8 @@ from regard.measure.intervals import Interval
 from regard.swapping.layer_plan import spell_layer_plan
 
 from .attention_use import AttentionUse
-from .fidelity import ScoreChange
+from .fidelity import AnswerChange
+from .judges import Judge
 from .layer_costs import Costs, Usage
 from .search import Budget, Choice, as_plan
 
@@ -42,9 +43,10 @@ class Question:
 class VerifiedPlan:
     """A plan with what was measured of the whole model.
 
-    predicted: the sum of the divergences of its changes alone. divergence, agreement: of the class scores with the
-    model as it was, nats and percent. latency, memory, macs: shares of what the model needs with its own attention;
-    memory is None where the system does not tell. expected: its share of the budget's kind before it was measured.
+    predicted: the sum of the divergences of its changes alone. divergence, agreement: of the output from that of the
+    model as it was, by the judge, and percent. latency, memory, macs: shares of what the model needs with its own
+    attention; memory is None where the system does not tell. expected: its share of the budget's kind before it was
+    measured.
     """
 
     choice: Choice
@@ -62,7 +64,7 @@ class VerifiedPlan:
 
     @property
     def loss(self) -> float:
-        """The mean divergence; infinite where the scores of an image are no numbers."""
+        """The mean divergence; infinite where the output of an image is no number."""
         mean = self.divergence.mean or 0.0
         return mean if math.isfinite(mean) else math.inf
 
@@ -75,11 +77,10 @@ class VerifiedPlan:
 class Recommendation:
     """The answer. plans: verified, from the model as it was to the cheapest. best: the recommended one among them.
 
-    met: whether it is within the budget. alone: the change of the scores by each mechanism at each layer alone; costs:
+    met: whether it is within the budget. alone: the change of the output by each mechanism at each layer alone; costs:
     of each; use: of the model's attention, or why it is not known. steps: of learning. usage: of the model as it was.
-    doubts: what the answer is not sure of. correlation: of predicted and measured divergence over the plans. dense:
-    whether the model gives classes of pixels, so that agreement is a mean IoU. clock: what measured the times, of
-    what. looked_at: images that `use` is of.
+    doubts: what the answer is not sure of. correlation: of predicted and measured divergence over the plans. judge: of
+    the output. clock: what measured the times, of what. looked_at: images that `use` is of.
     """
 
     model: str
@@ -87,7 +88,8 @@ class Recommendation:
     plans: tuple[VerifiedPlan, ...]
     best: VerifiedPlan
     met: bool
-    alone: Mapping[tuple[str, MixerConfig], ScoreChange]
+    judge: Judge
+    alone: Mapping[tuple[str, MixerConfig], AnswerChange]
     costs: Costs
     usage: Usage
     use: Mapping[str, AttentionUse] | str
@@ -97,7 +99,6 @@ class Recommendation:
     batch: int
     seconds: float
     correlation: float | None = None
-    dense: bool = False
     clock: str = ""
     looked_at: int = 0
     doubts: tuple[str, ...] = field(default=())
@@ -105,6 +106,4 @@ class Recommendation:
 
 def agreement_text(result: Recommendation, agreement: str) -> str:
     """What a plan keeps of the model's answers, as text. agreement: in percent."""
-    if result.dense:
-        return f"gives maps of classes with a mean IoU of {agreement} % to the model's own"
-    return f"keeps the best class of {agreement} % of the images"
+    return result.judge.sentence.format(agreement)

@@ -94,7 +94,7 @@ def _mean(uses: Sequence[AttentionUse]) -> AttentionUse:
 def summary(uses: Mapping[str, AttentionUse], losses: Mapping[str, float], threshold: float = 0.01) -> Sequence[str]:
     """Sentences on where attention is in windows, local, global or hardly used.
 
-    losses: divergence of the scores without a layer's attention, in nats.
+    losses: divergence of the output without a layer's attention.
     """
     lines = []
     for word, text in (
@@ -107,5 +107,5 @@ def summary(uses: Mapping[str, AttentionUse], losses: Mapping[str, float], thres
             lines.append(f"{text}: {', '.join(names)}")
     unused = [name for name, loss in losses.items() if math.isfinite(loss) and loss < threshold]
     if unused:
-        lines.append(f"hardly used (the scores change by less than {threshold} nats without it): {', '.join(unused)}")
+        lines.append(f"hardly used (the output changes by less than {threshold} without it): {', '.join(unused)}")
     return lines

@@ -1,8 +1,13 @@
-"""Distilling a whole model: swap by a plan, learn layer by layer, then, if asked, the class scores; save the result."""
+"""Distilling a whole model: swap by a plan, learn layer by layer, then, if asked, the output; save the result.
+
+What is learned never ends farther from the original than it began, on images that nothing learns from: a step that
+does is left out. The rate of the output is found by short trials.
+"""
 
 import hashlib
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -15,23 +20,30 @@ from regard.models.saving import save
 from regard.swapping.inspect import matching_layers, plannable_layers
 from regard.swapping.layer_plan import PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan, spell_layer_plan
 
-from .fidelity import Fidelity, ScoreChange
+from .fidelity import AnswerChange, Fidelity
+from .judges import Judge
+from .judges.choose import judge_text, judged_as
 from .kept import Kept
-from .learning import Distillation, LayerDistillation, ScoreDistillation
+from .learning import Distillation, LayerDistillation, OutputDistillation
 from .substitutes import Substitutes
 from .user_model import UserModel, split_images, tensors
 
 STATE = "distill.state"
+RATES = (1.0, 0.1, 0.01)
+"""Of the rate of the output, which are tried."""
+TRIAL = 20
+"""Steps of a trial at least, and its part of all steps."""
 
 
 @dataclass(frozen=True)
 class Distilled:
-    """The outcome. model: swapped, with what it learned. changes: of the class scores after each step, by its name, on
-    `judged` images that it did not learn from."""
+    """The outcome. model: swapped, with what it learned. changes: of the output after each step, by its name, on
+    `judged` images that it did not learn from; the last is that of `model`. judge: of the output."""
 
     model: nn.Module
-    changes: dict[str, ScoreChange]
+    changes: dict[str, AnswerChange]
     judged: int
+    judge: Judge
 
 
 def plan_of(model: UserModel, source: PlanSource | MixerConfig, extra: Extra = ()) -> dict[str, MixerConfig]:
@@ -50,16 +62,19 @@ def distill_model(
     plan: PlanSource | MixerConfig,
     images: Images,
     layers: Distillation,
-    scores: Distillation,
+    outputs: Distillation,
     folder: Path | None = None,
     *,
     rank: int = 0,
+    guard: bool = True,
     extra: Extra = (),
     report: Callable[[str], None] | None = None,
 ) -> Distilled:
-    """Swap a copy of the model by a plan and teach it. layers, scores: how each layer, then the whole model, learns.
+    """Swap a copy of the model by a plan and teach it. layers, outputs: how each layer, then the whole model, learns.
 
-    rank: of LoRA with which the whole model learns, 0 = all weights learn (`ScoreDistillation`).
+    rank: of LoRA with which the whole model learns, 0 = all weights learn (`OutputDistillation`). guard: try the rate
+    of `outputs`, a tenth and a hundredth of it in short trials, and leave out a step after which the judged images are
+    farther from the original; False learns as it is told.
     folder: the new model is saved there at the end, and before that its state, from which the same call goes on with
     the same bits; None keeps nothing. report: called with a line of text at each step. The model is not changed.
     Raises: as `recommend`; UnsupportedError for a model that cannot be saved, before anything is learned; ConfigError
@@ -67,16 +82,17 @@ def distill_model(
     """
     if rank:
         require("peft", extra="lora")
-    model.check()
+    judges = model.judges()
     if folder is not None and not model.saveable:
         raise UnsupportedError(
             f"neither create_model nor a run of segmentation made {model.label}, so what it learns cannot be saved; in "
             "Python, distill_model with folder=None returns the new model"
         )
     say = report or (lambda text: None)
+    say(judged_as(judges))
     choice = plan_of(model, plan, extra)
     learned, judged = split_images(images)
-    key = f"{_key(model, choice, images, layers, scores)}|{rank}"
+    key = f"{_key(model, choice, images, layers, outputs)}|{rank}|{guard}"
     kept = Kept(None if folder is None else folder / STATE, key, _refuse_other)
     if folder is not None and not kept.content and (folder / "model.json").exists():
         raise ConfigError(
@@ -86,37 +102,96 @@ def distill_model(
     with Substitutes(model.network, mixers, model.example, ports=model.ports, reinitialise=True) as substitutes:
         substitutes.keep_only(choice)
         device = next(model.network.parameters()).device
-        fidelity = Fidelity(substitutes, model.prepared(tensors(judged), device))
+        fidelity = Fidelity(substitutes, model.prepared(tensors(judged), device), judges)
         if folder is not None:
             check_recipe(substitutes.applied(choice, model.ports))  # what cannot be saved is refused before it learns
-        changes = {"swapped": fidelity.scores(choice)}
-        say(_line("swapped", changes["swapped"]))
-        learning = LayerDistillation(substitutes, model, learned, layers)
-        kept.learn(learning, "layers", say)
-        if layers.steps:
-            changes["layers learned"] = fidelity.scores(choice)
-            say(_line("after learning layer by layer", changes["layers learned"]))
-        student = substitutes.applied(choice, model.ports)
-        if scores.steps:
-            learning_scores = ScoreDistillation(student, model, learned, scores, rank)
-            kept.learn(learning_scores, "scores", say)
-            student = learning_scores.end()
-            changes["scores learned"] = fidelity.of_model(student)
-            say(_line("after learning the class scores", changes["scores learned"]))
+        teaching = _Teaching(model, choice, learned, fidelity, kept, guard, say)
+        student = teaching.run(layers, outputs, rank)
     if folder is not None:
         save(student, folder, data=model.data)
         kept.remove()
-    return Distilled(student, changes, len(judged))
+    return Distilled(student, teaching.changes, len(judged), judges[0])
+
+
+@dataclass
+class _Teaching:
+    """The steps of one distillation; changes: after each, the last that of the student."""
+
+    model: UserModel
+    choice: dict[str, MixerConfig]
+    images: Images
+    fidelity: Fidelity
+    kept: Kept
+    guard: bool
+    say: Callable[[str], None]
+    changes: dict[str, AnswerChange] = field(default_factory=dict)
+
+    def run(self, layers: Distillation, outputs: Distillation, rank: int) -> nn.Module:
+        """Layers, then outputs; returns the student."""
+        substitutes = self.fidelity.substitutes
+        self._add("swapped", self.fidelity.of_plan(self.choice))
+        start = {name: value.clone() for name, value in substitutes.weights().items()}
+        self.kept.learn(LayerDistillation(substitutes, self.model, self.images, layers), "layers", self.say)
+        if layers.steps and not self._add("layers learned", self.fidelity.of_plan(self.choice)):
+            substitutes.load_weights(start)
+        before = self._student()
+        if outputs.steps and not all(judge.learnable for judge in self.fidelity.judges):
+            self.say("the output has no gradients, so that only the layers learned")
+            return before
+        rate = self._rate(outputs, rank) if self.guard and outputs.steps else 1.0
+        if not outputs.steps or not rate:
+            return before
+        learning = self._learning(self._student(), replace(outputs, lr=outputs.lr * rate), rank)
+        self.kept.learn(learning, "outputs", self.say)
+        student = learning.end()
+        return student if self._add("outputs learned", self.fidelity.of_model(student)) else before
+
+    def _student(self) -> nn.Module:
+        return self.fidelity.substitutes.applied(self.choice, self.model.ports)
+
+    def _learning(self, student: nn.Module, how: Distillation, rank: int) -> OutputDistillation:
+        return OutputDistillation(student, self.model, self.images, self.fidelity.judges, how, rank)
+
+    def _add(self, step: str, change: AnswerChange) -> bool:
+        """Keep and say what a step changed; returns False for one that is left out."""
+        unit, last = self.fidelity.judges[0].unit, next(reversed(self.changes.values()), None)
+        text = f"{step}: divergence {change.divergence.mean:.4g}{unit}, agreement {change.agreement.mean:.1f} %"
+        others = "".join(f"; {name}: {other.divergence.mean:.4g}" for name, other in change.others.items())
+        if self.guard and last is not None and not _loss(change) <= _loss(last):
+            self.say(f"{text}{others}: farther from the original than before, so that this step is left out")
+            return False
+        self.changes[step] = change
+        self.say(text + others)
+        return True
+
+    def _rate(self, outputs: Distillation, rank: int) -> float:
+        """The factor of the rate with which the output gets nearest to the original in a few steps; 0 if with none."""
+        if "rate" not in self.kept.content:
+            best, rate = _loss(next(reversed(self.changes.values()))), 0.0
+            for factor in RATES:
+                how = replace(outputs, steps=max(TRIAL, outputs.steps // TRIAL), lr=outputs.lr * factor)
+                trial = self._learning(self._student(), how, rank)
+                trial.run()
+                loss = _loss(self.fidelity.of_model(trial.end()))
+                self.say(f"trial of {how.steps} steps at rate {how.lr:.2g}: divergence {loss:.4g}")
+                best, rate = min((best, rate), (loss, factor))
+            self.kept.content["rate"] = rate
+            self.kept.write()
+        rate = self.kept.content["rate"]
+        if not rate:
+            self.say("no rate brings the output nearer to the original: it learns no more")
+        return float(rate)
+
+
+def _loss(change: AnswerChange) -> float:
+    mean = change.divergence.mean
+    return math.inf if mean is None or not math.isfinite(mean) else mean
 
 
 def _refuse_other(text: str) -> None:
     raise StoreError(
         f"{text} that did not end: end it with its own command, choose another folder with --out, or delete the file"
     )
-
-
-def _line(step: str, change: ScoreChange) -> str:
-    return f"{step}: divergence {change.divergence.mean:.4g} nats, agreement {change.agreement.mean:.1f} %"
 
 
 def digest(network: nn.Module, images: Images) -> str:
@@ -134,6 +209,6 @@ def digest(network: nn.Module, images: Images) -> str:
 
 
 def _key(
-    model: UserModel, plan: dict[str, MixerConfig], images: Images, layers: Distillation, scores: Distillation
+    model: UserModel, plan: dict[str, MixerConfig], images: Images, layers: Distillation, outputs: Distillation
 ) -> str:
-    return f"{digest(model.network, images)}|{spell_layer_plan(plan)}|{layers}|{scores}"
+    return f"{digest(model.network, images)}|{spell_layer_plan(plan)}|{judge_text(model.judge)}|{layers}|{outputs}"

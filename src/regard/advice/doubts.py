@@ -10,7 +10,7 @@ from .search import cost_of
 from .user_model import UserModel
 
 KEPT = 90.0
-"""Percent of the best classes; below it a plan needs learning."""
+"""Percent of what agrees; below it a plan needs learning."""
 NEAR = 0.05
 """Of a budget's share."""
 
@@ -75,8 +75,8 @@ def _hard_budget(result: Recommendation) -> list[str]:
     plan = min(near, key=lambda plan: plan.loss, default=None)
     if plan is not None and (plan.divergence.high or 0.0) < (best.divergence.low or 0.0) / 2:
         lines.append(
-            f"a plan that misses the budget by little, {plan.share(kind):.2f}x, changes the scores much less "
-            f"({plan.divergence.mean:.2g} nats, agreement {plan.agreement.mean:.0f} %): "
+            f"a plan that misses the budget by little, {plan.share(kind):.2f}x, changes the output much less "
+            f"({plan.divergence.mean:.2g}{result.judge.unit}, agreement {plan.agreement.mean:.0f} %): "
             f"{plan.spelling or 'as it was'}"
         )
     return lines
@@ -93,13 +93,13 @@ def _nowhere(result: Recommendation) -> list[str]:
 
 
 def _no_numbers(result: Recommendation) -> list[str]:
-    """The number of changes whose class scores are no numbers, with the first of them."""
-    lost = [change for change, scores in result.alone.items() if not np.isfinite(scores.kl).all()]
+    """The number of changes whose outputs are no numbers, with the first of them."""
+    lost = [change for change, scores in result.alone.items() if not np.isfinite(scores.distance).all()]
     if not lost:
         return []
     name, mixer = lost[0]
     return [
-        f"{len(lost)} changes, first {spell_or_none(mixer)} at {name}, make class scores that are no numbers "
+        f"{len(lost)} changes, first {spell_or_none(mixer)} at {name}, make outputs that are no numbers "
         "(inf or nan), so no plan has them"
     ]
 

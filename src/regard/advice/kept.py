@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.files.tensor_files import read_state, write_state
 
-from .learning import LayerDistillation, ScoreDistillation
+from .learning import LayerDistillation, OutputDistillation
 
 SECONDS_BETWEEN = 20.0
 """Between two writes of the state while something learns, and between two lines of progress."""
@@ -54,7 +54,7 @@ class Kept:
 
     def learn(
         self,
-        learning: LayerDistillation | ScoreDistillation,
+        learning: LayerDistillation | OutputDistillation,
         part: str,
         say: Callable[[str], None],
         seconds: float = math.inf,

@@ -1,4 +1,4 @@
-"""Distillation without labels: substitutes learn the outputs of the layers that they replace, then a model its scores.
+"""Distillation without labels: substitutes learn the outputs of the layers that they replace, then a model its answers.
 
 Layer by layer, all at once: in each pass of the original, every substitute gets the inputs of its layer and learns its
 output (Zhang et al. 2024, LoLCATs, call this attention transfer). Steps are pure functions of (seed, step), so that an
@@ -7,7 +7,7 @@ interrupted distillation continues with the same bits.
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from regard.measure.bench_model import output_tensor
 from regard.swapping.host_names import MIXER_CHILD
 from regard.swapping.layer import Port
 
-from .fidelity import class_scores, divergence
+from .judges import Judge
 from .substitutes import Substitutes
 from .user_model import UserModel
 
@@ -128,25 +128,28 @@ class LayerDistillation:
             restore_moments(self.optimizer, state["moments"])
 
 
-class ScoreDistillation:
-    """A swapped copy of a model learning the original's class probabilities, all weights that can be trained.
+class OutputDistillation:
+    """A swapped copy of a model learning the original's outputs, all weights that can be trained.
 
-    The loss is the Kullback-Leibler divergence. `run`, `state` and `resume` are those of `LayerDistillation`; `end`
-    returns the student. rank: of LoRA around every linear layer, which then learns in its place, beside the parameters
-    that are new in the swapped layers; `end` adds it to the weights. 0: all weights learn themselves.
-    Raises: ConfigError if no weight can be trained; MissingExtra for LoRA without PEFT; UnsupportedError, by `run`,
-    without class scores.
+    The loss is that of the judges of the outputs, added. `run`, `state` and `resume` are those of `LayerDistillation`;
+    `end` returns the student. rank: of LoRA around every linear layer, which then learns in its place, beside the
+    parameters that are new in the swapped layers; `end` adds it to the weights. 0: all weights learn themselves.
+    Raises: ConfigError if no weight can be trained; MissingExtra for LoRA without PEFT; UnsupportedError, by `run`, for
+    outputs that have no gradients.
     """
 
-    def __init__(self, student: nn.Module, model: UserModel, images: Images, how: Distillation, rank: int = 0) -> None:
+    def __init__(
+        self, student: nn.Module, model: UserModel, images: Images, judges: Sequence[Judge], how: Distillation,
+        rank: int = 0,
+    ) -> None:  # fmt: skip
         self.trained = {name: value.requires_grad for name, value in student.named_parameters()}
         self.adapted = _with_lora(student, rank, how.seed) if rank else None
-        self.student, self.model, self.how = student.eval(), model, how
+        self.student, self.model, self.judges, self.how = student.eval(), model, judges, how
         self.batches = Batches(images, model.size, min(how.batch, len(images)), how.augment, how.seed)
         self.step = 0
         self.parameters = [value for value in student.parameters() if value.requires_grad]
         if not self.parameters:
-            raise ConfigError("all weights of the model are frozen, so it cannot learn its class scores")
+            raise ConfigError("all weights of the model are frozen, so it cannot learn its outputs")
         self.optimizer = torch.optim.AdamW(self.parameters, lr=how.lr, betas=(0.9, 0.98), weight_decay=0.0)
 
     def run(self, seconds: int | float = math.inf) -> bool:
@@ -157,9 +160,9 @@ class ScoreDistillation:
             self.optimizer.param_groups[0]["lr"] = self.how.lr * self.how.rate(self.step)
             inputs = self.model.prepared(self.batches[self.step][0], self.parameters[0].device)
             with eval_mode(self.model.network):
-                target = class_scores(self.model.network(inputs)).log_softmax(1)
-            scores = class_scores(self.student(inputs)).log_softmax(1)
-            loss = divergence(target, scores).mean()
+                target = self.model.network(inputs)
+            output = self.student(inputs)
+            loss = torch.stack([judge.loss(judge.read(target), judge.read(output)) for judge in self.judges]).sum()
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(self.parameters, 1.0)

@@ -15,6 +15,7 @@ from regard.swapping.layer_plan import PlanSource
 from . import recommend as recommending
 from .answer import Question, Recommendation
 from .distill import Distilled, distill_model
+from .judges.choose import JudgeChoice
 from .learning import Distillation
 from .search import read_budget
 from .user_model import UserModel, as_user_model, read_user_images, unlabelled
@@ -32,19 +33,22 @@ def recommend(
     minutes: float = 15.0,
     size: tuple[int, int] | None = None,
     normal: Statistics | None = None,
+    judge: JudgeChoice = "",
     folder: Path | None = None,
     report: Callable[[str], None] | None = None,
     extra: Extra = (),
 ) -> Recommendation:
-    """Which attention at which layer changes a model's class scores least within a budget, measured on this machine.
+    """Which attention at which layer changes a model's output least within a budget, measured on this machine.
 
     images: 400 of a folder at most. budget: "latency=0.7x", "memory=0.5x" or "macs=0.6x" of what the model needs.
     mixers: to try, () = five mechanisms and none. size: (height, width) of images, None = the model's own. normal:
-    (mean, deviation) of each channel, None = those of timm's configuration, else ImageNet's. folder, report: as in
+    (mean, deviation) of each channel, None = those of timm's configuration, else ImageNet's. judge: of the output,
+    "scores", "classes", "map", "embedding", "tokens" or "boxes", "" = by the output itself; or a function of the old
+    and the new output that gives a distance for each image. folder, report: as in
     `regard.advice.recommend.recommend`. `result.best.spelling` is a plan that `regard.swap` and `regard.distill` take.
     Raises: as `regard.advice.recommend.recommend`; DataError for images that cannot be read.
     """
-    user, pictures = _inputs(model, images, size, normal, report, extra)
+    user, pictures = _inputs(model, images, size, normal, judge, report, extra)
     question = Question(budget=read_budget(budget), mixers=tuple(mixers), minutes=minutes)
     return recommending.recommend(user, pictures, question, folder=folder, report=report)
 
@@ -55,34 +59,36 @@ def distill(
     images: ImageSource,
     *,
     steps: int = 200,
-    score_steps: int = 400,
+    output_steps: int = 400,
     lr: float = 1e-3,
     batch: int = 16,
     size: tuple[int, int] | None = None,
     normal: Statistics | None = None,
+    judge: JudgeChoice = "",
     folder: Path | None = None,
     report: Callable[[str], None] | None = None,
     extra: Extra = (),
 ) -> Distilled:
     """Swap a copy of a model by a plan, or by one mechanism in all layers, and teach it what the model did.
 
-    steps: in which each layer learns its predecessor's output; score_steps: in which the whole model then learns the
-    class scores, at a tenth of lr. images, size, normal: as in `recommend`. folder: of the saved model and, until then,
+    steps: in which each layer learns its predecessor's output; output_steps: in which the whole model then learns the
+    output, at most at a tenth of lr: short trials choose the rate, and a step that leads away from the original is left
+    out. images, size, normal, judge: as in `recommend`. folder: of the saved model and, until then,
     of the state from which the same call goes on. `result.model` is the new model.
     Raises: as `regard.advice.distill.distill_model`; DataError for images that cannot be read.
     """
-    user, pictures = _inputs(model, images, size, normal, report, extra)
-    layers, scores = (
-        Distillation(steps=number, lr=rate, batch=batch) for number, rate in ((steps, lr), (score_steps, lr / 10))
+    user, pictures = _inputs(model, images, size, normal, judge, report, extra)
+    layers, outputs = (
+        Distillation(steps=number, lr=rate, batch=batch) for number, rate in ((steps, lr), (output_steps, lr / 10))
     )
-    return distill_model(user, plan, pictures, layers, scores, folder, extra=extra, report=report)
+    return distill_model(user, plan, pictures, layers, outputs, folder, extra=extra, report=report)
 
 
 def _inputs(
-    model: nn.Module, images: ImageSource, size: tuple[int, int] | None, normal: Statistics | None,
+    model: nn.Module, images: ImageSource, size: tuple[int, int] | None, normal: Statistics | None, judge: JudgeChoice,
     report: Callable[[str], None] | None, extra: Extra,
 ) -> tuple[UserModel, Images]:  # fmt: skip
-    user = as_user_model(model, type(model).__name__, size=size, data={"normal": normal}, extra=extra)
+    user = as_user_model(model, type(model).__name__, size=size, data={"normal": normal}, judge=judge, extra=extra)
     if isinstance(images, np.ndarray):
         pictures = Images(images, np.zeros(len(images), np.int64))
         return user, unlabelled(pictures, user.size, user.channels, len(images))

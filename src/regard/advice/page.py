@@ -37,9 +37,9 @@ def render_advice(result: Recommendation) -> str:
         [
             f"{learned} images to learn from ({result.steps} steps), {judged} others to judge by; no label was read. "
             f"Times: {result.clock}, batches of {result.batch}, in turns; {result.seconds / 60:.1f} minutes in all.",
-            "Divergence: of the class probabilities with a plan from those of the model as it was, in nats, with 95 % "
-            "intervals over images; 0 is no change. Agreement: "
-            + ("mean IoU of the two maps of classes." if result.dense else "images with the same best class."),
+            f"The output is judged as {result.judge}. Divergence of a plan from the model as it was: "
+            f"{result.judge.distance}; with 95 % intervals over images, 0 is no change. Agreement: "
+            f"{result.judge.kept}.",
         ],
     )
 
@@ -54,7 +54,7 @@ def answer(result: Recommendation) -> list[str]:
     return [
         f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {_described(best)}.",
         f"It needs {costs}, and {agreement_text(result, interval_text(best.agreement))} "
-        f"(divergence {interval_text(best.divergence)} nats).",
+        f"(divergence {interval_text(best.divergence)}{result.judge.unit}).",
     ]
 
 
@@ -141,17 +141,17 @@ def _assignments(result: Recommendation) -> Sheet:
 
 def _alone(result: Recommendation) -> Sheet:
     mixers = list(dict.fromkeys(mixer for row in result.costs.values() for mixer in row if mixer is not None))
-    images = len(next(iter(result.alone.values())).kl) if result.alone else 0
+    images = len(next(iter(result.alone.values())).distance) if result.alone else 0
 
     def value(name: str, mixer: MixerConfig) -> Cell:
         change = result.alone.get((name, mixer))
         if change is None:
             return "refused" if (name, mixer) in result.refused else "saves nothing"
-        return round(float(change.kl.mean()), 5)
+        return round(float(change.distance.mean()), 5)
 
     rows = tuple((name, *(value(name, mixer) for mixer in mixers)) for name in result.costs)
     note = (
-        f"Divergence of the class scores with one change alone, after learning, on {images} images. none: without "
+        f"Divergence of the output with one change alone, after learning, on {images} images. none: without "
         f"attention. saves nothing: it costs no less than the layer's own attention, by what {result.budget.kind} "
         "counts, and was left out."
     )
@@ -174,7 +174,9 @@ def _use(result: Recommendation) -> Sheet:
         "under equal weights. tokens: share that a query takes in; where attention is in windows both are inside a "
         "window. prefix: weight on class tokens and registers."
     )
-    removed = {name: float(change.kl.mean()) for (name, mixer), change in result.alone.items() if mixer == Removed()}
+    removed = {
+        name: float(change.distance.mean()) for (name, mixer), change in result.alone.items() if mixer == Removed()
+    }
     note = " ".join([note, *(f"{line[0].upper()}{line[1:]}." for line in summary(result.use, removed))])
     return Sheet(
         title="Where attention looks", columns=("layer", "attention", "distance", "tokens", "prefix"), rows=rows,

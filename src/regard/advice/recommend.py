@@ -1,9 +1,9 @@
 """Recommending a plan of layers for a user's model, images, machine and budget, and saying how sure that is.
 
 The steps: measure what each mechanism costs at each layer, and leave out what saves nothing there; let all others learn
-the outputs of the layers that they would replace; measure how far each alone changes the class scores; search plans
+the outputs of the layers that they would replace; measure how far each alone changes the output; search plans
 within budgets by the sum of these; verify the best end to end, on images that nothing has learned from. What predicts
-the accuracy after fine-tuning is the divergence of the class scores of the whole plan after that learning
+the accuracy after fine-tuning is the divergence of the output of the whole plan after that learning
 (docs/advice.md).
 """
 
@@ -34,7 +34,9 @@ from .answer import Question, Recommendation, VerifiedPlan
 from .attention_use import attention_use
 from .distill import digest
 from .doubts import doubts
-from .fidelity import Fidelity, ScoreChange, means
+from .fidelity import AnswerChange, Fidelity, means
+from .judges import Judge
+from .judges.choose import judge_text, judged_as
 from .kept import SECONDS_BETWEEN, Kept
 from .layer_costs import OWN, Costs, Usage, layer_costs, measured_usage
 from .learning import Distillation, LayerDistillation
@@ -68,16 +70,16 @@ def candidates(model: UserModel, where: str = "*", *, reinitialise: bool = False
 def recommend(
     model: UserModel, images: Images, question: Question, *, folder: Path | None = None, report: Report | None = None
 ) -> Recommendation:
-    """The plan that changes the class scores of a model least within a budget, found in about `question.minutes`.
+    """The plan that changes the output of a model least within a budget, found in about `question.minutes`.
 
     folder: gets the plan, plan.json, which `regard.swap` takes, and keeps what was learned and measured, so that the
     same question goes on after an interruption; None keeps nothing. report: called with a line of text at each step.
     The model is not changed.
-    Raises: SwapError if nothing can be replaced, UnsupportedError without class scores, StoreError for a damaged state,
-    ConfigError, MissingExtra.
+    Raises: SwapError if nothing can be replaced, UnsupportedError if its output cannot be judged, StoreError for a
+    damaged state, ConfigError, MissingExtra.
     """
-    model.check()
-    work = _Work(model, images, question, folder, report or (lambda text: None))
+    judges = model.judges()
+    work = _Work(model, judges, images, question, folder, report or (lambda text: None))
     try:
         result = work.answer()
     finally:
@@ -94,11 +96,12 @@ class _Work:
     alone and images."""
 
     def __init__(
-        self, model: UserModel, images: Images, question: Question, folder: Path | None, report: Report
-    ) -> None:
+        self, model: UserModel, judges: Sequence[Judge], images: Images, question: Question, folder: Path | None,
+        report: Report,
+    ) -> None:  # fmt: skip
         if not question.mixers:
             question = replace(question, mixers=candidates(model, question.where, reinitialise=question.reinitialise))
-        self.model, self.question, self.report = model, question, report
+        self.model, self.judges, self.question, self.report = model, judges, question, report
         self.learned, self.judged = split_images(images)
         file = None if folder is None else folder / STATE
         self.kept = Kept(file, _key(model, images, question), lambda text: report(f"{text}, and is replaced"))
@@ -123,7 +126,8 @@ class _Work:
         device = next(self.model.network.parameters()).device
         judged = self.model.prepared(tensors(self.judged), device)
         start = time.monotonic()
-        fidelity = Fidelity(self.substitutes, judged)
+        self.report(judged_as(self.judges))
+        fidelity = Fidelity(self.substitutes, judged, self.judges)
         once = time.monotonic() - start
         self._say(f"{len(self.substitutes.names)} layers, {len(self.question.mixers)} mechanisms")
         costs, own = self._costs(judged)
@@ -142,7 +146,7 @@ class _Work:
             model=self.model.label, budget=self.question.budget, plans=tuple(plans), best=best, met=met, alone=alone,
             costs=costs, usage=usage, use=use, refused=self.substitutes.refused, steps=steps,
             images=(len(self.learned), sum(map(len, verified_on.batches))), batch=self.question.batch,
-            seconds=self.kept.seconds, dense=fidelity.dense, clock=_clock(device), looked_at=len(some),
+            seconds=self.kept.seconds, judge=self.judges[0], clock=_clock(device), looked_at=len(some),
             correlation=rank_correlation([plan.predicted for plan in rated], [plan.loss for plan in rated]),
         )  # fmt: skip
         return replace(result, doubts=tuple(doubts(result, self.model)))
@@ -225,7 +229,7 @@ class _Work:
         self.substitutes.load_weights(before)
         return max(1e-6, (time.monotonic() - start) / 2)
 
-    def _alone(self, fidelity: Fidelity, verifying: float) -> dict[tuple[str, MixerConfig], ScoreChange]:
+    def _alone(self, fidelity: Fidelity, verifying: float) -> dict[tuple[str, MixerConfig], AnswerChange]:
         """Each change alone, all on the same images: as many batches as the time allows, one at least."""
         pairs = [(name, mixer) for name, layers in self.substitutes.layers.items() for mixer in layers]
         known = self.known.setdefault("alone", {f"{name}|{spell_or_none(mixer)}": [] for name, mixer in pairs})
@@ -238,8 +242,8 @@ class _Work:
                     break
                 if len(rows[row]) > number:
                     continue
-                change = part.scores({name: mixer})
-                rows[row].append([change.kl.tolist(), change.agrees.tolist()])
+                change = part.of_plan({name: mixer})
+                rows[row].append([change.distance.tolist(), change.agrees.tolist()])
                 if time.monotonic() > shown + SECONDS_BETWEEN:
                     self._say(
                         f"each change alone: {row + 1} of {len(pairs)}, batch {number + 1} of {len(fidelity.batches)}"
@@ -250,7 +254,7 @@ class _Work:
         self.known.setdefault("images", min(map(len, rows), default=0))
         self.kept.write()
         return {
-            pair: ScoreChange.of(*(sum(part, []) for part in zip(*row[: self.known["images"]], strict=True)))
+            pair: AnswerChange.of(*(sum(part, []) for part in zip(*row[: self.known["images"]], strict=True)))
             for pair, row in zip(pairs, rows, strict=True)
         }
 
@@ -268,7 +272,7 @@ class _Work:
         first = usage["0"]
         results = []
         for row, choice in enumerate(chosen):
-            change, used = fidelity.scores(plans[str(row)]), usage[str(row)]
+            change, used = fidelity.of_plan(plans[str(row)]), usage[str(row)]
             results.append(
                 VerifiedPlan(
                     choice=choice,
@@ -281,11 +285,13 @@ class _Work:
                     expected=1 + added(choice, costs, kind) / max(total, 1e-12),
                 )
             )
-            self._say(f"verified {row + 1} of {len(chosen)}: divergence {change.divergence.mean:.3g} nats")
+            self._say(
+                f"verified {row + 1} of {len(chosen)}: divergence {change.divergence.mean:.3g}{self.judges[0].unit}"
+            )
         return results, first
 
     def _best(self, plans: Sequence[VerifiedPlan]) -> tuple[VerifiedPlan, bool]:
-        """The plan within the budget whose scores change least; else the cheapest. And whether it is within."""
+        """The plan within the budget whose output changes least; else the cheapest. And whether it is within."""
         kind, share = self.question.budget.kind, self.question.budget.share
         within = [plan for plan in plans if plan.share(kind) <= share]
         if within:
@@ -307,4 +313,4 @@ def _key(model: UserModel, images: Images, question: Question) -> str:
     where = question.where + ("|reinitialise" if question.reinitialise else "")
     asked = f"{question.budget.kind}|{mixers}|{where}|{question.batch}|{question.steps}|{question.minutes}"
     machine = f"{next(model.network.parameters()).device}|{torch.__version__}"
-    return f"{digest(model.network, images)}|{model.label}|{model.size}|{asked}|{machine}"
+    return f"{digest(model.network, images)}|{model.label}|{model.size}|{judge_text(model.judge)}|{asked}|{machine}"

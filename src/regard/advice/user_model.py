@@ -25,7 +25,8 @@ from regard.models.sizes import size_of
 from regard.swapping.inspect import example_input, explained_inputs, input_shapes
 from regard.swapping.layer import Port
 
-from .fidelity import class_scores
+from .judges import Judge, choose
+from .judges.choose import JudgeChoice
 
 FEWEST_IMAGES = 16
 """Fewer say too little of a model."""
@@ -39,7 +40,7 @@ class UserModel:
 
     label: its name or folder, for pages and messages. size: (height, width) of its images; statistics: mean and
     deviation by which they are normalised. trained: whether the weights are trained, as far as is known. data: what is
-    known of the data of its training, see `regard.save`.
+    known of the data of its training, see `regard.save`. judge: a kind of output or a function, "" = by the output.
     """
 
     network: nn.Module
@@ -49,6 +50,7 @@ class UserModel:
     trained: bool = True
     ports: Sequence[type[Port]] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
+    judge: JudgeChoice = ""
 
     @property
     def channels(self) -> int:
@@ -64,21 +66,19 @@ class UserModel:
         """Whether a changed copy can be saved: `create_model` or a task of segmentation made the model."""
         return "regard_host" in self.network.__dict__
 
-    def check(self) -> Tensor:
-        """The class scores of `example`, (1, classes) or (1, classes, ...).
+    def judges(self) -> list[Judge]:
+        """The judges of its outputs, the first of which decides.
 
-        Raises: UnsupportedError if the model is compiled, wrapped or in half precision, or gives no class scores.
+        Raises: UnsupportedError if the model is compiled, wrapped or in half precision, or nothing can be judged.
         """
         kind, first = type(self.network).__name__, next(self.network.parameters())
         if kind in WRAPPERS:
             raise UnsupportedError(f"{self.label} is wrapped in {kind}: give the model inside it, .{WRAPPERS[kind]}")
         if first.dtype != torch.float32:
             raise UnsupportedError(f"the weights of {self.label} are {first.dtype}: give it in float32, model.float()")
-        if getattr(self.network, "num_classes", None) == 0:
-            raise UnsupportedError(f"{self.label} has no classifier (num_classes=0): give the model with its classes")
         example = self.example.to(first.device)
         with explained_inputs(self.network, example), eval_mode(self.network):
-            return class_scores(self.network(example))
+            return choose(self.network(example), example, self.network, self.judge)
 
     def prepared(self, images: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """uint8 images (n, C, H, W) as the model takes them: float32, normalised, on the device."""
@@ -86,25 +86,27 @@ class UserModel:
 
 
 def load_user_model(
-    text: str, *, size: tuple[int, int] | None = None, pretrained: bool = False, extra: Extra = ()
-) -> UserModel:
+    text: str, *, size: tuple[int, int] | None = None, pretrained: bool = False, judge: JudgeChoice = "",
+    extra: Extra = (),
+) -> UserModel:  # fmt: skip
     """The model of a folder that `save` wrote, or of a name such as "deit_tiny_patch16_224".
 
-    size: (height, width) of images, None = the model's own. pretrained: load timm's weights, for a name.
+    size: (height, width) of images, None = the model's own. pretrained: load timm's weights, for a name. judge: as in
+    `UserModel`.
     Raises: ConfigError for an unknown name or a size that the model does not take, StoreError for a damaged folder.
     """
     folder = named_folder(text)
     if folder is not None:
         check_no_weights(text, pretrained)
         data = read_description(folder).get("data", {})
-        return as_user_model(load(folder, extra).float(), text, size=size, data=data, extra=extra)
+        return as_user_model(load(folder, extra).float(), text, size=size, data=data, judge=judge, extra=extra)
     options: dict[str, Any] = {"pretrained": True} if pretrained else {}
     network = build_sized(text, None, size, extra, **options) if size else create_model(
         text, None, extra=extra, **options
     )  # fmt: skip
     own = size is not None and size == size_of(text, extra)
     trained = loads_weights(text, pretrained, extra)
-    return as_user_model(network, text, size=size, trained=trained, checked=own, extra=extra)
+    return as_user_model(network, text, size=size, trained=trained, checked=own, judge=judge, extra=extra)
 
 
 def check_no_weights(text: str, pretrained: bool) -> None:
@@ -115,7 +117,7 @@ def check_no_weights(text: str, pretrained: bool) -> None:
 
 def as_user_model(
     network: nn.Module, text: str, *, size: tuple[int, int] | None = None, data: Mapping[str, Any] | None = None,
-    trained: bool = True, checked: bool = False, extra: Extra = (),
+    trained: bool = True, checked: bool = False, judge: JudgeChoice = "", extra: Extra = (),
 ) -> UserModel:  # fmt: skip
     """A network with the size of its images and their normalisation: that of `data` (see `regard.save`), else timm's.
 
@@ -132,7 +134,7 @@ def as_user_model(
         network(example)
     height, width = example.shape[-2:]
     return UserModel(
-        network, _label(network, text), (height, width), (mean, deviation), trained, user_ports(extra), data
+        network, _label(network, text), (height, width), (mean, deviation), trained, user_ports(extra), data, judge
     )
 
 

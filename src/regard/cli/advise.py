@@ -18,6 +18,7 @@ from .run_options import ResultsOption, RootOption, find_device, use_data
 from .sizes import read_size, short_grid
 from .tables import AsJson, show, wrapped
 from .user_model import (
+    JudgeOption,
     ModelArgument,
     OptionalData,
     Pretrained,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from regard.advice.answer import Recommendation
     from regard.core import MixerConfig
 
-WITH_IMAGES = ("budget", "minutes", "images", "pretrained", "out", "where", "reinitialise")
+WITH_IMAGES = ("budget", "minutes", "images", "pretrained", "out", "where", "reinitialise", "judge")
 """Options that only a measured plan has."""
 OF_A_MODEL = ("data", *WITH_IMAGES, "size", "batch", "dtype", "device", "seconds", "data_root", "results")
 WITHOUT_IMAGES = (
@@ -65,6 +66,7 @@ def advise(
     where: Annotated[str, typer.Option(help="Only layers whose name matches, with --data.")] = "*",
     reinitialise: Reinitialise = False,
     size: SizeOption = "",
+    judge: JudgeOption = "",
     batch: Annotated[int, typer.Option(help="Images in a batch whose time is measured.")] = 4,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64; without --data.")] = "fp32",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -119,7 +121,7 @@ def advise(
         where=where,
         reinitialise=reinitialise,
     )
-    user = read_model(model, size, pretrained, results, extra)
+    user = read_model(model, size, pretrained, results, extra, judge)
     if (place := find_device(device)).type not in ("cpu", "cuda"):
         raise ConfigError(f"times are measured on cpu or cuda, not on {place.type}: give --device cpu")
     user.network.to(place)
@@ -133,6 +135,7 @@ def advise(
         hints.append(f"plan: {plan}; regard.swap(model, {str(plan)!r}) applies it")
         if user.saveable and user.trained:
             given = [*(["--pretrained"] if pretrained else []), *(["--size", size] if size else [])]
+            given += ["--judge", judge] if judge else []
             given += ["--results", str(results)] if results != Path("results") else []
             given += ["--data-root", str(data_root)] if data_root is not None else []
             given += [part for name in modules or () for part in ("--import", name)]

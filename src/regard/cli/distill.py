@@ -11,7 +11,16 @@ from regard.files.paths import user_path
 from .imports import Imports, imported
 from .run_options import ResultsOption, RootOption, find_device, use_data
 from .tables import AsJson, show, wrapped
-from .user_model import DataOption, ModelArgument, Pretrained, SizeOption, progress, read_images, read_model
+from .user_model import (
+    DataOption,
+    JudgeOption,
+    ModelArgument,
+    Pretrained,
+    SizeOption,
+    progress,
+    read_images,
+    read_model,
+)
 
 if TYPE_CHECKING:
     from regard.advice.distill import Distilled
@@ -27,13 +36,13 @@ def distill(
     ],
     data: DataOption,
     steps: Annotated[int, typer.Option(min=0, help="Steps in which each layer learns its predecessor's output.")] = 200,
-    score_steps: Annotated[
-        int, typer.Option(min=0, help="Steps after that in which the whole model learns the original's class scores.")
+    output_steps: Annotated[
+        int, typer.Option(min=0, help="Steps after that in which the whole model learns the original's output.")
     ] = 400,
     lora: Annotated[
         int, typer.Option(min=0, help="Rank of LoRA with which the whole model learns; 0: all weights learn.")
     ] = 0,
-    lr: Annotated[float, typer.Option(help="Learning rate of the layers; a tenth of it for the whole model.")] = 1e-3,
+    lr: Annotated[float, typer.Option(help="Learning rate of the layers; at most a tenth for the whole model.")] = 1e-3,
     batch: Annotated[int, typer.Option(min=1, help="Images of a step.")] = 16,
     augment: Annotated[
         str, typer.Option(help="Of the images, as in a recipe: flip, crop, shift, resized; none, where sides matter.")
@@ -45,6 +54,7 @@ def distill(
                            metavar="PATH"),
     ] = Path("distilled"),
     size: SizeOption = "",
+    judge: JudgeOption = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
@@ -59,7 +69,7 @@ def distill(
     extra = imported(modules)
     if out.exists() and out.resolve() == Path(model).expanduser().resolve():
         raise ConfigError(f"--out {out} is the folder of the model itself, which would be replaced; choose another")
-    user = read_model(model, size, pretrained, results, extra)
+    user = read_model(model, size, pretrained, results, extra, judge)
     if not user.trained:
         raise ConfigError(
             f"the weights of {model} are random, so there is nothing to learn from: give --pretrained, a saved folder "
@@ -68,14 +78,14 @@ def distill(
     user.network.to(find_device(device))
     pictures = read_images(user, data, images)
     layers = Distillation(steps=steps, lr=lr, batch=batch, augment=augment)
-    scores = Distillation(steps=score_steps, lr=lr / 10, batch=batch, augment=augment)
-    outcome = distill_model(user, plan, pictures, layers, scores, out, rank=lora, extra=extra, report=progress)
+    outputs = Distillation(steps=output_steps, lr=lr / 10, batch=batch, augment=augment)
+    outcome = distill_model(user, plan, pictures, layers, outputs, out, rank=lora, extra=extra, report=progress)
     if as_json:
         show(_rows(outcome), as_json)
         return
     notes = [
-        "divergence of the class scores in nats and agreement of the best class (maps of classes: mean IoU) with the "
-        f"original, on {outcome.judged} images that it did not learn from",
+        f"divergence: {outcome.judge.distance}; agreement: {outcome.judge.kept}; both with the original, on "
+        f"{outcome.judged} images that it did not learn from",
         f"saved: {out}; regard.load({str(out)!r}) reads it",
     ]
     show(_rows(outcome), notes=wrapped(notes))

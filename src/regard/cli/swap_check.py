@@ -1,6 +1,6 @@
 """`regard swap-check MODEL MECHANISM`: what a swap does to each attention layer of a model, and whether the model runs.
 
-With images: how far each layer's output and the class scores change.
+With images: how far each layer's output and the model's change.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from .run_options import ResultsOption, RootOption, use_data
 from .sizes import short_grid
 from .tables import AsJson, show, wrapped
 from .user_model import (
+    JudgeOption,
     ModelArgument,
     OptionalData,
     Pretrained,
@@ -29,7 +30,7 @@ from .user_model import (
 )
 
 if TYPE_CHECKING:
-    from regard.advice.fidelity import ScoreChange
+    from regard.advice.fidelity import AnswerChange
 
 
 ROUNDING = 1e-3
@@ -45,6 +46,7 @@ def swap_check(
     data: OptionalData = None,
     images: Annotated[int, typer.Option(min=16, help="Images to use, with --data.")] = 64,
     size: SizeOption = "",
+    judge: JudgeOption = "",
     pretrained: Pretrained = False,
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
@@ -58,12 +60,12 @@ def swap_check(
     from regard.swapping.swap import plan_swap
 
     if data is None:
-        refuse_given(context, ("images",), "needs --data, a folder of images")
+        refuse_given(context, ("images", "judge"), "needs --data, a folder of images")
     use_data(data_root)
     extra = imported(modules)
     config = read_mixer(mixer, extra)
     torch.manual_seed(0)
-    user = read_model(model, size, pretrained, results, extra)
+    user = read_model(model, size, pretrained, results, extra, judge)
     if data is not None:
         _fidelity(user, mixer, where, reinitialise, data, images, as_json, extra)
         return
@@ -122,14 +124,14 @@ def _fidelity(
     from regard.advice.user_model import tensors
 
     config = read_mixer(mixer, extra)
-    user.check()
+    judges = user.judges()
     pictures = read_images(user, data, number)
     with Substitutes(user.network, [config], user.example, where, user.ports, reinitialise=reinitialise) as substitutes:
-        fidelity = Fidelity(substitutes, user.prepared(tensors(pictures)))
+        fidelity = Fidelity(substitutes, user.prepared(tensors(pictures)), judges)
         outputs = fidelity.outputs()
         alone = fidelity.alone(lambda name, _: progress(f"{name} alone"))
         layers = [name for name in substitutes.names if substitutes.choices(name)]
-        together = fidelity.scores(dict.fromkeys(layers, config))
+        together = fidelity.of_plan(dict.fromkeys(layers, config))
         refused = {name: reason for (name, _), reason in substitutes.refused.items()}
     rows = [
         {
@@ -143,8 +145,8 @@ def _fidelity(
     rows.append({"layer": "all", "output error": None, "cosine": None, **_scores(together)})
     notes = [
         f"{len(pictures)} images, no label is read. output error and cosine: of the layer's output on the inputs that "
-        "it has in the original. divergence: of the class probabilities, in nats; agreement: of the best class, or the "
-        "mean IoU of maps of classes; both with 95 % intervals over images, for one layer alone, and for all",
+        f"it has in the original. The output is judged as {judges[0]}; divergence: {judges[0].distance}; agreement: "
+        f"{judges[0].kept}; both with 95 % intervals over images, for one layer alone, and for all",
         "right after the swap, nothing has learned: `regard distill` teaches the new layers without labels",
         *(f"{name} is left out: {reason}" for name, reason in refused.items()),
     ]
@@ -153,7 +155,7 @@ def _fidelity(
     show(rows, as_json, notes=wrapped(notes))
 
 
-def _scores(change: "ScoreChange") -> dict[str, float | None]:
+def _scores(change: "AnswerChange") -> dict[str, float | None]:
     divergence, agreement = change.divergence, change.agreement
     return {
         "divergence": divergence.mean,

@@ -1,6 +1,7 @@
 """The options of `regard advise`, `distill` and `swap-check` about a user's model and images."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,10 +29,16 @@ Pretrained = Annotated[bool, typer.Option("--pretrained", help="Load timm's publ
 Reinitialise = Annotated[
     bool, typer.Option("--reinitialise", help="Also replace attention that no mechanism computes, and lose it.")
 ]
+JudgeOption = Annotated[
+    str,
+    typer.Option(
+        help="How the output is judged: scores, classes, map, embedding, tokens or boxes. Default: by itself."
+    ),
+]
 SizeOption = Annotated[str, typer.Option(help="Image size, such as 224x224. Default: the model's own.")]
 
 
-def read_model(text: str, size: str, pretrained: bool, results: Path, extra: Extra) -> "UserModel":
+def read_model(text: str, size: str, pretrained: bool, results: Path, extra: Extra, judge: str = "") -> "UserModel":
     """The user's model: a run, a saved folder or a name. Raises: as `load_user_model`."""
     from regard.advice.user_model import check_no_weights, load_user_model
 
@@ -41,8 +48,8 @@ def read_model(text: str, size: str, pretrained: bool, results: Path, extra: Ext
 
         check_no_weights(text, pretrained)
         store, key = stored
-        return load_user_run(store.folder(key), sides, extra)
-    return load_user_model(text, size=sides, pretrained=pretrained, extra=extra)
+        return replace(load_user_run(store.folder(key), sides, extra), judge=judge)
+    return load_user_model(text, size=sides, pretrained=pretrained, judge=judge, extra=extra)
 
 
 def host_of(text: str, results: Path = Path("results")) -> str:

@@ -1,0 +1,26 @@
+"""One vector for each image, such as of a search or of a tower of CLIP."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .judge import Judge, nearest, relative_error
+
+
+class Embedding(Judge):
+    """(B, C): one minus the cosine of old and new. What agrees: whether the nearest other image is the same."""
+
+    kind = "embedding"
+    distance = "1 - cosine of the old and the new vector"
+    kept = "images whose nearest neighbour among the images is the same"
+    sentence = "keeps the nearest neighbour of {} % of the images"
+    whole = True
+
+    def change(
+        self, before: Float[Tensor, "n C"], after: Float[Tensor, "n C"]
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        cosine = torch.cosine_similarity(before.double(), after.double())
+        return (1 - cosine).clamp_min(0), (nearest(before) == nearest(after)).float()
+
+    def loss(self, before: Float[Tensor, "n C"], after: Float[Tensor, "n C"]) -> Float[Tensor, ""]:
+        return relative_error(before, after)

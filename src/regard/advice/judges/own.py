@@ -1,0 +1,40 @@
+"""The user's own distance of two outputs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.core import ConfigError
+
+from .judge import Judge
+
+
+class Own(Judge):
+    """A function of (old output, new output) of a batch: distances (n,) or a number. Learning needs its gradients."""
+
+    kind = "own"
+    distance = "by the user's own function"
+    kept = "not known"
+    sentence = "is judged by the user's own function ({} %)"
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def read(self, output: Any) -> Any:
+        return output
+
+    def change(self, before: Any, after: Any) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        distance = torch.as_tensor(self.function(before, after), dtype=torch.float64).detach().reshape(-1)
+        return distance, torch.full_like(distance, torch.nan)
+
+    def loss(self, before: Any, after: Any) -> Float[Tensor, ""]:
+        loss = torch.as_tensor(self.function(before, after)).mean()
+        if not loss.requires_grad:
+            raise ConfigError(
+                "judge gives a number without gradients, by which nothing learns: use torch, or score_steps=0"
+            )
+        return loss

@@ -1,0 +1,25 @@
+"""Class scores of images."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from .judge import Judge, divergence
+
+
+class Scores(Judge):
+    """(B, classes) with two classes or more: the Kullback-Leibler divergence of the new class probabilities."""
+
+    kind = "scores"
+    distance = "divergence of the class probabilities, in nats"
+    unit = " nats"
+    kept = "images with the same best class"
+    sentence = "keeps the best class of {} % of the images"
+
+    def change(
+        self, before: Float[Tensor, "n K"], after: Float[Tensor, "n K"]
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        old, new = before.log_softmax(1), after.log_softmax(1)
+        return divergence(old, new).clamp_min(0), (old.argmax(1) == new.argmax(1)).float()
+
+    def loss(self, before: Float[Tensor, "n K"], after: Float[Tensor, "n K"]) -> Float[Tensor, ""]:
+        return divergence(before.log_softmax(1), after.log_softmax(1)).mean()
