@@ -11,14 +11,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Extra, MixerConfig, StoreError, UnsupportedError, require
+from regard.core import ConfigError, Extra, MixerConfig, StoreError, require
+from regard.files.atomic import write_atomically
 from regard.images.images import Images
+from regard.models.hugging_face import is_of_transformers
 from regard.models.recipe import check_recipe
 from regard.models.saving import save
 from regard.swapping.inspect import matching_layers, plannable_layers
-from regard.swapping.layer_plan import PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan, spell_layer_plan
+from regard.swapping.layer_plan import (
+    PlanSource,
+    is_layer_plan,
+    mixers_by_layer,
+    read_layer_plan,
+    spell_layer_plan,
+    write_layer_plan,
+)
 
 from .fidelity import AnswerChange, Fidelity
 from .judges import Judge
@@ -28,7 +38,9 @@ from .learning import Distillation, LayerDistillation, OutputDistillation
 from .substitutes import Substitutes
 from .user_model import UserModel, split_images, tensors
 
-STATE = "distill.state"
+STATE, PLAN, WEIGHTS = "distill.state", "plan.json", "weights.safetensors"
+SAVED = ("model.json", "regard.json", WEIGHTS)
+"""Files of which each says that a folder has a model."""
 RATES = (1.0, 0.1, 0.01)
 """Of the rate of the output, which are tried."""
 TRIAL = 20
@@ -75,26 +87,23 @@ def distill_model(
     rank: of LoRA with which the whole model learns, 0 = all weights learn (`OutputDistillation`). guard: try the rate
     of `outputs`, a tenth and a hundredth of it in short trials, and leave out a step after which the judged images are
     farther from the original; False learns as it is told.
-    folder: the new model is saved there at the end, and before that its state, from which the same call goes on with
-    the same bits; None keeps nothing. report: called with a line of text at each step. The model is not changed.
-    Raises: as `recommend`; UnsupportedError for a model that cannot be saved, before anything is learned; ConfigError
-    for a folder that has a model already; StoreError for a state that is damaged or of another distillation.
+    folder: the new model is saved there at the end (`how_to_load` says how it is read), and before that its state, from
+    which the same call goes on with the same bits; None keeps nothing. report: called with a line of text at each step.
+    The model is not changed.
+    Raises: as `recommend`; ConfigError for a model that was changed so that it cannot be saved, before anything is
+    learned, and for a folder that has a model already; StoreError for a state that is damaged or of another
+    distillation.
     """
     if rank:
         require("peft", extra="lora")
     judges = model.judges()
-    if folder is not None and not model.saveable:
-        raise UnsupportedError(
-            f"neither create_model nor a run of segmentation made {model.label}, so what it learns cannot be saved; in "
-            "Python, distill_model with folder=None returns the new model"
-        )
     say = report or (lambda text: None)
     say(judged_as(judges))
     choice = plan_of(model, plan, extra)
     learned, judged = split_images(images)
     key = f"{_key(model, choice, images, layers, outputs)}|{rank}|{guard}"
     kept = Kept(None if folder is None else folder / STATE, key, _refuse_other)
-    if folder is not None and not kept.content and (folder / "model.json").exists():
+    if folder is not None and not kept.content and any((folder / name).exists() for name in SAVED):
         raise ConfigError(
             f"{folder} has a saved model already, which is not replaced: choose another folder with --out, or delete it"
         )
@@ -103,12 +112,12 @@ def distill_model(
         substitutes.keep_only(choice)
         device = next(model.network.parameters()).device
         fidelity = Fidelity(substitutes, model.prepared(tensors(judged), device), judges)
-        if folder is not None:
+        if folder is not None and "regard_host" in model.network.__dict__:
             check_recipe(substitutes.applied(choice, model.ports))  # what cannot be saved is refused before it learns
         teaching = _Teaching(model, choice, learned, fidelity, kept, guard, say)
         student = teaching.run(layers, outputs, rank)
     if folder is not None:
-        save(student, folder, data=model.data)
+        _save(student, choice, folder, model)
         kept.remove()
     return Distilled(student, teaching.changes, len(judged), judges[0])
 
@@ -186,6 +195,28 @@ class _Teaching:
 def _loss(change: AnswerChange) -> float:
     mean = change.divergence.mean
     return math.inf if mean is None or not math.isfinite(mean) else mean
+
+
+def _save(student: nn.Module, choice: dict[str, MixerConfig], folder: Path, model: UserModel) -> None:
+    """As `save` does, or, for a network that only the user's code builds, its plan and its weights by name."""
+    if is_of_transformers(student):
+        save(student, folder)
+    elif model.saveable:
+        save(student, folder, data=model.data)
+    else:
+        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in student.state_dict().items()}
+        write_atomically(folder / WEIGHTS, save_tensors(tensors))
+        write_layer_plan(choice, folder / PLAN, model.label)
+
+
+def how_to_load(folder: Path, model: UserModel) -> str:
+    """The lines of Python that give the model that `distill_model` saved."""
+    if model.saveable:
+        return f"regard.load({str(folder)!r})"
+    return (
+        f"regard.swap(model, {str(folder / PLAN)!r}); model.load_state_dict(load_file({str(folder / WEIGHTS)!r})) with "
+        "your model, and load_file of safetensors.torch"
+    )
 
 
 def _refuse_other(text: str) -> None:

@@ -1,13 +1,16 @@
 """`regard.recommend` and `regard.distill`: advice for a network in memory, in one call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import UInt8
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from regard.core import Extra, MixerConfig
+from regard.core import DataError, Extra, MixerConfig
 from regard.images.images import Images
 from regard.images.normalise import Statistics
 from regard.swapping.layer_plan import PlanSource
@@ -20,8 +23,11 @@ from .learning import Distillation
 from .search import read_budget
 from .user_model import UserModel, as_user_model, read_user_images, unlabelled
 
-ImageSource = str | Path | UInt8[np.ndarray, "n h w c"]
-"""A folder of images, flat or nested, or their pixels, of which the centre is used. Labels are not needed."""
+ImageSource = str | Path | UInt8[np.ndarray, "n h w c"] | DataLoader[Any]
+"""A folder of images, flat or nested; their pixels, of which the centre is used; or a DataLoader, whose
+batches are images (n, C, H, W) or have them first or as "pixel_values". Labels are not needed."""
+IMAGES = 400
+"""That are used at most."""
 
 
 def recommend(
@@ -92,7 +98,45 @@ def _inputs(
     if isinstance(images, np.ndarray):
         pictures = Images(images, np.zeros(len(images), np.int64))
         return user, unlabelled(pictures, user.size, user.channels, len(images))
-    pictures, damaged = read_user_images(str(images), user.size, user.channels, 400)
+    if isinstance(images, DataLoader):
+        return user, unlabelled(_loaded(images, user), user.size, user.channels, IMAGES)
+    pictures, damaged = read_user_images(str(images), user.size, user.channels, IMAGES)
     for line in damaged if report is not None else ():
         report(f"left out: {line}")  # type: ignore[misc]
     return user, pictures
+
+
+def _loaded(loader: DataLoader[Any], user: UserModel) -> Images:
+    """The first images of a loader as pixels. Raises: DataError for batches without images, or other normalisation."""
+    batches: list[np.ndarray] = []
+    for batch in loader:
+        if isinstance(batch, Mapping):
+            images = batch.get("pixel_values")
+        else:
+            images = batch[0] if isinstance(batch, tuple | list) else batch
+        if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] != user.channels:
+            raise DataError(
+                f"a batch of the loader has no images (n, {user.channels}, h, w): it is a {type(batch).__name__}; give "
+                "a tensor, a tuple with it first, or a mapping with pixel_values"
+            )
+        batches.append(_pixels(images, user.statistics))
+        if sum(map(len, batches)) >= IMAGES:
+            break
+    if not batches:
+        raise DataError("the loader has no batch: give one with images")
+    pixels = np.concatenate(batches)
+    return Images(pixels, np.zeros(len(pixels), np.int64))
+
+
+def _pixels(images: Tensor, statistics: Statistics) -> UInt8[np.ndarray, "n h w c"]:
+    """Images of a loader, uint8 or normalised by the statistics, as pixels. Raises: DataError."""
+    if images.dtype != torch.uint8:
+        mean, std = (torch.tensor(part).view(1, -1, 1, 1) for part in statistics)
+        values = images.detach().cpu().float() * std + mean
+        if not -0.02 <= float(values.min()) <= float(values.max()) <= 1.02:
+            raise DataError(
+                "the images of the loader are not normalised by the mean and deviation of the model: give those of "
+                "your transforms, normal=(mean, std); ([0, 0, 0], [1, 1, 1]) for images between 0 and 1"
+            )
+        images = (values * 255).round().clamp(0, 255).to(torch.uint8)
+    return images.cpu().permute(0, 2, 3, 1).numpy()

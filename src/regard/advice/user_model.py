@@ -19,7 +19,9 @@ from regard.images.images import Images, read_image, size_before_crop
 from regard.images.normalise import Statistics, normalised
 from regard.images.own import SUFFIXES
 from regard.models.catalog import user_ports
-from regard.models.create import build_sized, create_model, loads_weights, spell_host
+from regard.models.create import spell_host
+from regard.models.hugging_face import is_of_transformers
+from regard.models.named import named_network
 from regard.models.saving import load, read_description
 from regard.models.sizes import size_of
 from regard.swapping.inspect import example_input, explained_inputs, input_shapes
@@ -63,8 +65,8 @@ class UserModel:
 
     @property
     def saveable(self) -> bool:
-        """Whether a changed copy can be saved: `create_model` or a task of segmentation made the model."""
-        return "regard_host" in self.network.__dict__
+        """Whether `save` takes a changed copy: of `create_model`, a task of segmentation or transformers."""
+        return "regard_host" in self.network.__dict__ or is_of_transformers(self.network)
 
     def judges(self) -> list[Judge]:
         """The judges of its outputs, the first of which decides.
@@ -86,33 +88,33 @@ class UserModel:
 
 
 def load_user_model(
-    text: str, *, size: tuple[int, int] | None = None, pretrained: bool = False, judge: JudgeChoice = "",
-    extra: Extra = (),
+    text: str, *, size: tuple[int, int] | None = None, pretrained: bool = False, weights: str = "",
+    normal: Statistics | None = None, judge: JudgeChoice = "", extra: Extra = (),
 ) -> UserModel:  # fmt: skip
-    """The model of a folder that `save` wrote, or of a name such as "deit_tiny_patch16_224".
+    """The model of a folder that `save` wrote, or of the words that `named_network` takes.
 
-    size: (height, width) of images, None = the model's own. pretrained: load timm's weights, for a name. judge: as in
-    `UserModel`.
+    size: (height, width) of images, None = the model's own. pretrained, weights: as in `named_network`. normal: mean
+    and deviation of each channel, None = what the model or its folder says. judge: as in `UserModel`.
     Raises: ConfigError for an unknown name or a size that the model does not take, StoreError for a damaged folder.
     """
+    given = {} if normal is None else {"normal": list(normal)}
     folder = named_folder(text)
     if folder is not None:
-        check_no_weights(text, pretrained)
-        data = read_description(folder).get("data", {})
+        check_no_weights(text, pretrained or bool(weights))
+        data = {**read_description(folder).get("data", {}), **given}
         return as_user_model(load(folder, extra).float(), text, size=size, data=data, judge=judge, extra=extra)
-    options: dict[str, Any] = {"pretrained": True} if pretrained else {}
-    network = build_sized(text, None, size, extra, **options) if size else create_model(
-        text, None, extra=extra, **options
+    named = named_network(text, weights=weights, size=size, pretrained=pretrained, extra=extra)
+    own = size is not None and ":" not in text and size == size_of(text, extra)
+    return as_user_model(
+        named.network, named.label, size=size, data={**named.data, **given}, trained=named.trained, checked=own,
+        judge=judge, extra=extra,
     )  # fmt: skip
-    own = size is not None and size == size_of(text, extra)
-    trained = loads_weights(text, pretrained, extra)
-    return as_user_model(network, text, size=size, trained=trained, checked=own, judge=judge, extra=extra)
 
 
 def check_no_weights(text: str, pretrained: bool) -> None:
     """Raises: ConfigError if published weights are asked for a model that has its own."""
     if pretrained:
-        raise ConfigError(f"{text} has trained weights of its own: leave --pretrained out")
+        raise ConfigError(f"{text} has trained weights of its own: leave --pretrained and --weights out")
 
 
 def as_user_model(
@@ -130,6 +132,10 @@ def as_user_model(
         if not checked:  # some of timm's own sizes lose a border
             _check_patches(network, example)
     mean, deviation = data.get("normal") or usual_normal(network, example.shape[1])
+    if len(mean) != example.shape[1]:
+        raise ConfigError(
+            f"mean and deviation are of {len(mean)} channels, the images of {text} have {example.shape[1]}"
+        )
     with explained_inputs(network, example), torch.no_grad():
         network(example)
     height, width = example.shape[-2:]
@@ -155,7 +161,12 @@ def _label(network: nn.Module, text: str) -> str:
 
 
 def usual_normal(network: nn.Module, channels: int) -> Statistics:
-    """What timm's configuration of the model names, else ImageNet's; averaged where the number of channels differs."""
+    """What timm's configuration of the model names, else ImageNet's; averaged where the number of channels differs.
+
+    0 and 1 for torchvision's detectors, which normalise images themselves.
+    """
+    if hasattr(getattr(network, "transform", None), "image_mean"):
+        return [0.0] * channels, [1.0] * channels
     config = getattr(network, "pretrained_cfg", None) or {}
     mean, std = (list(config.get(name) or usual) for name, usual in zip(("mean", "std"), NORMAL, strict=True))
     if len(mean) != channels:

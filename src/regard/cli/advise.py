@@ -19,11 +19,14 @@ from .sizes import read_size, short_grid
 from .tables import AsJson, show, wrapped
 from .user_model import (
     JudgeOption,
+    MeanOption,
     ModelArgument,
     OptionalData,
     Pretrained,
     Reinitialise,
     SizeOption,
+    StdOption,
+    WeightsOption,
     host_of,
     progress,
     read_images,
@@ -34,7 +37,19 @@ if TYPE_CHECKING:
     from regard.advice.answer import Recommendation
     from regard.core import MixerConfig
 
-WITH_IMAGES = ("budget", "minutes", "images", "pretrained", "out", "where", "reinitialise", "judge")
+WITH_IMAGES = (
+    "budget",
+    "minutes",
+    "images",
+    "pretrained",
+    "out",
+    "where",
+    "reinitialise",
+    "judge",
+    "weights",
+    "mean",
+    "std",
+)
 """Options that only a measured plan has."""
 OF_A_MODEL = ("data", *WITH_IMAGES, "size", "batch", "dtype", "device", "seconds", "data_root", "results")
 WITHOUT_IMAGES = (
@@ -67,6 +82,9 @@ def advise(
     reinitialise: Reinitialise = False,
     size: SizeOption = "",
     judge: JudgeOption = "",
+    weights: WeightsOption = "",
+    mean: MeanOption = "",
+    std: StdOption = "",
     batch: Annotated[int, typer.Option(help="Images in a batch whose time is measured.")] = 4,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64; without --data.")] = "fp32",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -121,7 +139,9 @@ def advise(
         where=where,
         reinitialise=reinitialise,
     )
-    user = read_model(model, size, pretrained, results, extra, judge)
+    user = read_model(
+        model, results, extra, size=size, pretrained=pretrained, weights=weights, mean=mean, std=std, judge=judge
+    )
     if (place := find_device(device)).type not in ("cpu", "cuda"):
         raise ConfigError(f"times are measured on cpu or cuda, not on {place.type}: give --device cpu")
     user.network.to(place)
@@ -133,9 +153,10 @@ def advise(
     hints = [f"page: {page}"]
     if (plan := out / PLAN).exists():
         hints.append(f"plan: {plan}; regard.swap(model, {str(plan)!r}) applies it")
-        if user.saveable and user.trained:
+        if user.trained:
             given = [*(["--pretrained"] if pretrained else []), *(["--size", size] if size else [])]
-            given += ["--judge", judge] if judge else []
+            named = {"--judge": judge, "--weights": weights, "--mean": mean, "--std": std}
+            given += [part for option, value in named.items() if value for part in (option, value)]
             given += ["--results", str(results)] if results != Path("results") else []
             given += ["--data-root", str(data_root)] if data_root is not None else []
             given += [part for name in modules or () for part in ("--import", name)]

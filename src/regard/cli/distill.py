@@ -14,9 +14,12 @@ from .tables import AsJson, show, wrapped
 from .user_model import (
     DataOption,
     JudgeOption,
+    MeanOption,
     ModelArgument,
     Pretrained,
     SizeOption,
+    StdOption,
+    WeightsOption,
     progress,
     read_images,
     read_model,
@@ -55,6 +58,9 @@ def distill(
     ] = Path("distilled"),
     size: SizeOption = "",
     judge: JudgeOption = "",
+    weights: WeightsOption = "",
+    mean: MeanOption = "",
+    std: StdOption = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
@@ -63,13 +69,15 @@ def distill(
 ) -> None:  # fmt: skip
     """Swap by a plan and let the new layers learn what the old ones did; the same command continues after a stop."""
     use_data(data_root)
-    from regard.advice.distill import distill_model
+    from regard.advice.distill import distill_model, how_to_load
     from regard.advice.learning import Distillation
 
     extra = imported(modules)
     if out.exists() and out.resolve() == Path(model).expanduser().resolve():
         raise ConfigError(f"--out {out} is the folder of the model itself, which would be replaced; choose another")
-    user = read_model(model, size, pretrained, results, extra, judge)
+    user = read_model(
+        model, results, extra, size=size, pretrained=pretrained, weights=weights, mean=mean, std=std, judge=judge
+    )
     if not user.trained:
         raise ConfigError(
             f"the weights of {model} are random, so there is nothing to learn from: give --pretrained, a saved folder "
@@ -86,7 +94,7 @@ def distill(
     notes = [
         f"divergence: {outcome.judge.distance}; agreement: {outcome.judge.kept}; both with the original, on "
         f"{outcome.judged} images that it did not learn from",
-        f"saved: {out}; regard.load({str(out)!r}) reads it",
+        f"saved: {out}; {how_to_load(out, user)}",
     ]
     show(_rows(outcome), notes=wrapped(notes))
 

@@ -19,11 +19,14 @@ from .sizes import short_grid
 from .tables import AsJson, show, wrapped
 from .user_model import (
     JudgeOption,
+    MeanOption,
     ModelArgument,
     OptionalData,
     Pretrained,
     Reinitialise,
     SizeOption,
+    StdOption,
+    WeightsOption,
     progress,
     read_images,
     read_model,
@@ -47,6 +50,9 @@ def swap_check(
     images: Annotated[int, typer.Option(min=16, help="Images to use, with --data.")] = 64,
     size: SizeOption = "",
     judge: JudgeOption = "",
+    weights: WeightsOption = "",
+    mean: MeanOption = "",
+    std: StdOption = "",
     pretrained: Pretrained = False,
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
@@ -65,7 +71,9 @@ def swap_check(
     extra = imported(modules)
     config = read_mixer(mixer, extra)
     torch.manual_seed(0)
-    user = read_model(model, size, pretrained, results, extra, judge)
+    user = read_model(
+        model, results, extra, size=size, pretrained=pretrained, weights=weights, mean=mean, std=std, judge=judge
+    )
     if data is not None:
         _fidelity(user, mixer, where, reinitialise, data, images, as_json, extra)
         return

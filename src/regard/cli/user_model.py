@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.core import DataError, Extra, StoreError
+from regard.core import ConfigError, DataError, Extra, StoreError
 
 from .run_options import checked_text, optional_run, saved_model
 from .sizes import read_size
@@ -15,10 +15,20 @@ from .sizes import read_size
 if TYPE_CHECKING:
     from regard.advice.user_model import UserModel
     from regard.images.images import Images
+    from regard.lab.results.results import Results
 
 ModelArgument = Annotated[
-    str, typer.Argument(help="A saved folder, a run (key or folder), or a model such as deit_tiny_patch16_224.")
+    str,
+    typer.Argument(
+        help="A saved folder, a run (key or folder), a model such as deit_tiny_patch16_224, hf:FOLDER of "
+        "transformers, or my_module:make_model, a function of yours."
+    ),
 ]
+WeightsOption = Annotated[
+    str, typer.Option("--weights", help="A state dict for a named model: .safetensors, or .pt without code.")
+]
+MeanOption = Annotated[str, typer.Option(help="Of each channel, to normalise images: 0.485,0.456,0.406.")]
+StdOption = Annotated[str, typer.Option(help="Deviation of each channel, to normalise images.")]
 IMAGES = "A folder of images, flat or nested, or a set by name; no label is read."
 DataOption = Annotated[str, typer.Option(help=IMAGES, callback=checked_text)]
 OptionalData = Annotated[
@@ -38,18 +48,59 @@ JudgeOption = Annotated[
 SizeOption = Annotated[str, typer.Option(help="Image size, such as 224x224. Default: the model's own.")]
 
 
-def read_model(text: str, size: str, pretrained: bool, results: Path, extra: Extra, judge: str = "") -> "UserModel":
-    """The user's model: a run, a saved folder or a name. Raises: as `load_user_model`."""
-    from regard.advice.user_model import check_no_weights, load_user_model
+def read_model(
+    text: str,
+    results: Path,
+    extra: Extra,
+    *,
+    size: str,
+    pretrained: bool,
+    weights: str,
+    mean: str,
+    std: str,
+    judge: str,
+) -> "UserModel":
+    """The user's model: a run, or what `load_user_model` takes; says how its images are prepared.
 
-    sides = read_size(size) if size else None
+    mean, std: of each channel, with commas. Raises: as `load_user_model`.
+    """
+    from regard.advice.user_model import load_user_model
+
+    sides, normal = read_size(size) if size else None, _normal(mean, std)
     if (stored := optional_run(text, results)) is not None:
-        from regard.lab.train.load import load_user_run
+        user = _of_run(*stored, text, sides, pretrained or bool(weights), normal, judge, extra)
+    else:
+        user = load_user_model(
+            text, size=sides, pretrained=pretrained, weights=weights, normal=normal, judge=judge, extra=extra
+        )
+    mean, std = (", ".join(f"{value:.3g}" for value in part) for part in user.statistics)
+    progress(f"{user.label}: images of {user.size[0]}x{user.size[1]}, mean {mean}, deviation {std} (--mean, --std)")
+    return user
 
-        check_no_weights(text, pretrained)
-        store, key = stored
-        return replace(load_user_run(store.folder(key), sides, extra), judge=judge)
-    return load_user_model(text, size=sides, pretrained=pretrained, judge=judge, extra=extra)
+
+def _of_run(
+    store: "Results", key: str, text: str, sides: tuple[int, int] | None, other_weights: bool,
+    normal: tuple[list[float], list[float]] | None, judge: str, extra: Extra,
+) -> "UserModel":  # fmt: skip
+    from regard.advice.user_model import check_no_weights
+    from regard.lab.train.load import load_user_run
+
+    check_no_weights(text, other_weights)
+    user = load_user_run(store.folder(key), sides, extra)
+    return replace(user, judge=judge, statistics=normal or user.statistics)
+
+
+def _normal(mean: str, std: str) -> tuple[list[float], list[float]] | None:
+    """The numbers of --mean and --std. Raises: ConfigError for one alone, or another number of each."""
+    if not mean and not std:
+        return None
+    try:
+        parts = [[float(value) for value in text.split(",")] for text in (mean, std)]
+    except ValueError:
+        parts = [[], []]
+    if len(parts[0]) != len(parts[1]) or not parts[0] or not all(value > 0 for value in parts[1]):
+        raise ConfigError(f"--mean and --std are as many numbers, such as 0.5,0.5,0.5, not {mean!r} and {std!r}")
+    return parts[0], parts[1]
 
 
 def host_of(text: str, results: Path = Path("results")) -> str:

@@ -77,8 +77,7 @@ def load_transformers(target: Path, extra: Extra = ()) -> nn.Module:
     about = read_record(target / FILE, ("architecture", "swaps", "options", "sha256"))
     configuration = read_json(target / "config.json")
     check_local(target / "config.json", _without_backbones(configuration))
-    if backbone := _backbone_of_hub(configuration):
-        raise StoreError(f"{target}/config.json takes its backbone {backbone!r} from the hub, which load does not ask")
+    check_no_hub(target, configuration)
     data = read_bytes(target / "model.safetensors")
     with description_errors(target, FILE):
         if "sha256" in about and hashlib.sha256(data).hexdigest() != about["sha256"]:
@@ -105,6 +104,12 @@ def _without_backbones(config: Any) -> Any:
         kept = {key: value for key, value in config.items() if key != "use_pretrained_backbone"}
         return {key: _without_backbones(value) for key, value in kept.items()}
     return config
+
+
+def check_no_hub(folder: Path, configuration: Any) -> None:
+    """Raises: StoreError if a configuration has a backbone that transformers would read from its hub."""
+    if backbone := _backbone_of_hub(configuration):
+        raise StoreError(f"{folder}/config.json takes its backbone {backbone!r} from the hub, which is not asked")
 
 
 def _backbone_of_hub(config: Any) -> str:

@@ -120,7 +120,7 @@ def read_tensors(path: str | os.PathLike[str], *names: str) -> dict[str, Tensor]
                 content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has no error of its own: a damaged file may raise anything
         message = str(error).partition("\n")[0] or type(error).__name__
-        if "weights_only" in message:  # PyTorch goes on to say how its code would be run
+        if "weights only" in message.lower().replace("_", " "):  # PyTorch goes on to say how its code would be run
             message = "it is a pickle with other things than tensors"
         raise StoreError(f"{path} cannot be read without executing what it contains: {message}") from error
     entries = content if isinstance(content, Mapping) else {}

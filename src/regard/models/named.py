@@ -1,0 +1,171 @@
+"""A network by a user's words: a name of `create_model`, timm:NAME, hf:FOLDER or MODULE:FUNCTION; and its weights."""
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.core import ConfigError, Extra, MissingExtra, StoreError, nearest
+from regard.core.user_module import user_module
+from regard.core.validation import shown
+from regard.files.atomic import parse_json, read_if_present
+from regard.files.paths import user_path
+from regard.swapping.host_parameters import read_tensors
+
+from .create import build_sized, create_model, loads_weights
+from .hugging_face import FILE, check_no_hub, load_transformers
+
+ENTRIES = ("state_dict", "model_state_dict", "model", "state_dict_ema", "ema_state_dict", "net", "module")
+"""Where checkpoints of training loops have the weights."""
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class NamedNetwork:
+    """label: for pages and messages. trained: whether its weights are, as far as is known. data: as for `regard.save`,
+    where the network's own files say it."""
+
+    network: nn.Module
+    label: str
+    trained: bool
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def named_network(
+    text: str, *, weights: str = "", size: tuple[int, int] | None = None, pretrained: bool = False, extra: Extra = ()
+) -> NamedNetwork:
+    """The network that a user names.
+
+    text: a name such as "deit_tiny_patch16_224", with or without "timm:"; "hf:FOLDER", as transformers saves a model;
+    "my_module:make_model", a function without arguments, whose module is searched in the current folder too, last.
+    weights: a state dict, in safetensors or as torch saves it; no code in it is run. A file for another number of
+    classes gives the model that many. size: (height, width) of images, None = the model's own.
+    Raises: ConfigError for an unknown name or a function that gives no model; StoreError for weights or a folder that
+    do not fit; MissingExtra without transformers.
+    """
+    if text.startswith("hf:"):
+        found = _of_transformers(text, extra)
+    elif _FUNCTION.fullmatch(text) and not text.startswith("timm:"):
+        found = _of_function(text)
+    else:
+        return _of_create_model(text.removeprefix("timm:"), weights, size, pretrained, extra)
+    if pretrained:
+        raise ConfigError(f"--pretrained loads weights of timm's models, which {text} is not: leave it out")
+    if weights:
+        _load(found.network, _state(weights, found.network), weights)
+    return found
+
+
+def _of_create_model(
+    name: str, weights: str, size: tuple[int, int] | None, pretrained: bool, extra: Extra
+) -> NamedNetwork:
+    if pretrained and weights:
+        raise ConfigError("--weights and --pretrained both give the weights: leave one out")
+    options: dict[str, Any] = {"pretrained": True} if pretrained else {}
+
+    def make() -> nn.Module:
+        return build_sized(name, None, size, extra, **options) if size else create_model(
+            name, None, extra=extra, **options
+        )  # fmt: skip
+
+    network = make()
+    if not weights:
+        return NamedNetwork(network, name, loads_weights(name, pretrained, extra))
+    state = _state(weights, network)
+    classes = _classes(network, state)
+    if classes is not None:
+        options["num_classes"] = classes
+        network = make()
+    _load(network, state, weights)
+    return NamedNetwork(network, weights, True)
+
+
+def _classes(network: nn.Module, state: Mapping[str, Tensor]) -> int | None:
+    """The number of classes of a file of weights, where it is not the network's."""
+    config = getattr(network, "pretrained_cfg", None) or {}
+    names = config.get("classifier") or ()
+    for name in (names,) if isinstance(names, str) else names:
+        weight, own = state.get(f"{name}.weight"), network.state_dict().get(f"{name}.weight")
+        if weight is not None and own is not None and len(weight) != len(own) and weight.shape[1:] == own.shape[1:]:
+            return len(weight)
+    return None
+
+
+def _state(weights: str, network: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a file by the names of a network: prefixes that all names have are taken off."""
+    state, own = read_tensors(user_path(weights, StoreError), *ENTRIES), network.state_dict().keys()
+    while not own & state.keys():
+        prefix = next(iter(state)).partition(".")[0] + "."
+        if not all(name.startswith(prefix) and name != prefix for name in state):
+            break
+        state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
+
+
+def _load(network: nn.Module, state: dict[str, Tensor], source: str) -> None:
+    """Load all weights, strictly. Raises: StoreError."""
+    own = network.state_dict()
+    missing = [name for name in own if name not in state]
+    unknown = [name for name in state if name not in own]
+    shapes = [name for name in own.keys() & state.keys() if own[name].shape != state[name].shape]
+    if problem := "; ".join(
+        f"{len(names)} {what}, first {names[0]}"
+        for what, names in (("missing", missing), ("not in the model", unknown), ("of another shape", shapes))
+        if names
+    ):
+        hint = f"; {nearest(missing[0], unknown)}" if missing and unknown else ""
+        raise StoreError(f"the weights of {source} are not those of this model: {problem}{hint}")
+    network.load_state_dict(state)
+
+
+def _of_function(text: str) -> NamedNetwork:
+    name, _, function = text.partition(":")
+    module = user_module(name, text)
+    make = getattr(module, function, None)
+    if not callable(make):
+        raise ConfigError(f"{text}: {name} has no function {function!r}; {nearest(function, dir(module))}")
+    try:
+        network = make()
+    except Exception as error:  # the user's own code
+        raise ConfigError(f"{text}(): {type(error).__name__}: {error}") from error
+    if not isinstance(network, nn.Module):
+        raise ConfigError(f"{text}() returned {shown(network, 60)}, no torch.nn.Module")
+    return NamedNetwork(network, f"{text} ({inspect.getsourcefile(module) or name})", True)
+
+
+def _of_transformers(text: str, extra: Extra) -> NamedNetwork:
+    """The model of a folder of transformers, by the class that its configuration names; nothing asks the network."""
+    folder = user_path(text.removeprefix("hf:"), StoreError)
+    data = read_if_present(folder / "config.json")
+    if data is None:
+        raise StoreError(f"{folder} has no config.json: give the folder that save_pretrained wrote")
+    config = parse_json(folder / "config.json", data)
+    if (folder / FILE).exists():
+        return NamedNetwork(load_transformers(folder, extra), text, True, _normal(folder))
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtra("transformers", "hf") from error
+
+    name = next(iter(config.get("architectures") or ()), "")
+    kind = getattr(transformers, str(name), None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise StoreError(f"{folder}/config.json names no class of transformers in architectures: {shown(name, 60)}")
+    check_no_hub(folder, config)
+    try:
+        network = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, use_safetensors=True)
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
+        raise StoreError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+    return NamedNetwork(network, text, True, _normal(folder))
+
+
+def _normal(folder: Path) -> dict[str, Any]:
+    """The normalisation that the folder's image processor has."""
+    data = read_if_present(folder / "preprocessor_config.json")
+    values = parse_json(folder / "preprocessor_config.json", data) if data else {}
+    mean, std = values.get("image_mean"), values.get("image_std")
+    return {"normal": [mean, std]} if isinstance(mean, list) and isinstance(std, list) else {}

@@ -1,0 +1,99 @@
+"""Networks by a user's words: timm's names, folders of transformers, functions, and files of weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from library_hosts import SQUARE, hugging
+from regard.core import ConfigError, StoreError
+from regard.models.create import create_model
+from regard.models.named import named_network
+
+HOST = "vit_tiny_patch16_224(img_size=32, depth=1)"
+MODULE = """
+from torch import nn
+
+def make_model():
+    return nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Flatten(), nn.Linear(64, 2))
+
+def make_nothing():
+    return None
+
+def make_error():
+    raise RuntimeError("no such file")
+"""
+
+
+def state(classes: int = 5) -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    return create_model(HOST, None, num_classes=classes).state_dict()
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "model.module."])
+@pytest.mark.parametrize("entry", ["", "state_dict", "model"])
+def test_checkpoints_of_training_loops_are_read(prefix: str, entry: str, tmp_path: Path) -> None:
+    """With their own number of classes."""
+    content = {prefix + name: value for name, value in state().items()}
+    torch.save({entry: content, "epoch": 3} if entry else content, tmp_path / "w.pt")
+    found = named_network(f"timm:{HOST}", weights=str(tmp_path / "w.pt"))
+    assert found.trained
+    assert all(torch.equal(value, state()[name]) for name, value in found.network.state_dict().items())
+
+
+def test_weights_that_are_others_are_refused(tmp_path: Path) -> None:
+    save_file(
+        {f"x{row}.{name}": value for row, (name, value) in enumerate(state().items())}, tmp_path / "w.safetensors"
+    )
+    file = str(tmp_path / "w.safetensors")
+    with pytest.raises(StoreError, match=r"missing, first cls_token; .* not in the model"):
+        named_network(HOST, weights=file)
+    save_file({**state(), "cls_token": torch.zeros(1, 1, 3)}, tmp_path / "w.safetensors")
+    with pytest.raises(StoreError, match="1 of another shape, first cls_token"):
+        named_network(HOST, weights=file)
+    torch.save({"model": torch.nn.Linear(1, 1)}, tmp_path / "w.pt")
+    with pytest.raises(StoreError, match="pickle with other things than tensors"):
+        named_network(HOST, weights=str(tmp_path / "w.pt"))
+    with pytest.raises(ConfigError, match="leave one out"):
+        named_network(HOST, weights=file, pretrained=True)
+
+
+def test_a_function_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder is searched last: its random.py does not take the place of Python's."""
+    (tmp_path / "my_networks.py").write_text(MODULE)
+    (tmp_path / "random.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [path for path in __import__("sys").path if path])
+    found = named_network("my_networks:make_model")
+    assert found.label == f"my_networks:make_model ({tmp_path / 'my_networks.py'})"
+    torch.save(found.network.state_dict(), tmp_path / "w.pt")
+    again = named_network("my_networks:make_model", weights="w.pt")
+    assert torch.equal(again.network[0].weight, found.network[0].weight)  # type: ignore[index]
+    for text, message in (
+        ("my_networks:make_mode", "did you mean make_model"),
+        ("my_networks:make_nothing", "returned None, no torch.nn.Module"),
+        ("my_networks:make_error", "RuntimeError: no such file"),
+        ("no_such_module:make", "ModuleNotFoundError"),
+        ("random:make_model", "random has no function 'make_model'"),
+        ("regard:swap", "give a module of your own"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            named_network(text)
+
+
+def test_a_folder_of_transformers(tmp_path: Path) -> None:
+    model = hugging("ViTForImageClassification", 2, **SQUARE, num_labels=7).model
+    model.save_pretrained(tmp_path / "vit")  # type: ignore[operator]
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(
+        '{"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 2]}'
+    )
+    found = named_network(f"hf:{tmp_path / 'vit'}")
+    assert found.data == {"normal": [[0.1, 0.2, 0.3], [1, 1, 2]]}
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.allclose(found.network(x).logits, model.eval()(x).logits, atol=1e-6)
+    (tmp_path / "vit" / "config.json").write_text('{"architectures": ["os.system"]}')
+    with pytest.raises(StoreError, match="names no class of transformers"):
+        named_network(f"hf:{tmp_path / 'vit'}")
+    with pytest.raises(StoreError, match=r"has no config\.json"):
+        named_network(f"hf:{tmp_path}")
