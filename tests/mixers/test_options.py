@@ -27,7 +27,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     'SKA(activation="gelu")': {"normalise": "1/N"},
     "CSKA()": {
         "scale": 0.9, "resize": "window", "activation": "relu", "heads": 4, "init": "paper", "kernel": 1,
-        "rows": "centre", "cols": "conv", "factorised": True, "bias": False, "reading": "key",
+        "rows": "centre", "cols": "conv", "factorised": True, "bias": False, "reading": "key", "stride": 2,
     },
     'CSKA(activation="gelu")': {"normalise": "1/N"},
     'CSKA(reading="key")': {"scale": 0.9, "init": "paper", "kernel": 1, "bias": False},

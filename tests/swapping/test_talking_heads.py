@@ -61,6 +61,7 @@ def test_what_has_no_softmax_over_all_keys_is_refused():
         (SKA(activation="relu"), "SKA.activation='relu'"),
         (CSKA(activation="gelu"), "CSKA.activation='gelu'"),
         (SKA(resize="window"), "SKA.resize='window'"),
+        (CSKA(stride=2), "CSKA.stride=2"),
     ):
         with pytest.raises(UnsupportedError, match=f"{message}. does not have; leave that option out"):
             swap(model, config)

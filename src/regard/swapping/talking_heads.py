@@ -78,14 +78,17 @@ def _product(q: Tensor, keys: Tensor, scale: float | None) -> Tensor:
 def logits_operator(config: HeadMixerConfig, site: Site) -> Operator:
     """The operator of a mechanism's logits.
 
-    Raises: UnsupportedError if it has no softmax over all keys, or static keys with resize="window".
+    Raises: UnsupportedError if it has no softmax over all keys, or static keys with resize="window" or a stride.
     """
     if isinstance(config, Softmax):
         return SoftmaxLogits(config.scale)
     if not isinstance(config, SKA | CSKA):
         raise no_logits_error(config)
-    if config.activation != "softmax" or config.resize == "window":
-        option = f"activation={config.activation!r}" if config.activation != "softmax" else "resize='window'"
+    options = ("activation", "softmax"), ("stride", 1)
+    changed = [name for name, plain in options if getattr(config, name, plain) != plain]
+    changed += ["resize"] if config.resize == "window" else []
+    if changed:
+        option = f"{changed[0]}={getattr(config, changed[0])!r}"
         raise UnsupportedError(
             "the host mixes its heads before and after one softmax over all keys, which "
             f"{type(config).__name__}({option}) does not have; leave that option out, or make the host with "

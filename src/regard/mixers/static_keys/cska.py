@@ -10,6 +10,9 @@ The filters belong to the patch tokens of the keys' grid; the map of the queries
 tokens are not on the map: their keys are plain vectors for all queries (`cols`), and their queries have keys of their
 own (`rows`). Algorithm 2 has one key `cls_k` of the class token for all queries and says nothing about the class
 token's query.
+
+stride makes keys coarser than queries (Sec. 7 wishes for downsampling inside the key and does not define it): here a
+block of stride x stride patch tokens has one key and the mean of its values, `strided`; every token has its query.
 """
 
 import warnings
@@ -44,8 +47,9 @@ from regard.mixers.shared.tiles import join_tokens, split_tokens
 from .cska_forms import PATHS, by_convolution, by_patches, choose_path, one_by_one, rows_of, sides
 from .cska_keys import QueryKeyOperator, query_keys_cost
 from .grids import in_windows, join_windows, repeat_window, same_cells
-from .keys import ACTIVATIONS, StaticConfig, StaticOperator, weigh
+from .keys import ACTIVATIONS, FROM_TEACHER, StaticConfig, StaticOperator, weigh
 from .ska import SKA, ska, ska_macs, ska_reference
+from .strided import block_values, coarse
 
 __all__ = ["CSKA", "cska", "cska_reference"]
 
@@ -133,6 +137,8 @@ class CSKA(StaticConfig):
     reading: "logits", or "key" for a convolution that makes keys from queries (the authors' code for Swin), k*k*d
     parameters per channel on any grid. It uses scale, heads, kernel, bias and init of the other fields, and has
     no cross-attention.
+    stride: side of the blocks of patch tokens that share a key and the mean of their values. In reading="key" it is the
+    stride of the convolution. Above 1 it has no bias mask, no resize="window", and no keys from a teacher.
     With a padding mask the queries of hidden tokens are zero for the filters, like those outside the grid.
     """
 
@@ -143,6 +149,7 @@ class CSKA(StaticConfig):
     bias: bool = True
     path: Literal["auto", "conv", "patches", "lean"] = "auto"
     reading: Literal["logits", "key"] = "logits"
+    stride: int = 1
 
     card: ClassVar[Card] = replace(
         SKA.card,
@@ -159,6 +166,8 @@ class CSKA(StaticConfig):
         'CSKA(factorised=True, rows="centre", path="patches")',
         'CSKA(reading="key", dwc=3)',
         'CSKA(activation="gelu")',
+        "CSKA(stride=2)",
+        'CSKA(reading="key", stride=3)',
     )
 
     def __post_init__(self) -> None:
@@ -171,6 +180,13 @@ class CSKA(StaticConfig):
             changed = [name for name in _OF_LOGITS if getattr(self, name) != getattr(CSKA, name)]
             if changed or self.init not in ("trunc_normal", "paper"):
                 raise ConfigError(f"reading='key' has no {', '.join(changed) or f'init={self.init!r}'}; leave it out")
+        if self.stride < 1:
+            raise ConfigError(f"stride is at least 1, not {self.stride}")
+        if self.stride > 1:
+            if self.resize == "window" or self.init in FROM_TEACHER:
+                other = "resize='window'" if self.resize == "window" else f"init={self.init!r}"
+                raise ConfigError(f"stride={self.stride} has no {other}: its keys are of blocks; leave one of them out")
+            object.__setattr__(self, "masks", frozenset({"padding"}))
 
     @property
     def cross(self) -> bool:  # type: ignore[override]
@@ -179,8 +195,12 @@ class CSKA(StaticConfig):
 
     def operator(self, site: Site) -> Operator:
         if self.reading == "key":
-            return QueryKeyOperator(site, self.kernel, self.bias, self.scale, self.init == "paper")
-        return CSKAOperator(self, site)
+            return QueryKeyOperator(site, self.kernel, self.bias, self.scale, self.init == "paper", self.stride)
+        return CSKAOperator(self, self._with_blocks(site))
+
+    def _with_blocks(self, site: Site) -> Site:
+        """The site whose memory is the grid of the keys."""
+        return replace(site, memory=coarse(site.memory or site.grid, self.stride)) if self.stride > 1 else site
 
     def key_macs(self, site: Site, queries: Grid, keys: Grid) -> int:
         """MACs of the patch tokens' logits, k*k times SKA's; with factorised=True of the depth-wise kernel alone."""
@@ -189,7 +209,8 @@ class CSKA(StaticConfig):
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """Static keys of prefix and suffix tokens run as filters with one tap; "paper" counts that tap alone."""
         if self.reading == "key":
-            return query_keys_cost(site, self.kernel, self.bias)
+            return query_keys_cost(site, self.kernel, self.bias, self.stride)
+        site = self._with_blocks(site)
         grid, memory = site.grid, site.memory or site.grid
         taps, biased = self.kernel**2, self.rows == "centre" and self.bias and not self.factorised
         macs = self.key_macs(site, grid, memory)
@@ -215,6 +236,7 @@ class CSKAOperator(StaticOperator):
 
     With prefix or suffix tokens: col_keys (H, E, d), or col_weight (H*E, d, k, k) and col_bias (H*E,); with
     rows="static" also row_keys (H, cells, d) and extra_row_keys (H, E, d), the keys for their queries.
+    cells are those of the keys' grid: with a stride, blocks.
     """
 
     config: CSKA
@@ -274,6 +296,10 @@ class CSKAOperator(StaticOperator):
                 nn.init.normal_(parameter)
             else:
                 nn.init.trunc_normal_(parameter, std=0.02)
+
+    def freeze(self, grid: Grid | None) -> None:
+        """As in `StaticOperator`; grid: of the tokens, also with a stride."""
+        super().freeze(grid and coarse(grid, self.config.stride))
 
     @torch.no_grad()
     def set_keys(self, keys: Float[Tensor, "H M d"]) -> None:
@@ -342,11 +368,11 @@ class CSKAOperator(StaticOperator):
         return constants
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        grid, memory, v = inputs.grid, inputs.key_grid, inputs.v
-        q = hide(inputs.q, None if inputs.memory else inputs.mask)
+        grid, q = inputs.grid, hide(inputs.q, None if inputs.memory else inputs.mask)
+        v, memory, mask = block_values(inputs.v, inputs.key_grid, self.config.stride, inputs.mask, plain)
         constants = {name: value.to(q.dtype) for name, value in self.on(memory).items()}
         extra, cells = split_tokens(q, grid)
-        below, above = rows_of(inputs.mask, grid)
+        below, above = rows_of(mask, grid)
         form = self._plain_cells if plain else self._fast_cells
         out = form(cells, v, grid, memory, constants, above)
         if not grid.extra:

@@ -35,12 +35,12 @@ def choose_path(q: Tensor, v: Tensor) -> str:
     return "patches" if batch * heads * n * v.shape[-2] < LEAN_LOGITS else "lean"
 
 
-def convolved(q: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
+def convolved(q: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid, stride: int = 1) -> Tensor:
     """Logits (B, H, M, N), keys before queries: the output channels of one grouped convolution. No scale."""
-    batch, heads, n, width = q.shape
+    batch, heads, _, width = q.shape
     image = q.mT.reshape(batch, heads * width, grid.height, grid.width)
-    logits = F.conv2d(image, weight, bias, padding=weight.shape[-1] // 2, groups=heads)
-    return logits.view(batch, heads, len(weight) // heads, n)
+    logits = F.conv2d(image, weight, bias, stride=stride, padding=weight.shape[-1] // 2, groups=heads)
+    return logits.view(batch, heads, len(weight) // heads, logits.shape[-2] * logits.shape[-1])
 
 
 def by_convolution(

@@ -6,6 +6,7 @@ depends on the content around its patch token and belongs to no grid, so that no
 in the queries. A bias adds the same number to all patch tokens of a row of logits: without prefix and suffix tokens it
 has no effect under the softmax, like the key bias of ordinary attention.
 
+With a stride the convolution makes fewer keys, and a value is the mean of a block (`strided`).
 Prefix and suffix tokens are not on the map: their keys are learned vectors; their queries have the same keys as others.
 """
 
@@ -20,6 +21,7 @@ from regard.mixers.shared.tiles import join_tokens, split_tokens
 from regard.mixers.softmax import softmax, softmax_reference
 
 from .cska_forms import convolved, sides
+from .strided import block_values, coarse
 
 
 def query_keys_reference(
@@ -27,16 +29,17 @@ def query_keys_reference(
     weight: Float[Tensor, "Hd d k k2"],
     bias: Float[Tensor, " Hd"] | None,
     grid: Grid,
-) -> Float[Tensor, "B H N d"]:
+    stride: int = 1,
+) -> Float[Tensor, "B H M d"]:
     """The sum over taps of shifted queries, each times the matrix of its tap; grid without prefix and suffix tokens."""
     heads, kernel = q.shape[1], weight.shape[-1]
     image = F.pad(q.unflatten(2, sides(grid)), (0, 0, *(kernel // 2,) * 4))
     taps = weight.unflatten(0, (heads, -1))  # (H, d, d, k, k)
-    keys = torch.zeros_like(q) if bias is None else bias.view(heads, 1, -1).expand_as(q)
+    keys = q.new_zeros(()) if bias is None else bias.view(heads, 1, -1)
     for row in range(kernel):
         for column in range(kernel):
-            shifted = image[:, :, row : row + grid.height, column : column + grid.width].flatten(2, 3)
-            keys = keys + shifted @ taps[..., row, column].mT
+            shifted = image[:, :, row : row + grid.height : stride, column : column + grid.width : stride]
+            keys = keys + shifted.flatten(2, 3) @ taps[..., row, column].mT
     return keys
 
 
@@ -45,16 +48,17 @@ def query_keys(
     weight: Float[Tensor, "Hd d k k2"],
     bias: Float[Tensor, " Hd"] | None,
     grid: Grid,
-) -> Float[Tensor, "B H N d"]:
+    stride: int = 1,
+) -> Float[Tensor, "B H M d"]:
     """The same as one convolution whose groups are the heads."""
-    return convolved(q, weight, bias, grid).mT
+    return convolved(q, weight, bias, grid, stride).mT
 
 
-def query_keys_cost(site: Site, kernel: int, bias: bool) -> Cost:
+def query_keys_cost(site: Site, kernel: int, bias: bool, stride: int) -> Cost:
     """Parameters and MACs of `QueryKeyOperator`."""
-    grid, filters = site.grid, kernel**2 * site.width * site.inner
-    convolution = Cost(filters + site.inner * (bias + grid.extra), grid.cells * filters)
-    return convolution + attention_cost(grid.tokens, grid.tokens, site.inner)
+    keys, filters = coarse(site.grid, stride), kernel**2 * site.width * site.inner
+    convolution = Cost(filters + site.inner * (bias + keys.extra), keys.cells * filters)
+    return convolution + attention_cost(site.grid.tokens, keys.tokens, site.inner)
 
 
 class QueryKeyOperator(Operator):
@@ -64,8 +68,9 @@ class QueryKeyOperator(Operator):
     deviation 0.02, biases with 0.
     """
 
-    def __init__(self, site: Site, kernel: int, bias: bool, scale: float | None, paper: bool) -> None:
+    def __init__(self, site: Site, kernel: int, bias: bool, scale: float | None, paper: bool, stride: int = 1) -> None:
         super().__init__()
+        self.stride = stride
         self.grid, self.scale, self.paper, extra = site.grid, scale, paper, site.grid.extra
         self.weight = nn.Parameter(torch.empty(site.inner, site.width, kernel, kernel))
         self.bias = nn.Parameter(torch.empty(site.inner)) if bias else None
@@ -91,8 +96,9 @@ class QueryKeyOperator(Operator):
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         q, keys = self._with_keys(inputs.q, inputs.grid, inputs.mask, plain)
+        v, _, mask = block_values(inputs.v, inputs.grid, self.stride, inputs.mask, plain)
         form = softmax_reference if plain else softmax
-        return form(q, keys, inputs.v, scale=self.scale, mask=inputs.mask)
+        return form(q, keys, v, scale=self.scale, mask=mask)
 
     def _with_keys(self, q: Tensor, grid: Grid, mask: Mask | None, plain: bool) -> tuple[Tensor, Tensor]:
         """Queries, zero for hidden tokens, and the keys of all tokens. Raises: as `check_prefix_suffix`."""
@@ -101,7 +107,8 @@ class QueryKeyOperator(Operator):
         _, cells = split_tokens(q, grid)
         bias = None if self.bias is None else self.bias.to(q.dtype)
         convolve = query_keys_reference if plain else query_keys
-        keys = convolve(cells, self.weight.to(q.dtype), bias, Grid(*sides(grid)))
+        keys = convolve(cells, self.weight.to(q.dtype), bias, Grid(*sides(grid)), self.stride)
         if self.extra_keys is not None:
-            keys = join_tokens(self.extra_keys.to(q.dtype).expand(q.shape[0], -1, -1, -1), keys, grid)
+            extra = self.extra_keys.to(q.dtype).expand(q.shape[0], -1, -1, -1)
+            keys = join_tokens(extra, keys, coarse(grid, self.stride))
         return q, keys
