@@ -2,6 +2,7 @@
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -44,11 +45,11 @@ SIZES = [
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("branches", ["both", "route"])
-@pytest.mark.parametrize("factor", [1.0, 0.6])
-def test_it_equals_the_plain_form(size: tuple[int, ...], branches: str, factor: float) -> None:
+@pytest.mark.parametrize(("factor", "experts"), [(1.0, 1), (0.6, 1), (0.6, 2), (1.0, 5)])
+def test_it_equals_the_plain_form(size: tuple[int, ...], branches: str, factor: float, experts: int) -> None:
     n, keys, m, top, d, e = size
     inputs = draw(n, keys, m, d, e)
-    options = {"branches": branches, "landmark_scale": factor}
+    options = {"branches": branches, "landmark_scale": factor, "experts": min(experts, m)}
     plain = mita_reference(*inputs, top, **options)
     fast = mita(*inputs, top, execution="native", **options)
     assert gap(fast, plain) < 1e-13
@@ -57,25 +58,28 @@ def test_it_equals_the_plain_form(size: tuple[int, ...], branches: str, factor: 
         assert gap(one, other) < 1e-12
 
 
+@pytest.mark.parametrize("experts", [1, 3])
 @pytest.mark.parametrize("spread", [1.0, 30.0, 1000.0])
-def test_float32_is_as_exact_as_the_plain_form(spread: float) -> None:
+def test_float32_is_as_exact_as_the_plain_form(spread: float, experts: int) -> None:
     """Logits up to thousands: weights down to exact zeros."""
     inputs = [x.detach() for x in draw(150, 150, 9, 16, 16)]
     inputs[0] *= spread
-    plan = mita_plan(inputs[0], inputs[1], inputs[3], 20)
-    exact = mita_reference(*inputs, 20, plan=plan)
+    plan = mita_plan(inputs[0], inputs[1], inputs[3], 20, experts=experts)
+    options = {"plan": plan, "experts": experts}
+    exact = mita_reference(*inputs, 20, **options)
     single = [x.float() for x in inputs]
-    own = gap(mita_reference(*single, 20, plan=plan).double(), exact)
-    assert gap(mita(*single, 20, plan=plan, execution="native").double(), exact) <= 4 * own + 1e-6
+    own = gap(mita_reference(*single, 20, **options).double(), exact)
+    assert gap(mita(*single, 20, execution="native", **options).double(), exact) <= 4 * own + 1e-6
 
 
+@pytest.mark.parametrize("experts", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_with_the_same_plan(dtype: torch.dtype) -> None:
+def test_half_precision_with_the_same_plan(dtype: torch.dtype, experts: int) -> None:
     half = [x.detach().to(dtype).requires_grad_() for x in draw(50, 40, 6, 16, 16)]
-    plan = mita_plan(*(half[i].detach() for i in (0, 1, 3)), 9)
+    plan = mita_plan(*(half[i].detach() for i in (0, 1, 3)), 9, experts=experts)
     whole = [x.detach().double().requires_grad_() for x in half]
-    exact = mita_reference(*whole, 9, plan=plan)
-    out = mita(*half, 9, plan=plan, execution="native")
+    exact = mita_reference(*whole, 9, plan=plan, experts=experts)
+    out = mita(*half, 9, plan=plan, experts=experts, execution="native")
     assert out.dtype == dtype
     assert gap(out.double(), exact) < 1e-2 * exact.abs().max().item()
     ahead = torch.randn_like(exact)
@@ -102,17 +106,19 @@ def test_inputs_may_have_any_strides() -> None:
 
 def test_threads_change_no_bit() -> None:
     inputs = [x.detach().float().requires_grad_() for x in draw(600, 600, 8, 64, 64)]  # of four heads
-    check_threads(lambda *x: mita(*x, 60, execution="native"), inputs)
+    for experts in (1, 2):
+        check_threads(lambda *x, s=experts: mita(*x, 60, experts=s, execution="native"), inputs)
 
 
+@pytest.mark.parametrize("experts", [1, 3])
 @pytest.mark.parametrize("branches", ["both", "route"])
-def test_padding_bias_and_left_out_landmarks(branches: str) -> None:
+def test_padding_bias_and_left_out_landmarks(branches: str, experts: int) -> None:
     inputs = draw(20, 24, 6)
     keep = torch.arange(24).expand(2, -1) < torch.tensor([[13], [4]])
     used = torch.tensor([[True] * 6, [True, False, True, True, False, True]])
     bias = torch.randn(2, 1, 24, dtype=torch.float64)
     for mask, left in ((Mask(keep=keep), None), (Mask(bias=bias), used), (Mask(keep=keep, bias=bias), used)):
-        options = {"branches": branches, "mask": mask, "landmark_keep": left}
+        options = {"branches": branches, "mask": mask, "landmark_keep": left, "experts": experts}
         plain, fast = mita_reference(*inputs, 9, **options), mita(*inputs, 9, execution="native", **options)
         assert gap(fast, plain) < 1e-13
         ahead = torch.randn_like(plain)
@@ -120,10 +126,11 @@ def test_padding_bias_and_left_out_landmarks(branches: str) -> None:
         assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-12
 
 
-def test_queries_to_which_nothing_is_left_get_zeros() -> None:
+@pytest.mark.parametrize("experts", [1, 3])
+def test_queries_to_which_nothing_is_left_get_zeros(experts: int) -> None:
     inputs = draw(20, 24, 6)
     keep = torch.tensor([[True], [False]]).expand(-1, 24)
-    options = {"mask": Mask(keep=keep), "landmark_keep": keep[:, :6], "execution": "native"}
+    options = {"mask": Mask(keep=keep), "landmark_keep": keep[:, :6], "execution": "native", "experts": experts}
     out = mita(*inputs, 5, **options)
     assert not out[1].any()
     assert out[0].all()
@@ -132,7 +139,8 @@ def test_queries_to_which_nothing_is_left_get_zeros() -> None:
 
 def test_what_is_not_finite_stays_in_its_head() -> None:
     *inputs, landmarks = draw(24, 24, 6)
-    check_heads_apart(lambda *x: mita(*x, landmarks.detach(), 5, execution="native"), inputs)
+    for experts in (1, 3):
+        check_heads_apart(lambda *x, s=experts: mita(*x, landmarks.detach(), 5, experts=s, execution="native"), inputs)
 
 
 def test_an_unknown_score_is_chosen_and_seen() -> None:
@@ -177,7 +185,8 @@ def test_a_given_plan_is_used_and_checked() -> None:
 
 def test_what_it_cannot_do_is_refused() -> None:
     inputs = draw(20, 24, 6)
-    check_error(UnsupportedError, "one expert per query, not 2", mita, *inputs, 5, experts=2, execution="native")
+    union = {"experts": 2, "duplicates": "union", "execution": "native"}
+    check_error(UnsupportedError, "shared keys once", mita, *inputs, 5, **union)
     bias = torch.zeros(24, dtype=torch.float64, requires_grad=True)
     with pytest.raises(UnsupportedError, match="does not train a bias"):
         mita(*inputs, 5, mask=Mask(bias=bias[None, None, None]), execution="native")
@@ -193,13 +202,13 @@ CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_
 
 @pytest.mark.untyped
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("given", [False, True], ids=["chosen", "given"])
-def test_opcheck(dtype: torch.dtype, given: bool) -> None:
+@pytest.mark.parametrize(("given", "experts"), [(False, 1), (True, 1), (False, 2), (True, 2)])
+def test_opcheck(dtype: torch.dtype, given: bool, experts: int) -> None:
     inputs = [x.detach().to(dtype).requires_grad_() for x in draw(12, 15, 3)]
-    plan = mita_plan(*(inputs[i].detach() for i in (0, 1, 3)), 4) if given else (None, None)
+    plan = mita_plan(*(inputs[i].detach() for i in (0, 1, 3)), 4, experts=experts) if given else (None, None)
     bias = torch.randn(2, 2, 3 + 15, dtype=torch.promote_types(dtype, torch.float32))
     loose = {"atol": 1e-2, "rtol": 1e-2} if dtype == torch.bfloat16 else {}
-    options = (bias, *plan, 4, True, 0.3, 1.0)
+    options = (bias, *plan, 4, True, 0.3, 1.0, experts)
     torch.library.opcheck(torch.ops.regard.mita, (*inputs, None, *options), test_utils=CHECKS, **loose)
     windows = [0, 4, 1, 3, 0, 3, 0, 2, 1, 3, 2, 4]  # of 12 queries as 3 x 4 cells
     torch.library.opcheck(torch.ops.regard.mita, (*inputs[:3], None, windows, *options), test_utils=CHECKS, **loose)
@@ -260,11 +269,11 @@ def test_its_work_is_counted_as_that_of_the_gathered_form() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     inputs = draw(20, 24, 6, d=8, e=4)
-    for branches in ("both", "route"):
+    for branches, experts in (("both", 1), ("route", 1), ("both", 3)):
         counts = {}
         for form in ("native", "gather"):
             with FlopCounterMode(display=False) as counter:
-                mita(*inputs, 5, branches=branches, execution=form).sum().backward()
+                mita(*inputs, 5, experts=experts, branches=branches, execution=form).sum().backward()
             counts[form] = counter.get_total_flops()
         assert counts["native"] == counts["gather"]
 
@@ -275,7 +284,7 @@ def test_its_work_is_counted_as_that_of_the_gathered_form() -> None:
 def test_auto_takes_it_unless_the_environment_forbids(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = draw(20, 24, 6)
 
-    def taken(**options: int) -> bool:
+    def taken(**options: Any) -> bool:
         return runs_kernel("mita", lambda: mita(*inputs, 5, **options))
 
     for value, wanted in (("", True), ("1", True), ("0", False)):
@@ -283,7 +292,8 @@ def test_auto_takes_it_unless_the_environment_forbids(monkeypatch: pytest.Monkey
         assert native_enabled() == taken() == wanted
     monkeypatch.delenv("REGARD_NATIVE")
     assert taken()
-    assert not taken(experts=2)
+    assert taken(experts=2)
+    assert not taken(experts=2, duplicates="union")
 
 
 def test_a_layer_trains_in_half_precision() -> None:

@@ -41,10 +41,10 @@ def draw(n: int, keys: int, m: int, d: int, e: int) -> list[Tensor]:
     return [torch.randn(2, 2, *shape).to(torch.bfloat16).requires_grad_() for shape in shapes]
 
 
-def plan_of(leaves: list[Tensor], top: int) -> MitaPlan:
+def plan_of(leaves: list[Tensor], top: int, experts: int = 1) -> MitaPlan:
     """What the kernel chooses."""
     scale = leaves[0].shape[-1] ** -0.5
-    return MitaPlan(*torch.ops.regard.mita(*leaves, None, None, None, None, top, True, scale, 1.0)[1:])
+    return MitaPlan(*torch.ops.regard.mita(*leaves, None, None, None, None, top, True, scale, 1.0, experts)[1:])
 
 
 def far(found: Tensor, expected: Tensor) -> float:
@@ -54,12 +54,15 @@ def far(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("branches", ["both", "route"])
-@pytest.mark.parametrize("factor", [1.0, 0.6])
+@pytest.mark.parametrize(("factor", "experts"), [(1.0, 1), (0.6, 1), (0.6, 3)])
 @pytest.mark.parametrize("given", [True, False])
-def test_outputs_and_gradients(level: bool, size: tuple[int, ...], branches: str, factor: float, given: bool) -> None:
+def test_outputs_and_gradients(
+    level: bool, size: tuple[int, ...], branches: str, factor: float, experts: int, given: bool
+) -> None:
     n, keys, m, top, d, e = size
-    leaves = draw(n, keys, m, d, e)
-    plan, options = plan_of(leaves, top), {"branches": branches, "landmark_scale": factor}
+    leaves, experts = draw(n, keys, m, d, e), min(experts, m)
+    options = {"branches": branches, "landmark_scale": factor, "experts": experts}
+    plan = plan_of(leaves, top, experts)
     out = mita(*leaves, top, plan=plan if given else None, execution="native", **options)
     exact = [x.detach().double().requires_grad_() for x in leaves]
     expected = mita_reference(*exact, top, plan=plan, **options)

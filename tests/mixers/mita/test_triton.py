@@ -35,13 +35,14 @@ def inputs(shape: tuple[int, ...], dtype: torch.dtype = EXACT) -> list[Tensor]:
     return draw(*((batch, heads, *size) for size in sizes), dtype=dtype)
 
 
-def chosen(q: Tensor, k: Tensor, landmarks: Tensor, top: int, **options: object) -> MitaPlan:
+def chosen(q: Tensor, k: Tensor, landmarks: Tensor, top: int, experts: int = 1, **options: object) -> MitaPlan:
     """What the kernel chooses: the keys by their bias, the experts by the landmarks that are kept."""
     import regard.mixers.mita.triton_kernels  # noqa: F401
 
     scale, attend = q.shape[-1] ** -0.5, torch.ops.regard.attend_and_choose
-    keys = attend(landmarks.detach(), k.detach(), None, options.get("bias"), top, scale, 1.0)[2]
-    return MitaPlan(keys, attend(q.detach(), landmarks.detach(), None, options.get("drop"), 1, scale, 1.0)[2])
+    keys = attend(landmarks.detach(), k.detach(), None, options.get("bias"), top, scale, 1.0, top > 1)[2]
+    given = q.detach(), landmarks.detach(), None, options.get("drop")
+    return MitaPlan(keys, attend(*given, experts, scale, 1.0, False)[2])
 
 
 def compare(leaves: list[Tensor], top: int, plan: MitaPlan, given: bool = True, **options: object) -> None:
@@ -121,10 +122,29 @@ def test_ragged_and_empty_experts() -> None:
 
 
 @here
+@pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("branches", ["both", "route"])
-def test_several_experts(branches: str) -> None:
-    leaves = inputs((2, 1, 30, 21, 8, 12, 5))
-    compare(leaves, 4, mita_plan(leaves[0], leaves[1], leaves[3], 4, experts=3), experts=3, branches=branches)
+@pytest.mark.parametrize("experts", [2, 5])
+def test_several_experts(branches: str, experts: int, given: bool) -> None:
+    """Also all of the landmarks, and more landmarks than a tile has."""
+    for shape in ((2, 1, 30, 21, 8, 12, 5), (1, 1, 20, 12, 8, 8, 70)):
+        leaves = inputs(shape)
+        plan = (mita_plan if given else chosen)(leaves[0], leaves[1], leaves[3], 4, experts=experts)
+        options = {"experts": experts, "branches": branches, "landmark_scale": 0.7}
+        compare(leaves, 4, plan, given, **options)
+
+
+@here
+def test_the_experts_of_a_query_are_its_best_landmarks_each_once() -> None:
+    q, k, _, landmarks = (x.detach() for x in inputs((2, 1, 19, 20, 8, 8, 7)))
+    landmarks[0, 0, 2] = landmarks[0, 0, 5]  # equal scores
+    drop = torch.zeros(2, 1, 7, dtype=EXACT, device=DEVICE)
+    drop[1, 0, :6] = -torch.inf  # fewer than three are left
+    found = chosen(q, k, landmarks, 3, experts=3, drop=drop).experts
+    scores = q @ landmarks.mT + drop[:, :, None]
+    best = scores.topk(3).values
+    assert torch.allclose(scores.gather(-1, found).sort(descending=True).values, best)
+    assert all(len(row.unique()) == 3 for row in found.flatten(0, 2))
 
 
 @here
@@ -180,8 +200,8 @@ def test_their_operators_are_registered_properly() -> None:
     import regard.mixers.mita.triton_kernels  # noqa: F401
 
     q, k, v, landmarks = inputs((1, 2, 20, 20, 8, 8, 4), torch.float32)
-    torch.library.opcheck(torch.ops.regard.attend_and_choose, (landmarks, k, v, None, 5, 0.3, 1.0))
-    torch.library.opcheck(torch.ops.regard.attend_and_choose, (q, landmarks, None, None, 1, 0.3, 1.0))
+    torch.library.opcheck(torch.ops.regard.attend_and_choose, (landmarks, k, v, None, 5, 0.3, 1.0, True))
+    torch.library.opcheck(torch.ops.regard.attend_and_choose, (q, landmarks, None, None, 2, 0.3, 1.0, False))
     compiled = torch.compile(lambda *leaves: mita(*leaves, 5, execution="triton"), backend="aot_eager", fullgraph=True)
     assert torch.allclose(compiled(q, k, v, landmarks), mita(q, k, v, landmarks, 5), atol=CLOSE[torch.float32])
 

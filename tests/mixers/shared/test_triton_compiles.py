@@ -30,7 +30,7 @@ KERNELS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 """The types of the parameters that are no constants; x: that of the inputs."""
 CONSTANTS: dict[str, Any] = {
-    "WIDTH": 64, "OUT": 64, "D": 64, "E": 64, "SIZE": 64, "STEP": 64, "LENGTH": 512, "TOP": 64, "CHOICES": 1,
+    "WIDTH": 64, "OUT": 64, "D": 64, "E": 64, "SIZE": 64, "STEP": 64, "LENGTH": 512, "TOP": 64,
     "BIASED": True, "VALUED": True, "CHOOSING": True, "ALONE": True, "CHUNKS": 8, "BLOCK": 4096,
 }  # fmt: skip
 
@@ -53,6 +53,7 @@ def test_a_kernel_compiles(name: str, capability: int, kind: str) -> None:
     types = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
     values = {**CONSTANTS, "CAST": types[kind], "KIND": tl.float32}
     values["STEP"] = mita.keys_of_tile(128, 4 if kind == "fp32" else 2) if function == "_attend_backward" else 64
+    values["CHOICES"] = 3 if function == "_attend_and_choose" else 1
     constants = {(i,): values[one.name] for i, one in enumerate(kernel.params) if one.is_constexpr}
     signature = {one.name: "constexpr" if one.is_constexpr else KERNELS[name][one.name] for one in kernel.params}
     signature = {key: f"*{kind}" if value == "x" else value for key, value in signature.items()}

@@ -115,7 +115,7 @@ def mita(
     experts of a query share counts twice ("multiset", Eq. 11-12 as written) or once ("union"). landmark_scale: factor
     of the landmark logits, d^-0.5 in the published code. scale: None = d^-0.5. mask: padding, and a bias with one row.
     landmark_keep: False for landmarks that must not be used. plan: a selection to use instead of the best. execution:
-    "auto", or one of "native" (a compiled kernel for the CPU and one expert per query), "triton" (kernels for GPUs;
+    "auto", or one of "native" (a compiled kernel for the CPU), "triton" (kernels for GPUs;
     neither can be differentiated twice), "varlen" (PyTorch's attention for sequences of any length, on CUDA in half
     precision), "dense", "gather" and "grouped", which differ in speed and memory only. "auto" follows the table in
     docs/mechanisms.md. With branches="compress" nothing is routed: all executions are the same few products.
@@ -147,11 +147,11 @@ def mita(
         "drop": None if landmark_keep is None else ~landmark_keep,
     }  # fmt: skip
     if execution == "native" and branches != "compress":
-        return mita_native(q, k, v, given, top, plan=plan, **kernel)
+        return mita_native(q, k, v, given, top, experts, plan=plan, **kernel)
     landmarks = landmarks.of(q) if isinstance(landmarks, PooledQueries) else landmarks
     with without_autocast(q.device):
-        if execution == "triton" and branches != "compress" and plan is None and experts == 1:
-            return _by_triton(q, k, v, landmarks, top, kernel)
+        if execution == "triton" and branches != "compress" and plan is None and not once:
+            return _by_triton(q, k, v, landmarks, (top, experts), kernel)
         probing = upcast(landmarks) * scale
         probe = probing @ upcast(k).mT  # (B, H, m, M)
         probe = probe if bias is None else probe + bias
@@ -171,11 +171,10 @@ def _execution(
 ) -> str:
     """What runs. Raises: UnsupportedError if the compiled kernel is requested and cannot."""
     trained = bias is not None and bias.requires_grad
-    if execution == "native" and (experts > 1 or trained):
-        reason = "does not train a bias" if trained else f"has one expert per query, not {experts}"
+    if execution == "native" and (once or trained):
+        reason = "does not train a bias" if trained else "cannot count shared keys once"
         raise UnsupportedError(f'mita: execution="native" {reason}; use "auto"')
-    native = experts == 1 and not trained and runs_native("mita", execution, q)
-
+    native = not once and not trained and runs_native("mita", execution, q)
     triton, few = experts == 1 and runs_triton(q, bias), few_logits(q, k.shape[-2])
     situation = Situation(
         device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=m, top=top * experts,
@@ -184,11 +183,14 @@ def _execution(
     return choose("MiTA", execution, situation)
 
 
-def _by_triton(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, top: int, options: dict[str, Any]) -> Tensor:
+def _by_triton(
+    q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, numbers: tuple[int, int], options: dict[str, Any]
+) -> Tensor:
+    """numbers: keys of an expert, experts of a query."""
     needs_triton()
     from .triton_kernels import mita_triton
 
-    return mita_triton(q, k, v, landmarks, top, **options)
+    return mita_triton(q, k, v, landmarks, *numbers, **options)
 
 
 def _windows(q: Tensor, landmarks: PooledQueries) -> list[int]:

@@ -2,7 +2,9 @@
 // extensions of GCC and Clang; no library. CMakeLists.txt compiles it.
 //
 // m landmarks l (m, d) score the keys k (M, d): each chooses its `top` best, and the weighted
-// sum of all values v (M, e) is its own value. A query of q (N, d) attends to the landmarks with these values and to the keys of its best landmark.
+// sum of all values v (M, e) is its own value. A query of q (N, d) attends to the landmarks with these values and to the
+// keys of its `choices` best landmarks. With one, a block of queries is finished at once; with several, the weights of a
+// head are in memory, since the softmax of a query ends with its last expert.
 
 #include "../shared/half_products.h"
 
@@ -11,7 +13,7 @@ extern "C" {
 struct Sizes {
     long B, H, N, M, m, top, d, e, threads;
     int shared, has_plan;  // whether landmarks are attended to; whether the plan is an input
-    int half, unused;      // whether products round to bfloat16
+    int half, choices;     // whether products round to bfloat16; experts of a query
     double scale, factor;  // factors of all logits, and again of those of landmarks
 };
 
@@ -28,15 +30,15 @@ struct Head {
     int64_t *chosen, *experts;
 };
 
-// The queries of each expert of a head, one expert after the other.
+// The pairs (query, choice) of each expert of a head, one expert after the other; a pair is choices query + choice.
 struct Sorted {
-    std::vector<long> start, query;
+    std::vector<long> start, pair;
 
-    Sorted(const int64_t* experts, long N, long m) : start(m + 1), query(N) {
-        for (long i = 0; i < N; ++i) ++start[experts[i] + 1];
+    Sorted(const int64_t* experts, long pairs, long m) : start(m + 1), pair(pairs) {
+        for (long i = 0; i < pairs; ++i) ++start[experts[i] + 1];
         for (long j = 0; j < m; ++j) start[j + 1] += start[j];
         std::vector<long> next(start.begin(), start.end() - 1);
-        for (long i = 0; i < N; ++i) query[next[experts[i]]++] = i;
+        for (long i = 0; i < pairs; ++i) pair[next[experts[i]]++] = i;
     }
 };
 
@@ -49,6 +51,7 @@ struct Work {
     const T inner, outer;  // parts of scale: of keys before their products with queries, and of logits; exact in halves
     Packed packed;
     const long wd, we, wl, wk, wm, wide, ldp;
+    const long ws, several, again;      // columns of weights with several experts; queries then, and in its backward pass
     Array<T> probe, values;             // (m, ldp) logits or weights of landmarks with keys, (m, we)
     Array<T> change, means;             // gradients of some columns of probe (m, CHUNK), (m)
     Array<T> route;                     // (N, wl) logits of queries with landmarks, where they are computed once
@@ -56,17 +59,21 @@ struct Work {
     Array<T> joint, jointT, all, allT;  // scaled keys (wide, wd), (d, wide), values (wide, we), (e, wide)
     Array<T> bias, queries, grad_rows, w, slope, products, rows, rowsT;
     Array<T> to_landmarks, to_values, to_keys, to_own;
+    Array<T> weights, slopes, outs, all_queries, all_grads;  // of several experts: (N, ws), (N, ws), and rows of N
     Array<typename Lanes<T>::Ordered> bits;
     Arena arena;
 
     Work(const Sizes& s, bool backward)
         : s(s), scale(s.scale), factor(s.factor), inner(s.half ? 1 : s.scale), outer(s.half ? s.scale : 1), wd(padded<T>(s.d)), we(padded<T>(s.e)), wl(padded<T>(s.m)),
-          wk(padded<T>(s.top)), wm(s.shared ? wl : 0), wide(wm + wk), ldp(padded<T>(s.M)), probe(s.m * ldp),
+          wk(padded<T>(s.top)), wm(s.shared ? wl : 0), wide(wm + wk), ldp(padded<T>(s.M)),
+          ws(wm + s.choices * wk), several(s.choices > 1 ? s.N : 0), again(backward ? several : 0), probe(s.m * ldp),
           values(s.m * we), change(backward ? s.m * CHUNK : 0), means(s.m), route(s.has_plan ? 0 : s.N * wl), landmarks(s.m * wd),
           landmarksT(s.d * wl), joint(wide * wd), jointT(s.d * wide), all(wide * we), allT(s.e * wide), bias(wide),
           queries(BLOCK * wd), grad_rows(BLOCK * we), w(BLOCK * wide), slope(BLOCK * wide),
           products(CHUNK * std::max(wd, we)), rows(CHUNK * std::max(wd, we)), rowsT(CHUNK * std::max(s.d, s.e)),
-          to_landmarks(s.m * wd), to_values(s.m * we), to_keys(s.top * wd), to_own(s.top * we), bits(s.M),
+          to_landmarks(s.m * wd), to_values(s.m * we), to_keys(s.top * wd), to_own(s.top * we),
+          weights(several * ws), slopes(again * ws), outs(several * std::max(wd, we)), all_queries(again * wd),
+          all_grads(again * we), bits(std::max(s.M, s.m)),
           arena(measure()) {
         each([&](auto& array) { array.take(arena); });
     }
@@ -75,7 +82,7 @@ struct Work {
     void each(Visit visit) {
         for (auto* array : {&probe, &values, &change, &means, &route, &landmarks, &landmarksT, &joint, &jointT, &all, &allT,
                             &bias, &queries, &grad_rows, &w, &slope, &products, &rows, &rowsT, &to_landmarks,
-                            &to_values, &to_keys, &to_own})
+                            &to_values, &to_keys, &to_own, &weights, &slopes, &outs, &all_queries, &all_grads})
             visit(*array);
         visit(bits);
     }
@@ -129,7 +136,8 @@ struct Work {
             T* row = &route[i * wl];
             if (s.half) copy(row, s.m, row, outer);
             if (x.bias) add(x.bias, s.m, row);
-            x.experts[i] = best(row);
+            if (several) largest(row, s.m, s.choices, x.experts + i * s.choices, bits);
+            else x.experts[i] = best(row);
         }
     }
 
@@ -198,12 +206,12 @@ struct Work {
 
     template <typename Each>
     void blocks(const Head<T>& x, bool backward, Each each) {
-        Sorted sorted(x.experts, s.N, s.m);
+        Sorted sorted(x.experts, s.N * s.choices, s.m);
         for (long j = 0; j < s.m; ++j) {
             if (sorted.start[j] == sorted.start[j + 1]) continue;
             take(x, x.chosen + j * s.top, backward);
             for (long at = sorted.start[j]; at < sorted.start[j + 1]; at += BLOCK)
-                each(j, &sorted.query[at], std::min(BLOCK, sorted.start[j + 1] - at), at + BLOCK >= sorted.start[j + 1]);
+                each(j, &sorted.pair[at], std::min(BLOCK, sorted.start[j + 1] - at), at + BLOCK >= sorted.start[j + 1]);
         }
     }
 
@@ -211,6 +219,7 @@ struct Work {
         if (s.shared || !s.has_plan) score(x);
         if (!s.has_plan) choose(x);
         compress(x);
+        if (several) return forward_several(x, out);
         blocks(x, false, [&](long, const long* query, long count, bool) {
             weigh(x, query, count);
             multiply<false>(count, we, wide, w.data(), wide, 1, all.data(), we, products.data(), we);
@@ -226,6 +235,13 @@ struct Work {
             std::fill(to_k(i), to_k(i) + s.d, T(0));
             std::fill(to_v(i), to_v(i) + s.e, T(0));
         }
+        if (several) backward_several(x, grad_out, to_q, to_k, to_v);
+        else backward_one(x, grad_out, to_q, to_k, to_v);
+        for (long j = 0; j < s.m; ++j) copy(&to_landmarks[j * wd], s.d, to_l(j), scale * factor);
+        if (s.shared) expand(x, to_k, to_v, to_l);
+    }
+
+    void backward_one(const Head<T>& x, Rows<T> grad_out, Rows<T> to_q, Rows<T> to_k, Rows<T> to_v) {
         blocks(x, true, [&](long j, const long* query, long count, bool last) {
             weigh(x, query, count);
             for (long r = 0; r < count; ++r) copy(grad_out(query[r]), s.e, &grad_rows[r * we]);
@@ -239,16 +255,93 @@ struct Work {
                 multiply<true>(s.m, wd, count, slope.data(), 1, wide, queries.data(), wd, to_landmarks.data(), wd);
                 multiply<true>(s.m, we, count, w.data(), 1, wide, grad_rows.data(), we, to_values.data(), we);
             }
-            if (!last) return;
-            for (long c = 0; c < s.top; ++c) {
-                add(&to_keys[c * wd], s.d, to_k(x.chosen[j * s.top + c]), scale);
-                add(&to_own[c * we], s.e, to_v(x.chosen[j * s.top + c]));
-            }
-            std::fill(to_keys.begin(), to_keys.end(), T(0));
-            std::fill(to_own.begin(), to_own.end(), T(0));
+            if (last) give(x.chosen + j * s.top, to_k, to_v);
         });
-        for (long j = 0; j < s.m; ++j) copy(&to_landmarks[j * wd], s.d, to_l(j), scale * factor);
-        if (s.shared) expand(x, to_k, to_v, to_l);
+    }
+
+    // Adds the gradients of an expert's keys and values to theirs.
+    void give(const int64_t* chosen, Rows<T> to_k, Rows<T> to_v) {
+        for (long c = 0; c < s.top; ++c) {
+            add(&to_keys[c * wd], s.d, to_k(chosen[c]), scale);
+            add(&to_own[c * we], s.e, to_v(chosen[c]));
+        }
+        std::fill(to_keys.begin(), to_keys.end(), T(0));
+        std::fill(to_own.begin(), to_own.end(), T(0));
+    }
+
+    // Of a matrix (N, ws), the columns of the keys of a pair's expert.
+    T* keys_of(Array<T>& matrix, long pair) { return &matrix[pair / s.choices * ws + wm + pair % s.choices * wk]; }
+
+    // The weights of all queries: of the landmarks, and of the keys of each of their experts.
+    void weigh_all(const Head<T>& x) {
+        for (long first = 0; s.shared && first < s.N; first += BLOCK) {
+            const long count = std::min(BLOCK, s.N - first);
+            for (long r = 0; r < count; ++r) copy(x.q(first + r), s.d, &queries[r * wd]);
+            multiply<false>(count, wm, s.d, queries.data(), wd, 1, jointT.data(), wide, &weights[first * ws], ws);
+            for (long r = 0; r < count; ++r) {
+                T* row = &weights[(first + r) * ws];
+                if (s.half) copy(row, wm, row, outer * factor);
+                add(bias.data(), wm, row);
+            }
+        }
+        blocks(x, false, [&](long, const long* pair, long count, bool) {
+            for (long r = 0; r < count; ++r) copy(x.q(pair[r] / s.choices), s.d, &queries[r * wd]);
+            multiply<false>(count, wk, s.d, queries.data(), wd, 1, &jointT[wm], wide, w.data(), wide);
+            for (long r = 0; r < count; ++r) {
+                T* row = keys_of(weights, pair[r]);
+                copy(&w[r * wide], wk, row, outer);
+                add(&bias[wm], wk, row);
+            }
+        });
+        for (long i = 0; i < s.N; ++i) softmax(&weights[i * ws], ws);
+    }
+
+    void forward_several(const Head<T>& x, Rows<T> out) {
+        weigh_all(x);
+        std::fill(outs.begin(), outs.end(), T(0));
+        if (s.shared) multiply<true>(s.N, we, wm, weights.data(), ws, 1, all.data(), we, outs.data(), we);
+        blocks(x, false, [&](long, const long* pair, long count, bool) {
+            for (long r = 0; r < count; ++r) copy(keys_of(weights, pair[r]), wk, &w[r * wide]);
+            multiply<false>(count, we, wk, w.data(), wide, 1, &all[wm * we], we, products.data(), we);
+            for (long r = 0; r < count; ++r) add(&products[r * we], s.e, &outs[pair[r] / s.choices * we]);
+        });
+        for (long i = 0; i < s.N; ++i) copy(&outs[i * we], s.e, out(i));
+    }
+
+    void backward_several(const Head<T>& x, Rows<T> grad_out, Rows<T> to_q, Rows<T> to_k, Rows<T> to_v) {
+        weigh_all(x);
+        std::fill(outs.begin(), outs.end(), T(0));
+        for (long i = 0; i < s.N; ++i) {
+            copy(x.q(i), s.d, &all_queries[i * wd]);
+            copy(grad_out(i), s.e, &all_grads[i * we]);
+        }
+        if (s.shared) multiply<false>(s.N, wm, s.e, all_grads.data(), we, 1, allT.data(), wide, slopes.data(), ws);
+        blocks(x, true, [&](long, const long* pair, long count, bool) {
+            for (long r = 0; r < count; ++r) copy(&all_grads[pair[r] / s.choices * we], we, &grad_rows[r * we]);
+            multiply<false>(count, wk, s.e, grad_rows.data(), we, 1, &allT[wm], wide, slope.data(), wide);
+            for (long r = 0; r < count; ++r) copy(&slope[r * wide], wk, keys_of(slopes, pair[r]));
+        });
+        for (long i = 0; i < s.N; ++i) descend(&weights[i * ws], &slopes[i * ws], ws);
+        if (s.shared) {
+            multiply<true>(s.N, wd, wm, slopes.data(), ws, 1, joint.data(), wd, outs.data(), wd);
+            multiply<true>(s.m, wd, s.N, slopes.data(), 1, ws, all_queries.data(), wd, to_landmarks.data(), wd);
+            multiply<true>(s.m, we, s.N, weights.data(), 1, ws, all_grads.data(), we, to_values.data(), we);
+        }
+        blocks(x, true, [&](long j, const long* pair, long count, bool last) {
+            for (long r = 0; r < count; ++r) {
+                const long query = pair[r] / s.choices;
+                copy(keys_of(slopes, pair[r]), wk, &slope[r * wide]);
+                copy(keys_of(weights, pair[r]), wk, &w[r * wide]);
+                copy(&all_queries[query * wd], wd, &queries[r * wd]);
+                copy(&all_grads[query * we], we, &grad_rows[r * we]);
+            }
+            multiply<false>(count, wd, wk, slope.data(), wide, 1, &joint[wm * wd], wd, products.data(), wd);
+            for (long r = 0; r < count; ++r) add(&products[r * wd], s.d, &outs[pair[r] / s.choices * wd]);
+            multiply<true>(s.top, wd, count, slope.data(), 1, wide, queries.data(), wd, to_keys.data(), wd);
+            multiply<true>(s.top, we, count, w.data(), 1, wide, grad_rows.data(), we, to_own.data(), we);
+            if (last) give(x.chosen + j * s.top, to_k, to_v);
+        });
+        for (long i = 0; i < s.N; ++i) copy(&outs[i * wd], s.d, to_q(i));
     }
 
     // From the gradient of weights to that of logits, in its place; columns without weight get 0.
@@ -290,14 +383,14 @@ struct Work {
 // Divides the heads among threads.
 template <typename T, typename Each>
 void heads(const Sizes& s, const View* in, const T* bias, int64_t* chosen, int64_t* experts, bool backward, Each each) {
-    const double products = 1.0 * s.B * s.H * s.N * (3 * s.m + s.top) * (s.d + s.e);
+    const double products = 1.0 * s.B * s.H * s.N * (3 * s.m + s.top * s.choices) * (s.d + s.e);
     divide(s.B * s.H, s.threads, backward ? 2 * products : products, [&](long first, long last) {
         Work<T> work(s, backward);
         const TileSetting tiles(s.half);
         for (long g = first; g < last; ++g) {
             const long b = g / s.H, h = g % s.H;
             Head<T> x{{in[0], b, h}, {in[1], b, h}, {in[2], b, h}, {in[3], b, h}, bias ? bias + g * (s.m + s.M) : bias,
-                      chosen + g * s.m * s.top, experts + g * s.N};
+                      chosen + g * s.m * s.top, experts + g * s.N * s.choices};
             each(work, x, b, h);
         }
     });

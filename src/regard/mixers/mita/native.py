@@ -1,4 +1,4 @@
-"""MiTA with one expert per query as a compiled kernel (native.cpp): one head at a time; only inputs and plan are saved.
+"""MiTA as a compiled kernel (native.cpp): one head at a time; only inputs and plan are saved.
 
 For bfloat16 its products round to bfloat16 and sum in float32, on processors with AMX; scores that select are exact
 products there too.
@@ -22,7 +22,7 @@ from regard.mixers.shared.pool_native import add_gradient, pool
 from .routing import MitaPlan
 
 _SIZES = struct.Struct("9q4i2d")
-"""`Sizes` of native.cpp: B, H, N, M, m, top, d, e, threads; shared, has_plan, half, unused; scale, factor."""
+"""`Sizes` of native.cpp: B, H, N, M, m, top, d, e, threads; shared, has_plan, half, choices; scale, factor."""
 _ARGUMENTS = (c_char_p, c_char_p, c_void_p, c_void_p, c_void_p, c_char_p)
 """Sizes, views of inputs, bias or None, keys and experts of the plan, views of outputs."""
 
@@ -33,6 +33,7 @@ def mita_native(
     v: Tensor,
     landmarks: Tensor | Sequence[int],
     top: int,
+    choices: int,
     *,
     shared: bool,
     scale: float,
@@ -45,14 +46,15 @@ def mita_native(
 
     landmarks: or windows as in pool_native.py, whose averages of q they are; their gradient is added to that of q, in
     its place.
-    top: keys of an expert. shared: whether queries attend to the landmarks too. scale: of all logits. factor: of the
-    landmarks' logits, beside scale. bias (B|1,H|1,1,M): of the keys' logits. drop (B,m): landmarks that are not used.
+    top: keys of an expert. choices: experts of a query. shared: whether queries attend to the landmarks too. scale: of
+    all logits. factor: of the landmarks' logits, beside scale. bias (B|1,H|1,1,M): of the keys' logits. drop (B,m):
+    landmarks that are not used.
     Raises: UnsupportedError without compiled kernels, and for a second derivative.
     """
     given, windows = (landmarks, None) if isinstance(landmarks, Tensor) else (None, landmarks)
     added = _added_bias(q, _number(given, windows), k.shape[2], bias, drop)
     keys, experts = (None, None) if plan is None else plan
-    out: Tensor = _mita(q, k, v, given, windows, added, keys, experts, top, shared, scale, factor)[0]
+    out: Tensor = _mita(q, k, v, given, windows, added, keys, experts, top, shared, scale, factor, choices)[0]
     return out
 
 
@@ -86,9 +88,11 @@ def _forward(
     shared: bool,
     scale: float,
     factor: float,
+    choices: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output (B, H, N, e) and the plan, chosen here if `keys` and `experts` are None."""
-    out, chosen_keys, chosen_experts = _empty_results(q, k, v, landmarks, windows, bias, keys, experts, top)
+    given = q, k, v, landmarks, windows, bias, keys, experts, top
+    out, chosen_keys, chosen_experts = _empty_results(*given, shared, scale, factor, choices)
     inputs = upcast_rows(q, k, v, _landmarks(q, landmarks, windows))
     has_plan = keys is not None and experts is not None
     if has_plan:
@@ -104,12 +108,12 @@ def _landmarks(q: Tensor, landmarks: Tensor | None, windows: Sequence[int] | Non
     return pool(q, windows) if windows is not None else landmarks  # type: ignore[return-value]
 
 
-def _empty_results(q, k, v, landmarks, windows, bias, keys, experts, top, *_):  # type: ignore[no-untyped-def]
+def _empty_results(q, k, v, landmarks, windows, bias, keys, experts, top, shared, scale, factor, choices):  # type: ignore[no-untyped-def]
     b, h, n = q.shape[:3]
     return (
         empty_heads(v, (b, h, n, v.shape[-1])),
         q.new_empty(b, h, _number(landmarks, windows), top, dtype=torch.int64),
-        q.new_empty(b, h, n, 1, dtype=torch.int64),
+        q.new_empty(b, h, n, choices, dtype=torch.int64),
     )
 
 
@@ -145,7 +149,7 @@ def _empty_gradients(grad, q, k, v, landmarks, *_):  # type: ignore[no-untyped-d
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    q, k, v, landmarks, ctx.windows, bias, _, _, _, *ctx.options = inputs
+    q, k, v, landmarks, ctx.windows, bias, _, _, _, *ctx.options, _ = inputs
     _, keys, experts = output
     ctx.mark_non_differentiable(keys, experts)
     ctx.save_for_backward(q, k, v, landmarks, bias, keys, experts)
@@ -154,7 +158,7 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _differentiate(ctx, grad, *_):  # type: ignore[no-untyped-def]
     q, k, v, landmarks, *chosen = ctx.saved_tensors
     grads = _mita_backward(grad, q, k, v, landmarks, ctx.windows, *chosen, *ctx.options)
-    return *grads[:3], None if landmarks is None else grads[3], *[None] * 8
+    return *grads[:3], None if landmarks is None else grads[3], *[None] * 9
 
 
 _TWICE = 'mita: execution="native" cannot be differentiated twice; use "dense", "gather" or "grouped"'
@@ -163,15 +167,15 @@ _mita_backward = native_operator("mita_backward", _backward, fake=_empty_gradien
 
 
 @register_flop_formula(torch.ops.regard.mita)
-def _flops(q, k, v, landmarks, windows, bias, keys, experts, top, shared, *_, **__) -> int:  # type: ignore[no-untyped-def]
+def _flops(q, k, v, landmarks, windows, bias, keys, experts, top, shared, scale, factor, choices, **_) -> int:  # type: ignore[no-untyped-def]
     m = windows[2] * windows[3] if landmarks is None else landmarks[2]
-    return 2 * (_landmark_macs(q, k, v, m, shared) + _routed_macs(q, v, top))
+    return 2 * (_landmark_macs(q, k, v, m, shared) + _routed_macs(q, v, top * choices))
 
 
 @register_flop_formula(torch.ops.regard.mita_backward)
 def _backward_flops(grad, q, k, v, landmarks, windows, bias, keys, experts, shared, *_, **__) -> int:  # type: ignore[no-untyped-def]
     shared_macs = _landmark_macs(q, k, v, keys[2], True) if shared else 0  # nothing is learned through the selection
-    return 4 * (shared_macs + _routed_macs(q, v, keys[3]))
+    return 4 * (shared_macs + _routed_macs(q, v, keys[3] * experts[3]))
 
 
 def _landmark_macs(q: Sequence[int], k: Sequence[int], v: Sequence[int], m: int, shared: bool) -> int:
@@ -195,7 +199,7 @@ def _call(
     keys, experts = plan
     sizes = (*q.shape[:3], k.shape[2], landmarks.shape[2], keys.shape[3], q.shape[3], v.shape[3])
     kernel(f"mita_{direction}", q.dtype, _ARGUMENTS)(
-        _SIZES.pack(*sizes, torch.get_num_threads(), *options[:3], 0, *options[3:]),
+        _SIZES.pack(*sizes, torch.get_num_threads(), *options[:3], experts.shape[3], *options[3:]),
         views(inputs),
         None if bias is None else bias.data_ptr(),
         keys.data_ptr(),

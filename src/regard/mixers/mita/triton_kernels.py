@@ -1,8 +1,9 @@
-"""MiTA as Triton kernels: landmarks attend to keys and choose some, queries attend to landmarks and choose one.
+"""MiTA as Triton kernels: landmarks attend to keys and choose some, queries attend to landmarks and choose a few.
 
 Landmarks are few and keys many: programs take chunks of keys and write their scores and parts of the values, and then
 one program for each landmark puts the parts together and finds the best keys, by the bits of their scores. Queries are
-many and landmarks few: a program takes a block of queries, and no score is written. Routed attention follows.
+many and landmarks few: a program takes a block of queries, and no score is written; for each further expert of a query
+it computes the scores again. Routed attention follows.
 """
 
 from typing import Any
@@ -127,11 +128,11 @@ def _choose(
 @triton.jit
 def _attend_and_choose(
     q, k, v, bias, out, lse, chosen,
-    queries, keys, scale, factor, WIDTH: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr,
-    D: tl.constexpr, E: tl.constexpr, BIASED: tl.constexpr, VALUED: tl.constexpr, CAST: tl.constexpr,
-    KIND: tl.constexpr,
+    queries, keys, scale, factor, CHOICES: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr,
+    STEP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BIASED: tl.constexpr, VALUED: tl.constexpr,
+    CAST: tl.constexpr, KIND: tl.constexpr,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
-    """Row i of head g: its best key by scale q.k + bias, and softmax(factor scale q.k + bias) v."""
+    """Row i of head g: its CHOICES best keys by scale q.k + bias, and softmax(factor scale q.k + bias) v."""
     head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     live, e = row < queries, tl.arange(0, E)
@@ -139,32 +140,36 @@ def _attend_and_choose(
     own = _rows(q, at, live, WIDTH, D, CAST)
     high = tl.full((SIZE,), float("-inf"), KIND)
     norm, total = tl.zeros((SIZE,), KIND), tl.zeros((SIZE, E), KIND)
-    best = tl.full((SIZE,), -(2**63) + 1, tl.int64)
-    for start in range(0, keys, STEP):
-        column = start + tl.arange(0, STEP)
-        valid = column < keys
-        place = head * keys + column
-        near = _rows(k, place, valid, WIDTH, D, CAST)
-        logits = tl.dot(own, tl.trans(near), input_precision="ieee", out_dtype=KIND) * scale
-        added = tl.zeros((STEP,), KIND)
-        if BIASED:
-            added = tl.load(bias + place, mask=valid, other=0.0).to(KIND)
-        both = (_ordered(logits + added[None, :]).to(tl.int64) << 32) | column.to(tl.int64)[None, :]
-        best = tl.maximum(best, tl.max(tl.where(valid[None, :], both, -(2**63) + 1), 1))
-        if VALUED:
-            logits = tl.where(valid[None, :], logits * factor + added[None, :], float("-inf"))
-            most = tl.maximum(high, tl.max(logits, 1), propagate_nan=tl.PropagateNan.ALL)
-            shift = tl.where(most == float("-inf"), 0.0, most)
-            weights, old = tl.exp(logits - shift[:, None]), tl.exp(high - shift)
-            more = tl.dot(
-                weights.to(CAST), _rows(v, place, valid, OUT, E, CAST), input_precision="ieee", out_dtype=KIND
-            )
-            total, norm, high = total * old[:, None] + more, norm * old + tl.sum(weights, 1), most
+    last = tl.full((SIZE,), 2**63 - 1, tl.int64)  # the key that was chosen before: score, then number
+    for choice in tl.static_range(CHOICES):
+        best = tl.full((SIZE,), -(2**63) + 1, tl.int64)
+        for start in range(0, keys, STEP):
+            column = start + tl.arange(0, STEP)
+            valid = column < keys
+            place = head * keys + column
+            near = _rows(k, place, valid, WIDTH, D, CAST)
+            logits = tl.dot(own, tl.trans(near), input_precision="ieee", out_dtype=KIND) * scale
+            added = tl.zeros((STEP,), KIND)
+            if BIASED:
+                added = tl.load(bias + place, mask=valid, other=0.0).to(KIND)
+            both = (_ordered(logits + added[None, :]).to(tl.int64) << 32) | column.to(tl.int64)[None, :]
+            further = valid[None, :] & (both < last[:, None])
+            best = tl.maximum(best, tl.max(tl.where(further, both, -(2**63) + 1), 1))
+            if VALUED and choice == 0:
+                logits = tl.where(valid[None, :], logits * factor + added[None, :], float("-inf"))
+                most = tl.maximum(high, tl.max(logits, 1), propagate_nan=tl.PropagateNan.ALL)
+                shift = tl.where(most == float("-inf"), 0.0, most)
+                weights, old = tl.exp(logits - shift[:, None]), tl.exp(high - shift)
+                more = tl.dot(
+                    weights.to(CAST), _rows(v, place, valid, OUT, E, CAST), input_precision="ieee", out_dtype=KIND
+                )
+                total, norm, high = total * old[:, None] + more, norm * old + tl.sum(weights, 1), most
+        tl.store(chosen + at * CHOICES + choice, best & 0xFFFFFFFF, mask=live)
+        last = best
     if VALUED:
         norm_or_1 = tl.where(norm == 0.0, 1.0, norm)
         tl.store(out + at[:, None] * OUT + e[None, :], total / norm_or_1[:, None], live[:, None] & (e < OUT)[None, :])
         tl.store(lse + at, tl.where(norm == 0.0, float("-inf"), high + tl.log(norm_or_1)), mask=live)
-    tl.store(chosen + at, best & 0xFFFFFFFF, mask=live)
 
 
 @triton.jit
@@ -208,10 +213,10 @@ def _attend_backward(
 
 
 def mita_triton(
-    q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, top: int, *, shared: bool, scale: float, factor: float,
-    bias: Tensor | None, drop: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, top: int, experts: int, *, shared: bool, scale: float,
+    factor: float, bias: Tensor | None, drop: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """MiTA with one expert per query; arguments as those of `mita_native`, without a plan.
+    """MiTA; arguments as those of `mita_native`, without a plan.
 
     Scores that select are compared in float32, in float64 too.
     Raises: UnsupportedError for a bias that is trained, and as `routed_triton.routed_from`.
@@ -224,26 +229,27 @@ def mita_triton(
     row = None if bias is None else bias[..., 0, :].expand(*k.shape[:2], -1).contiguous()
     q, k, v, landmarks = (x.contiguous() for x in (q, k, v, landmarks))
     attend = torch.ops.regard.attend_and_choose
-    values, _, keys = attend(landmarks, k, v if shared else None, row, top, scale, 1.0)
-    out, lse, experts = attend(q, landmarks, values if shared else None, dropped, 1, scale, factor)
-    return routed_from(q, k, v, bias, keys, experts, (out, lse) if shared else None, scale)
+    values, _, keys = attend(landmarks, k, v if shared else None, row, top, scale, 1.0, top > 1)
+    out, lse, chosen = attend(q, landmarks, values if shared else None, dropped, experts, scale, factor, False)
+    return routed_from(q, k, v, bias, keys, chosen, (out, lse) if shared else None, scale)
 
 
 @torch.library.custom_op("regard::attend_and_choose", mutates_args=())
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None, top: int, scale: float, factor: float
+    q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None, top: int, scale: float, factor: float, in_chunks: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """out (B,H,N,e) and lse (B,H,N) of attention, and the `top` best keys (B,H,N,top), for contiguous tensors.
 
-    bias (B,H,M). v None: only chooses, and out and lse are empty. factor: of the logits of attention alone; 1 unless
-    `top` is 1.
+    bias (B,H,M). v None: only chooses, and out and lse are empty. factor: of the logits of attention alone.
+    in_chunks: for many keys, of which programs take chunks; factor must be 1.
     """
-    out, lse, chosen = _empty(q, k, v, bias, top, scale, factor)
+    out, lse, chosen = _empty(q, k, v, bias, top, scale, factor, in_chunks)
     given = q, k, q if v is None else v, q if bias is None else bias
     options = {**_tiles(q, k, v, bias), "VALUED": v is not None}
-    if top == 1:
+    if not in_chunks:
         grid = (triton.cdiv(q.shape[-2], options["SIZE"]), q.shape[0] * q.shape[1])
-        _attend_and_choose[grid](*given, out, lse, chosen, q.shape[-2], k.shape[-2], scale, factor, **options)
+        sizes = q.shape[-2], k.shape[-2]
+        _attend_and_choose[grid](*given, out, lse, chosen, *sizes, scale, factor, CHOICES=top, **options)
         return out, lse, chosen
     keys, kind = k.shape[-2], upcast(q).dtype
     chunks = triton.cdiv(keys, CHUNK)
@@ -277,7 +283,7 @@ def _tiles(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -> dict[
 
 
 @_attend.register_fake
-def _empty(q, k, v, bias, top, scale, factor):  # type: ignore[no-untyped-def]
+def _empty(q, k, v, bias, top, *_):  # type: ignore[no-untyped-def]
     lead = q.shape[:3] if v is not None else (0, 0, 0)
     return (
         q.new_empty(*lead, 0 if v is None else v.shape[-1]),
@@ -312,7 +318,7 @@ def _empty_gradients(grad, delta, lse, q, k, v, *_):  # type: ignore[no-untyped-
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    q, k, v, bias, _, ctx.scale, ctx.factor = inputs
+    q, k, v, bias, _, ctx.scale, ctx.factor, _ = inputs
     ctx.mark_non_differentiable(output[2])
     ctx.save_for_backward(q, k, v, bias, *output[:2])
 
@@ -320,12 +326,12 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _differentiate(ctx, grad, to_lse, _):  # type: ignore[no-untyped-def]
     q, k, v, bias, out, lse = ctx.saved_tensors
     if v is None:
-        return (None,) * 7
+        return (None,) * 8
     grad = grad.contiguous()
     delta = torch.ops.regard.row_products(grad, out)
     delta = delta if to_lse is None else delta - to_lse
     grads = torch.ops.regard.attend_backward(grad, delta, lse, q, k, v, bias, ctx.scale, ctx.factor)
-    return *grads, None, None, None, None
+    return *grads, None, None, None, None, None
 
 
 def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]

@@ -64,7 +64,7 @@ _NATIVE = "on the CPU with compiled kernels, outside `torch.export` and function
 
 RULES: dict[str, tuple[Rule, ...]] = {
     "MiTA": (
-        Rule("native", f"{_NATIVE}, one expert a query, a bias that is not trained", lambda s: "native" in s.facts),
+        Rule("native", f"{_NATIVE}, a bias that is not trained, no union of experts", lambda s: "native" in s.facts),
         Rule(
             "dense",
             f"for the union of several experts, {_FEW}",
