@@ -13,7 +13,7 @@ extern "C" {
 struct Sizes {
     long B, H, N, M, m, top, d, e, threads;
     int shared, has_plan;  // whether landmarks are attended to; whether the plan is an input
-    int half, choices;     // whether products round to bfloat16; experts of a query
+    int half, further;     // whether products round to bfloat16; experts of a query after its first
     double scale, factor;  // factors of all logits, and again of those of landmarks
 };
 
@@ -51,7 +51,7 @@ struct Work {
     const T inner, outer;  // parts of scale: of keys before their products with queries, and of logits; exact in halves
     Packed packed;
     const long wd, we, wl, wk, wm, wide, ldp;
-    const long ws, several, again;      // columns of weights with several experts; queries then, and in its backward pass
+    const long choices, ws, several, again;      // columns of weights with several experts; queries then, and in its backward pass
     Array<T> probe, values;             // (m, ldp) logits or weights of landmarks with keys, (m, we)
     Array<T> change, means;             // gradients of some columns of probe (m, CHUNK), (m)
     Array<T> route;                     // (N, wl) logits of queries with landmarks, where they are computed once
@@ -66,7 +66,7 @@ struct Work {
     Work(const Sizes& s, bool backward)
         : s(s), scale(s.scale), factor(s.factor), inner(s.half ? 1 : s.scale), outer(s.half ? s.scale : 1), wd(padded<T>(s.d)), we(padded<T>(s.e)), wl(padded<T>(s.m)),
           wk(padded<T>(s.top)), wm(s.shared ? wl : 0), wide(wm + wk), ldp(padded<T>(s.M)),
-          ws(wm + s.choices * wk), several(s.choices > 1 ? s.N : 0), again(backward ? several : 0), probe(s.m * ldp),
+          choices(s.further + 1), ws(wm + choices * wk), several(s.further ? s.N : 0), again(backward ? several : 0), probe(s.m * ldp),
           values(s.m * we), change(backward ? s.m * CHUNK : 0), means(s.m), route(s.has_plan ? 0 : s.N * wl), landmarks(s.m * wd),
           landmarksT(s.d * wl), joint(wide * wd), jointT(s.d * wide), all(wide * we), allT(s.e * wide), bias(wide),
           queries(BLOCK * wd), grad_rows(BLOCK * we), w(BLOCK * wide), slope(BLOCK * wide),
@@ -136,7 +136,7 @@ struct Work {
             T* row = &route[i * wl];
             if (s.half) copy(row, s.m, row, outer);
             if (x.bias) add(x.bias, s.m, row);
-            if (several) largest(row, s.m, s.choices, x.experts + i * s.choices, bits);
+            if (several) largest(row, s.m, choices, x.experts + i * choices, bits);
             else x.experts[i] = best(row);
         }
     }
@@ -206,7 +206,7 @@ struct Work {
 
     template <typename Each>
     void blocks(const Head<T>& x, bool backward, Each each) {
-        Sorted sorted(x.experts, s.N * s.choices, s.m);
+        Sorted sorted(x.experts, s.N * choices, s.m);
         for (long j = 0; j < s.m; ++j) {
             if (sorted.start[j] == sorted.start[j + 1]) continue;
             take(x, x.chosen + j * s.top, backward);
@@ -270,7 +270,7 @@ struct Work {
     }
 
     // Of a matrix (N, ws), the columns of the keys of a pair's expert.
-    T* keys_of(Array<T>& matrix, long pair) { return &matrix[pair / s.choices * ws + wm + pair % s.choices * wk]; }
+    T* keys_of(Array<T>& matrix, long pair) { return &matrix[pair / choices * ws + wm + pair % choices * wk]; }
 
     // The weights of all queries: of the landmarks, and of the keys of each of their experts.
     void weigh_all(const Head<T>& x) {
@@ -285,7 +285,7 @@ struct Work {
             }
         }
         blocks(x, false, [&](long, const long* pair, long count, bool) {
-            for (long r = 0; r < count; ++r) copy(x.q(pair[r] / s.choices), s.d, &queries[r * wd]);
+            for (long r = 0; r < count; ++r) copy(x.q(pair[r] / choices), s.d, &queries[r * wd]);
             multiply<false>(count, wk, s.d, queries.data(), wd, 1, &jointT[wm], wide, w.data(), wide);
             for (long r = 0; r < count; ++r) {
                 T* row = keys_of(weights, pair[r]);
@@ -303,7 +303,7 @@ struct Work {
         blocks(x, false, [&](long, const long* pair, long count, bool) {
             for (long r = 0; r < count; ++r) copy(keys_of(weights, pair[r]), wk, &w[r * wide]);
             multiply<false>(count, we, wk, w.data(), wide, 1, &all[wm * we], we, products.data(), we);
-            for (long r = 0; r < count; ++r) add(&products[r * we], s.e, &outs[pair[r] / s.choices * we]);
+            for (long r = 0; r < count; ++r) add(&products[r * we], s.e, &outs[pair[r] / choices * we]);
         });
         for (long i = 0; i < s.N; ++i) copy(&outs[i * we], s.e, out(i));
     }
@@ -317,7 +317,7 @@ struct Work {
         }
         if (s.shared) multiply<false>(s.N, wm, s.e, all_grads.data(), we, 1, allT.data(), wide, slopes.data(), ws);
         blocks(x, true, [&](long, const long* pair, long count, bool) {
-            for (long r = 0; r < count; ++r) copy(&all_grads[pair[r] / s.choices * we], we, &grad_rows[r * we]);
+            for (long r = 0; r < count; ++r) copy(&all_grads[pair[r] / choices * we], we, &grad_rows[r * we]);
             multiply<false>(count, wk, s.e, grad_rows.data(), we, 1, &allT[wm], wide, slope.data(), wide);
             for (long r = 0; r < count; ++r) copy(&slope[r * wide], wk, keys_of(slopes, pair[r]));
         });
@@ -329,14 +329,14 @@ struct Work {
         }
         blocks(x, true, [&](long j, const long* pair, long count, bool last) {
             for (long r = 0; r < count; ++r) {
-                const long query = pair[r] / s.choices;
+                const long query = pair[r] / choices;
                 copy(keys_of(slopes, pair[r]), wk, &slope[r * wide]);
                 copy(keys_of(weights, pair[r]), wk, &w[r * wide]);
                 copy(&all_queries[query * wd], wd, &queries[r * wd]);
                 copy(&all_grads[query * we], we, &grad_rows[r * we]);
             }
             multiply<false>(count, wd, wk, slope.data(), wide, 1, &joint[wm * wd], wd, products.data(), wd);
-            for (long r = 0; r < count; ++r) add(&products[r * wd], s.d, &outs[pair[r] / s.choices * wd]);
+            for (long r = 0; r < count; ++r) add(&products[r * wd], s.d, &outs[pair[r] / choices * wd]);
             multiply<true>(s.top, wd, count, slope.data(), 1, wide, queries.data(), wd, to_keys.data(), wd);
             multiply<true>(s.top, we, count, w.data(), 1, wide, grad_rows.data(), we, to_own.data(), we);
             if (last) give(x.chosen + j * s.top, to_k, to_v);
@@ -383,14 +383,14 @@ struct Work {
 // Divides the heads among threads.
 template <typename T, typename Each>
 void heads(const Sizes& s, const View* in, const T* bias, int64_t* chosen, int64_t* experts, bool backward, Each each) {
-    const double products = 1.0 * s.B * s.H * s.N * (3 * s.m + s.top * s.choices) * (s.d + s.e);
+    const double products = 1.0 * s.B * s.H * s.N * (3 * s.m + s.top * (s.further + 1)) * (s.d + s.e);
     divide(s.B * s.H, s.threads, backward ? 2 * products : products, [&](long first, long last) {
         Work<T> work(s, backward);
         const TileSetting tiles(s.half);
         for (long g = first; g < last; ++g) {
             const long b = g / s.H, h = g % s.H;
             Head<T> x{{in[0], b, h}, {in[1], b, h}, {in[2], b, h}, {in[3], b, h}, bias ? bias + g * (s.m + s.M) : bias,
-                      chosen + g * s.m * s.top, experts + g * s.N * s.choices};
+                      chosen + g * s.m * s.top, experts + g * s.N * (s.further + 1)};
             each(work, x, b, h);
         }
     });

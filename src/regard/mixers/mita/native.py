@@ -22,7 +22,7 @@ from regard.mixers.shared.pool_native import add_gradient, pool
 from .routing import MitaPlan
 
 _SIZES = struct.Struct("9q4i2d")
-"""`Sizes` of native.cpp: B, H, N, M, m, top, d, e, threads; shared, has_plan, half, choices; scale, factor."""
+"""`Sizes` of native.cpp: B, H, N, M, m, top, d, e, threads; shared, has_plan, half, further; scale, factor."""
 _ARGUMENTS = (c_char_p, c_char_p, c_void_p, c_void_p, c_void_p, c_char_p)
 """Sizes, views of inputs, bias or None, keys and experts of the plan, views of outputs."""
 
@@ -199,7 +199,7 @@ def _call(
     keys, experts = plan
     sizes = (*q.shape[:3], k.shape[2], landmarks.shape[2], keys.shape[3], q.shape[3], v.shape[3])
     kernel(f"mita_{direction}", q.dtype, _ARGUMENTS)(
-        _SIZES.pack(*sizes, torch.get_num_threads(), *options[:3], experts.shape[3], *options[3:]),
+        _SIZES.pack(*sizes, torch.get_num_threads(), *options[:3], experts.shape[3] - 1, *options[3:]),
         views(inputs),
         None if bias is None else bias.data_ptr(),
         keys.data_ptr(),
