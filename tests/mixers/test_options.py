@@ -55,6 +55,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "Window(size=2)": {"size": 3, "pattern": "grid", "shift": 1, "table": False, "scale": 0.9},
     "MiTA(m=4, k=5)": {
         "m": 6, "k": 6, "experts": 2, "branches": "route", "landmarks": "avg1d", "preset": "official",
+        "shared_expert": "ttt",
     },
     "MiTA(m=4, k=9, experts=3)": {"duplicates": "union"},
     "MiTA(m=(3, 4), k=5)": {"windows": "partition"},

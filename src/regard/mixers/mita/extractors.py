@@ -1,6 +1,7 @@
 """How MiTA's landmarks come from the queries: averages, drawn tokens, learned vectors, convolutions, merged tokens."""
 
 import math
+import warnings
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -111,6 +112,19 @@ class RandomTokens(Extractor):
         index = (cells + grid.prefix).expand(q.shape[0], -1)
         landmarks = q.gather(2, index[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[-1]))
         return landmarks, None if keep is None else keep.gather(1, index)
+
+
+def warn_of_strips(m: int, grid: Grid) -> None:
+    """Warn of landmarks that average strips more than twice as long as wide."""
+    rows, columns = landmark_windows(grid, m)
+    sides = grid.height * columns, grid.width * rows  # as the height and the width of a window
+    if min(grid.height, grid.width) > 1 and max(sides) > 2 * min(sides):
+        warnings.warn(
+            f"m={m} on {grid} gives {rows}x{columns} landmarks, averages over strips of "
+            f"{grid.height / rows:.3g} x {grid.width / columns:.3g} cells; take a number with factors nearer to the "
+            f"grid's sides, or write m=({rows}, {columns}) if strips are meant",
+            stacklevel=3,
+        )
 
 
 def _pseudo_random(number: int, device: torch.device) -> Tensor:

@@ -4,10 +4,11 @@ m landmark queries, pooled from the queries on the grid, (a) compress all keys a
 and (b) each select the k keys that they score highest: an expert. A query attends to the m pairs and to the keys of its
 best landmarks in one softmax. The pairs are additional keys: with k = N the result is still not softmax attention,
 unless branches="route". Class and register tokens are queries and keys like any other, but are not pooled.
+The paper proposes (App. B) a shared expert by test-time training, without a formula: here its output, that of `ttt` on
+all keys and values, is added to that of the routed experts.
 """
 
-import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -28,18 +29,20 @@ from regard.core import (
     UnsupportedError,
     hide,
     operator_function,
+    refuse_masks,
     softmax_rows,
 )
 from regard.mixers.shared.checks import check_heads, check_qkv, check_site
 from regard.mixers.shared.executions import Situation, check_execution, choose, holding, trains
 from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.landmarks import PooledQueries, landmark_count, landmark_windows, pool_landmarks
+from regard.mixers.shared.landmarks import PooledQueries, landmark_count, pool_landmarks
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
 from regard.mixers.shared.routed import Parts
 from regard.mixers.shared.routed_attention import FORMS, attend, few_logits, needs_triton, runs_triton
+from regard.mixers.vit3 import InnerModel, ViT3, ttt, ttt_reference
 
-from .extractors import EXTRACTORS, Extractor, Landmarks
+from .extractors import EXTRACTORS, Extractor, Landmarks, warn_of_strips
 from .native import mita_native
 from .routing import MitaPlan, check_counts, check_plan, key_bias, mita_plan, select, without
 
@@ -227,6 +230,8 @@ class MiTA(HeadMixerConfig):
     divide the grid, those of a "partition" do not. preset: "paper" is Eq. 10; "official" is what the published code
     computes: landmark logits scaled by d^-0.5 twice, and pooling that takes the first token for the first pixel;
     "official-patches" is its layer for ViT-5, which scales twice too but pools patch tokens alone.
+    shared_expert: "landmarks" with their values, or "ttt": the gated inner model of ViT3 after one step on all tokens,
+    with parameters of its own and without masks.
     In cross-attention landmarks are of the queries, so m is at most their number of patch tokens; a larger m is an
     error, so that costs and results always belong to the m that was given. An integer m whose windows are more than
     twice as long as wide, such as m = 7 on 14x14, gives a warning, a pair does not.
@@ -243,6 +248,7 @@ class MiTA(HeadMixerConfig):
     landmarks: Literal["avg2d", "avg1d", "random", "learned", "conv", "dwconv", "tome"] = "avg2d"
     windows: Literal["adaptive", "partition"] = "adaptive"
     preset: Literal["paper", "official", "official-patches"] = "paper"
+    shared_expert: Literal["landmarks", "ttt"] = "landmarks"
 
     card: ClassVar[Card] = Card(
         title="Mixture of top-k attention",
@@ -274,6 +280,7 @@ class MiTA(HeadMixerConfig):
         'MiTA(m=4, k=5, landmarks="dwconv")',
         'MiTA(m=4, k=5, landmarks="conv", branches="compress")',
         'MiTA(m=4, k=5, landmarks="tome")',
+        'MiTA(m=4, k=5, shared_expert="ttt")',
     )
 
     @property
@@ -289,9 +296,15 @@ class MiTA(HeadMixerConfig):
             raise ConfigError(f"k and experts are at least 1, not k={self.k}, experts={self.experts}")
         if self.experts > self.number:
             raise ConfigError(f"{self.experts} experts per query of {self.number} landmarks; experts is at most m")
-        if self.branches == "route" and EXTRACTORS[self.landmarks].learned:
+        if self.shared_expert == "ttt":
+            if self.branches != "both":
+                raise ConfigError(f'shared_expert="ttt" is one of both branches; branches="{self.branches}" has one')
+            object.__setattr__(self, "masks", frozenset())
+            object.__setattr__(self, "card", replace(self.card, row_maps=False))
+        if self.attended == "route" and EXTRACTORS[self.landmarks].learned:
+            other = 'shared_expert="ttt"' if self.branches == "both" else 'branches="route"'
             raise ConfigError(
-                f'landmarks="{self.landmarks}" would never be trained with branches="route": '
+                f'landmarks="{self.landmarks}" would never be trained with {other}: '
                 'nothing is learned through the selection; take branches="both" or landmarks="avg2d"'
             )
         if self.preset != "paper" and self.landmarks not in ("avg2d", "avg1d"):
@@ -304,10 +317,15 @@ class MiTA(HeadMixerConfig):
         """How many landmarks."""
         return landmark_count(self.m)
 
+    @property
+    def attended(self) -> str:
+        """The branches of the softmax: `branches`, without the landmarks where the shared expert is another."""
+        return "route" if self.shared_expert == "ttt" else self.branches
+
     def operator(self, site: Site) -> "MiTAOperator":
         self._refuse(site)
         if isinstance(self.m, int) and self.landmarks in ("avg2d", "conv", "dwconv"):
-            _warn_of_strips(self.m, site.grid)
+            warn_of_strips(self.m, site.grid)
         return MiTAOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
@@ -315,10 +333,13 @@ class MiTA(HeadMixerConfig):
         self._refuse(site)
         n, keys, inner = site.grid.tokens, (site.memory or site.grid).tokens, site.inner
         compress = self.number * inner * (keys + n)  # q~ K^T and q q~^T
-        if self.branches != "route":
+        if self.attended != "route":
             compress *= 2  # landmark values, and their part in the output
+        step = Cost()
+        if self.shared_expert == "ttt":  # two matrices: forward and gradient on the keys, then on the queries
+            step = Cost(2 * inner * site.width, (4 * keys + 2 * n) * inner * site.width)
         routed = 0 if self.branches == "compress" else 2 * n * self.k * self.experts * inner
-        return Cost(0, compress + routed) + EXTRACTORS[self.landmarks].cost(self, site)
+        return Cost(0, compress + routed) + step + EXTRACTORS[self.landmarks].cost(self, site)
 
     def _refuse(self, site: Site) -> None:
         """Raises: ConfigError, GridError if this configuration cannot be built at the site."""
@@ -327,35 +348,29 @@ class MiTA(HeadMixerConfig):
         EXTRACTORS[self.landmarks].check(self, site.grid)
 
 
-def _warn_of_strips(m: int, grid: Grid) -> None:
-    rows, columns = landmark_windows(grid, m)
-    sides = grid.height * columns, grid.width * rows  # as the height and the width of a window
-    if min(grid.height, grid.width) > 1 and max(sides) > 2 * min(sides):
-        warnings.warn(
-            f"m={m} on {grid} gives {rows}x{columns} landmarks, averages over strips of "
-            f"{grid.height / rows:.3g} x {grid.width / columns:.3g} cells; take a number with factors nearer to the "
-            f"grid's sides, or write m=({rows}, {columns}) if strips are meant",
-            stacklevel=3,
-        )
-
-
 class MiTAOperator(Operator):
-    """extract: computes the landmarks, with parameters where it has some. execution: see `mita`."""
+    """extract: computes the landmarks, with parameters where it has some. execution: see `mita`.
+
+    inner: the inner model of shared_expert="ttt", else None.
+    """
 
     def __init__(self, config: MiTA, site: Site, execution: str = "auto") -> None:
         super().__init__()
         self.config, self.execution = config, execution
         self.extract = EXTRACTORS[config.landmarks](config, site)
+        self.inner = InnerModel(ViT3(local=False), site) if config.shared_expert == "ttt" else None
 
     def pooled(self, q: Float[Tensor, "B H N d"], grid: Grid, keep: Bool[Tensor, "B N"] | None = None) -> Landmarks:
         """The landmarks of q, and with padding which landmarks have at least one token."""
         return cast(Landmarks, self.extract(q, grid, keep))
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        options = self._options(inputs, plain)
-        if plain:
-            return mita_reference(inputs.q, inputs.k, inputs.v, **options)
-        return mita(inputs.q, inputs.k, inputs.v, execution=self.execution, **options)
+        options, qkv = self._options(inputs, plain), (inputs.q, inputs.k, inputs.v)
+        out = mita_reference(*qkv, **options) if plain else mita(*qkv, execution=self.execution, **options)
+        if self.inner is None:
+            return out
+        refuse_masks(self.config, inputs.mask)
+        return out + (ttt_reference if plain else ttt)(*qkv, self.inner.w1, self.inner.w2)
 
     def _options(self, inputs: Inputs, plain: bool) -> dict[str, Any]:
         """The options of `mita` and its reference. Padding belongs to the keys: pooling sees it in self-attention only.
@@ -371,7 +386,7 @@ class MiTAOperator(Operator):
             "landmarks": landmarks,
             "top": config.k if config.branches != "compress" else 1,
             "experts": config.experts,
-            "branches": config.branches,
+            "branches": config.attended,
             "duplicates": config.duplicates,
             "landmark_scale": q.shape[-1] ** -0.5 if config.preset != "paper" else 1.0,
             "mask": mask,
