@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from regard.core import Grid, GridError, SwapError
 
@@ -45,12 +46,19 @@ class GridSource:
         self._thread.size.height, self._thread.size.width = height, width
         self._trained: set[tuple[int, int]] = set()  # grids of all passes that may run backward
         self._last, self._one = (height, width), height is not None  # of passes that may run backward; all the same
+        self._expected: tuple[int, int] | None = None
+
+    def expect(self, grid: Grid) -> None:
+        """The grid where none is known: a traced model (torch.fx) runs without the watched module."""
+        self._expected = (grid.height, grid.width)
 
     def record(self, module: nn.Module, args: tuple, output: Any) -> None:
         """The forward hook; output (B, C, h, w), or tokens and their (h, w), or those of Gemma 4's patch embedding.
 
         Raises: GridError for tokens without (h, w), whose images may have different grids.
         """
+        if isinstance(output, Proxy):
+            return  # no pass, but a trace of one
         size = self._thread.size
         output, sides = _with_sides(module, args[0] if args else None, output)
         if sides is None:
@@ -105,7 +113,8 @@ class GridSource:
     @torch.compiler.disable
     def _elsewhere(self) -> tuple[int, int]:
         """The height and width where this thread has not run the watched module."""
-        return self._only({(size.height, size.width) for size in self._all_sizes() if size.height is not None})
+        known = {(size.height, size.width) for size in self._all_sizes() if size.height is not None}
+        return self._only(known or ({self._expected} if self._expected else known))
 
     def _all_sizes(self) -> "list[_Size]":
         with self._lock:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError, UnsupportedError
 from regard.core.errors import INSTEAD_OF_TORCHSCRIPT
@@ -88,6 +89,14 @@ class Port(HostNames):
             self.register_parameter(name, copy.deepcopy(kept))
         self.register_module(MIXER_CHILD, self.new_mixer(config, site, shared))
         self.train(host.training)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As that of nn.Module; symbolic tracing (torch.fx, feature extractors) takes the layer as one step."""
+        traced = next((value for value in (*args, *kwargs.values()) if isinstance(value, Proxy)), None)
+        if traced is None:
+            return super().__call__(*args, **kwargs)
+        self.source.expect(self.planned_grid)
+        return traced.tracer.create_proxy("call_module", traced.tracer.path_of_module(self), args, kwargs)
 
     # hooks for a subclass
 
