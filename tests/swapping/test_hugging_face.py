@@ -1,6 +1,7 @@
 """Hugging Face vision models: swaps keep outputs and names, and one that is lost in a folder is an error."""
 
 import copy
+import hashlib
 import json
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ transformers = pytest.importorskip("transformers", reason="pip install 'regard[h
 
 from library_hosts import HUGGING_HOSTS, owlvit, prepared  # noqa: E402
 from regard.core import ConfigError, StoreError, UnsupportedError  # noqa: E402
+from regard.files.records import read_record, write_record  # noqa: E402
 from regard.mixers.mita.mita import MiTA  # noqa: E402
 from regard.mixers.softmax import Softmax  # noqa: E402
 from regard.mixers.static_keys.ska import SKA  # noqa: E402
@@ -154,6 +156,44 @@ def test_the_output_dropout_of_internvl_stays() -> None:
     model = swap(transformers.InternVLVisionModel(config), Softmax(), example=torch.zeros(1, 3, 32, 32))
     (layer,) = (module for module in model.modules() if isinstance(module, Port))
     assert layer.mixer.site.drop == 0.25
+
+
+def test_a_changed_configuration_is_refused(tmp_path) -> None:
+    """A number that leaves all shapes: the model would give other outputs. Folders of before have no digest of it."""
+    save(transformers.ViTModel(transformers.ViTConfig(**SIZES, **PIXELS)), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"layer_norm_eps": 1e-12', '"layer_norm_eps": 1e-2'))
+    with pytest.raises(StoreError, match=r"config\.json is damaged"):
+        load(tmp_path)
+    about = read_record(tmp_path / "regard.json")
+    del about["config_sha256"]
+    write_record(tmp_path / "regard.json", about)
+    assert load(tmp_path).config.layer_norm_eps == 1e-2
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"backbone": "hub/net"},
+        {"backbone": "resnet50", "use_timm_backbone": False},
+        {"backbone_config": {"backbone": "hub/net"}},
+        {"model_type": "maskformer", "backbone_config": {"model_type": "x", "backbone": "hub/net"}},
+        {"backbone": "hf-hub:timm/x", "use_timm_backbone": True},
+        {"backbone_config": {"model_type": "timm_backbone", "backbone": "hf-hub:timm/x"}},
+    ],
+    ids=lambda config: json.dumps(config)[:40],
+)
+def test_a_backbone_of_a_hub_is_refused_before_it_is_asked(config, tmp_path, monkeypatch) -> None:
+    import huggingface_hub
+
+    folder = save(transformers.ViTModel(transformers.ViTConfig(**SIZES, **PIXELS)), tmp_path / "saved")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    write_record(folder / "regard.json", read_record(folder / "regard.json") | {"config_sha256": digest})
+    monkeypatch.setattr(huggingface_hub.file_download, "http_get", lambda *_, **__: pytest.fail("it asked"))
+    with pytest.raises(StoreError, match=r"from the hub|asks no network"):
+        load(folder)
 
 
 def test_an_option_that_transformers_ignores_refuses_no_folder(tmp_path) -> None:

@@ -1,10 +1,17 @@
 """What saved models and outcomes of runs say of the data that a model was trained on."""
 
+import hashlib
 import math
+from collections.abc import Sequence
 from typing import Any
 
 DATA = ("name", "class_names", "normal")
 """What a saved model says of the data that it was trained on: as `Task.record` has them."""
+
+
+def names_digest(names: Sequence[str]) -> str:
+    """12 hexadecimal digits of a digest of class names, in their order: "classes" in a record of data."""
+    return hashlib.sha256("\0".join(names).encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 def data_problem(data: Any) -> str:
@@ -14,6 +21,8 @@ def data_problem(data: Any) -> str:
     names, normal = data.get("class_names", []), data.get("normal", [[0.0], [1.0]])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return "class_names is a list of texts, the name of each output in order"
+    if data.get("classes") and "class_names" in data and data["classes"] != names_digest(names):
+        return "class_names is not the list whose digest is classes"
     whole = (
         isinstance(normal, list)
         and [type(part) for part in normal] == [list, list]

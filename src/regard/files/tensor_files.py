@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.core import StoreError
 
@@ -44,6 +44,22 @@ def decode(data: bytes) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise TypeError(f"a state is a mapping, not {type(state).__name__}")
     return state
+
+
+def check_weights(model: nn.Module, weights: Mapping[str, Tensor], finite: bool = True) -> None:
+    """Check tensors before they are loaded into a model.
+
+    Raises: ValueError if one is of another kind (integer, real, complex), which PyTorch would convert in silence, or,
+    with `finite`, a parameter has values that are not finite.
+    """
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, own in model.state_dict().items():
+        if (value := weights.get(name)) is None:
+            continue
+        if (value.is_floating_point(), value.is_complex()) != (own.is_floating_point(), own.is_complex()):
+            raise ValueError(f"{name} is of {value.dtype}, expected {own.dtype}")
+        if finite and name in parameters and not value.isfinite().all():
+            raise ValueError(f"{name} has values that are not finite")
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:

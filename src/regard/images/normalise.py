@@ -1,7 +1,5 @@
-"""Normalisation of images, and digests of class names: shared by the tasks on images."""
+"""Normalisation of images: shared by the tasks on images."""
 
-import hashlib
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -40,11 +38,6 @@ def normalised(images: Tensor, statistics: Statistics, device: torch.device) -> 
     """uint8 (n, C, h, w) as float32 on the device, minus the mean and divided by the deviation of each channel."""
     scale = torch.tensor(statistics, device=device)[..., None, None] * 255
     return (images.to(device, non_blocking=True).float() - scale[0]) / scale[1]
-
-
-def digest(names: Sequence[str]) -> str:
-    """12 hexadecimal digits of a digest of class names, in their order."""
-    return hashlib.sha256("\0".join(names).encode()).hexdigest()[:12]
 
 
 class Renormalised(nn.Module):

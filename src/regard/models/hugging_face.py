@@ -12,12 +12,20 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from regard.core import ConfigError, Extra, MissingExtra, StoreError
-from regard.files.atomic import read_bytes, read_json, write_atomically
+from regard.files.atomic import one_writer, parse_json, prepared, read_bytes
 from regard.files.paths import user_path
-from regard.files.records import read_record, write_record
+from regard.files.records import read_record, record_text
 from regard.swapping.ports.hugging_face import config_of
 
-from .recipe import check_local, description_errors, fill, model_differences, recorded_swaps, replay_swaps
+from .recipe import (
+    check_local,
+    description_errors,
+    fill,
+    model_differences,
+    recorded_swaps,
+    replay_swaps,
+    stored_tensors,
+)
 
 FILE = "regard.json"
 
@@ -43,15 +51,17 @@ def save_transformers(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
             "(merge_and_unload() of PEFT), or save model.state_dict() with safetensors"
         )
     target = user_path(folder, StoreError)
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        config.save_pretrained(target)
-        tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
-    except OSError as error:
-        raise StoreError(f"cannot write {target}: {error.strerror or error}") from error
-    data = save_tensors(tensors, metadata={"format": "pt"})
-    write_atomically(target / "model.safetensors", data)
-    write_record(target / FILE, {**about, "sha256": hashlib.sha256(data).hexdigest()})
+    data, text = save_tensors(stored_tensors(model), metadata={"format": "pt"}), config.to_json_string().encode()
+    about |= {"sha256": hashlib.sha256(data).hexdigest(), "config_sha256": hashlib.sha256(text).hexdigest()}
+    with (
+        one_writer(target),
+        prepared(target / "config.json", text) as replace_config,
+        prepared(target / "model.safetensors", data) as replace_weights,
+        prepared(target / FILE, record_text(about)) as replace_description,
+    ):
+        replace_config()
+        replace_weights()
+        replace_description()
     return target
 
 
@@ -74,8 +84,11 @@ def load_transformers(target: Path, extra: Extra = ()) -> nn.Module:
                 "again. That loses a mechanism's own parameters, such as static keys, which "
                 "regard.save(trainer.model, folder) keeps"
             )
-    about = read_record(target / FILE, ("architecture", "swaps", "options", "sha256"))
-    configuration = read_json(target / "config.json")
+    about = read_record(target / FILE, ("architecture", "swaps", "options", "sha256", "config_sha256"))
+    text = read_bytes(target / "config.json")
+    if hashlib.sha256(text).hexdigest() != about.get("config_sha256", hashlib.sha256(text).hexdigest()):
+        raise StoreError(f"{target}/config.json is damaged or belongs to another {FILE}; save the model again")
+    configuration = parse_json(target / "config.json", text)
     check_local(target / "config.json", _without_backbones(configuration))
     check_no_hub(target, configuration)
     data = read_bytes(target / "model.safetensors")

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, Grid, MixerConfig, RegardError, StoreError
+from regard.files.tensor_files import check_weights
 from regard.mixers.spelling import parse_mixer, parts, spell
 from regard.swapping.inspect import example_input
 from regard.swapping.layer import Port
@@ -207,11 +208,22 @@ def description_errors(target: Path, file: str) -> Iterator[None]:
         raise StoreError(f"{target} does not hold the model that its {file} describes: {problem}{hint}") from error
 
 
+def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a model as `fill` reads it. Raises: ConfigError if a parameter has values that are not finite."""
+    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
+    try:
+        check_weights(model, tensors)
+    except ValueError as error:
+        raise ConfigError(f"{error}, which load would refuse; save a model whose training did not diverge") from error
+    return tensors
+
+
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Load a whole state, in place; the model takes its floating-point dtype if there is only one."""
     dtypes = {value.dtype for value in tensors.values() if value.is_floating_point()}
     if len(dtypes) == 1:
         model.to(dtypes.pop())
+    check_weights(model, tensors)
     model.load_state_dict(tensors)
 
 

@@ -24,7 +24,7 @@ from regard.files.paths import user_path
 from regard.files.records import parse_record, record_text
 
 from .hugging_face import is_of_transformers, load_transformers, save_transformers
-from .recipe import check_local, check_recipe, description_errors, fill, rebuild
+from .recipe import check_local, check_recipe, description_errors, fill, rebuild, stored_tensors
 
 FORMAT = "regard-model"
 _FIELDS = ("format", "host", "swaps", "sha256", "data")
@@ -42,7 +42,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
     A `forward` that was replaced on a module is not kept; a warning names it.
     Several threads and processes may save to one folder: it then has the model of the last one.
     Raises: ConfigError if the model is of neither, was changed since so that its recipe builds other parameters (LoRA),
-    or for wrong `data`; StoreError if the folder cannot be written.
+    has parameters that are not finite, or for wrong `data`; StoreError if the folder cannot be written.
     """
     if replaced := [name or "the model" for name, module in model.named_modules() if "forward" in vars(module)]:
         warnings.warn(f"the folder does not have the replaced forward of {', '.join(replaced)}", stacklevel=2)
@@ -54,8 +54,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
         return save_transformers(model, folder)
     known = _known_data(data or {})
     recipe = check_recipe(model)
-    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
-    weights = save_tensors(tensors)
+    weights = save_tensors(stored_tensors(model))
     about = {
         "format": FORMAT,
         **recipe,

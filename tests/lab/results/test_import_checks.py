@@ -8,6 +8,7 @@ import pytest
 
 from pilot_store import make_store
 from regard.core import StoreError
+from regard.files.data_record import names_digest
 from regard.files.records import write_record
 from regard.lab.engine.export import import_runs
 from regard.lab.results.results import Results
@@ -26,6 +27,7 @@ SNAPSHOT = {"study": "x", "scale": "desk", "metric": "top1", "baseline": "a", "r
         ({**OUTCOME, "bits": 5}, "bits of an outcome is of type int"),
         ({**OUTCOME, "diverged": 1}, "diverged of an outcome is of type int"),
         ({**OUTCOME, "code": ["x"]}, "code of an outcome is of type list"),
+        ({**OUTCOME, "data": {"class_names": ["b", "a"], "classes": names_digest(["a", "b"])}}, "class_names is not"),
         ({**SNAPSHOT, "study": "../x"}, "not the name of a study"),
         ({**SNAPSHOT, "rows": [{"spelling": "SKA()"}]}, "a row of a snapshot lacks label"),
         ({**SNAPSHOT, "runs": [5]}, "has int instead of a run of a snapshot"),

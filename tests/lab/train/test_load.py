@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.core import StoreError
+from regard.core import ConfigError, StoreError
 from regard.files.records import read_record, write_record
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
@@ -88,3 +88,25 @@ def test_what_is_not_finished_is_refused(tmp_path: Path) -> None:
     store.finish(run.key, {"status": "failed", "error": "the loss is nan"})
     with pytest.raises(StoreError, match="failed: the loss is nan"):
         load_run(store.folder(run.key))
+
+
+@pytest.mark.parametrize("damage", ["integers", "nan"])
+def test_weights_of_another_kind_and_not_finite_are_refused(damage: str, tmp_path: Path) -> None:
+    """Whatever checksum they have: PyTorch rounds integers into a parameter in silence."""
+    run, store = Run(task=TASK, recipe=SHORT), Results(tmp_path)
+    execute(run, store, device="cpu")
+    state = checkpoint.load(store.folder(run.key))
+    assert state is not None
+    name, value = next((name, value) for name, value in state["model"].items() if "norm" in name)
+    state["model"][name] = value.long() if damage == "integers" else value * torch.nan
+    checkpoint.save(store.folder(run.key), state)
+    with pytest.raises(StoreError, match=name):
+        load_run(store.folder(run.key))
+
+
+def test_a_model_that_diverged_is_not_saved(tmp_path: Path) -> None:
+    model = create_model("vit_desk(size=12, patch=4, dim=16, depth=1, heads=2)")
+    torch.nn.init.constant_(model.get_parameter("head.weight"), torch.nan)
+    with pytest.raises(ConfigError, match=r"head\.weight"):
+        save(model, tmp_path / "model")
+    assert not (tmp_path / "model").exists()

@@ -71,7 +71,7 @@ def check_outcome(path: Path, value: Any) -> None:
     if value["status"] == "done" and not any(number is not None for number in (value.get("metrics") or {}).values()):
         raise StoreError(f"{path}: run {value['key']} is done, but has no metrics; delete the file and run again")
     data = value.get("data") or {}
-    if problem := data_problem({name: data[name] for name in DATA if data.get(name) is not None}):
+    if problem := data_problem({name: data[name] for name in (*DATA, "classes") if data.get(name) is not None}):
         raise StoreError(f"{path}: of its data, {problem}; the file is damaged")
     _check_samples(path, value)
     seed = spelled_fields(value.get("spelling")).get("seed")

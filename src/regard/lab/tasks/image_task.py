@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.core import ConfigError, DataError
-from regard.images.normalise import Statistics, digest, expected, is_pretrained, normalised
+from regard.files.data_record import names_digest
+from regard.images.normalise import Statistics, expected, is_pretrained, normalised
 from regard.models.sizes import size_of, sized
 
 from .base import Record, Task
@@ -86,7 +87,7 @@ class ImageTask(Task):
         found = self.data_set()
         counts = {"name": found.name, "checksum": found.checksum, "train": train, "test": test}
         normal = [list(part) for part in self.statistics()]
-        return {**counts, "classes": digest(found.classes), "normal": normal, "class_names": list(found.classes)}
+        return {**counts, "classes": names_digest(found.classes), "normal": normal, "class_names": list(found.classes)}
 
     def check_fits(self, data: str, found: Any, record: Record) -> None:
         """Raises: DataError if the classes or the channels of a data set are not those of the training data."""

@@ -12,6 +12,7 @@ from regard.core import Extra, StoreError
 from regard.core.validation import checked
 from regard.files.atomic import store_errors
 from regard.files.paths import user_path
+from regard.files.tensor_files import check_weights
 from regard.lab.results.import_checks import spelled_call, spelled_fields
 from regard.lab.results.results import Results
 from regard.models import recipe as recipes
@@ -59,6 +60,7 @@ def load_run(
                 recipes.check_local(target / "outcome.json", recipe)
             model = recipes.rebuild(recipe, extra)
     with checkpoint.load_errors(target):
+        check_weights(model, weights)
         model.load_state_dict(weights)
     return model.eval()
 
@@ -108,6 +110,7 @@ def trained(run: Run, store: Results, best: bool = False, key: str = "") -> nn.M
     record = outcome.get("data")
     model = with_local_host(run).model(record)
     with checkpoint.load_errors(store.folder(key)):
+        check_weights(model, weights)
         model.load_state_dict(weights)
     return model.eval()
 

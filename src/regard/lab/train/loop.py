@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from regard.core import DeviceError, RegardError, StoreError
 from regard.core.eval_mode import eval_mode
+from regard.files.tensor_files import check_weights
 from regard.images.streams import seed_all
 from regard.lab.results.lock import check_held
 from regard.lab.results.metrics import Metrics
@@ -150,6 +151,7 @@ class Loop:
                     raise ValueError(f"it is of step {self.step} after {self.seconds} s, of {self.steps} steps")
                 if self.use.others is not None:
                     self.use.others = None if state.get("others") is None else float(state["others"])
+                check_weights(self.model, state["model"], finite=False)  # the loss tells, as without a restart
                 load_weights(self.model, state["model"])
                 self._load_average(state.get("ema"), state.get("averaged", 0))
                 if state["optimizer"] is not None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import ConfigError, DataError, MixerConfig
-from regard.images.normalise import digest
+from regard.files.data_record import names_digest
 from regard.images.order import Part, check_parts
 from regard.mixers.spelling import spell
 from regard.models.create import create_model, parse_host
@@ -154,7 +154,7 @@ class Sequences(ValidationPart, Task):
             "train": len(train),
             "test": len(test),
             "class_names": list(sequences.classes),
-            "classes": digest(sequences.classes),
+            "classes": names_digest(sequences.classes),
             "alphabet": facts.alphabet,
             "vocabulary": facts.vocabulary,
             "padded": facts.padded,
