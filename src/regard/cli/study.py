@@ -137,12 +137,13 @@ def _show_snapshot(name: str, setting: str, results: Path, as_json: bool) -> Non
     for row in snapshot["rows"]:
         states = [store.status(run["key"]) for run in snapshot["runs"] if run["row"] == row["label"]]
         lines.append({
-            "row": row["label"], "mechanism": row["spelling"], "host": row["host"], "seeds": len(states),
+            "row": row["label"], "mechanism": row.get("spelling"), "host": row.get("host"), "seeds": len(states),
             "done": states.count("done"), "failed": states.count("failed"), "running": states.count("running"),
         })  # fmt: skip
     claims = [f"claim: {claim_text(claim, scale_of(setting))}" for claim in snapshot.get("claims") or ()]
-    notes = [str(snapshot.get("task")), snapshot["question"], *claims]
-    show(lines, as_json, f"{snapshot['title']} ({snapshot['source']}), {setting}", notes)
+    notes = [str(snapshot.get("task")), snapshot.get("question", ""), *claims]
+    title = f"{snapshot.get('title', name)} ({snapshot.get('source', 'no source')}), {setting}"
+    show(lines, as_json, title, notes)
 
 
 @study_app.command("power")

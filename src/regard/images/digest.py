@@ -138,7 +138,11 @@ def _states(path: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[byte
 
 
 class _Cache:
-    """Digests of the files below a folder, by name, size and times of change."""
+    """Digests of the files below a folder, by name, size and times of change.
+
+    A damaged cache, a file that was changed or replaced and one with a time that was set back are noticed; a false
+    digest that somebody wrote with these and a new checksum is not: who may write the cache decides what is read anew.
+    """
 
     def __init__(self, root: Path) -> None:
         name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]

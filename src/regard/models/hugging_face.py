@@ -28,6 +28,8 @@ from .recipe import (
 )
 
 FILE = "regard.json"
+_TIMM_MADE = ("conditional_detr", "dab_detr", "deformable_detr", "detr", "omdet_turbo", "table_transformer")
+"""Models whose `use_timm_backbone` builds timm's network without asking the hub; others ignore it."""
 
 
 def is_of_transformers(model: nn.Module) -> bool:
@@ -95,7 +97,10 @@ def load_transformers(target: Path, extra: Extra = ()) -> nn.Module:
     with description_errors(target, FILE):
         if "sha256" in about and hashlib.sha256(data).hexdigest() != about["sha256"]:
             raise StoreError("model.safetensors is damaged or belongs to another regard.json")
-        config = transformers.AutoConfig.from_pretrained(target, local_files_only=True, trust_remote_code=False)
+        try:
+            config = transformers.AutoConfig.from_pretrained(target, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # its checks of fields have errors of their own
+            raise StoreError(f"transformers refuses config.json ({error})") from error
         tensors = load_tensors(data)
         model = _built(about, config, tuple(extra))
         fill(model, tensors)
@@ -128,12 +133,13 @@ def check_no_hub(folder: Path, configuration: Any) -> None:
 def _backbone_of_hub(config: Any) -> str:
     """The backbone whose configuration transformers would read from its hub; "" where there is none.
 
-    timm's own backbones (`use_timm_backbone`, `timm_backbone`) are built without asking.
+    timm's own backbones (`timm_backbone`, and `use_timm_backbone` of some models) are built without asking.
     """
     if not isinstance(config, dict):
         return ""
-    backbone = config.get("backbone")
-    timm_made = config.get("use_timm_backbone") or config.get("model_type") == "timm_backbone"
+    backbone, kind = config.get("backbone"), str(config.get("model_type")).replace("-", "_")
+    by_timm = kind in _TIMM_MADE and config.get("use_timm_backbone") and not config.get("backbone_kwargs")
+    timm_made = kind == "timm_backbone" or by_timm
     if backbone and not timm_made:
         return str(backbone)
     return next(filter(None, map(_backbone_of_hub, config.values())), "")

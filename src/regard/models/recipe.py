@@ -200,6 +200,7 @@ def description_errors(target: Path, file: str) -> Iterator[None]:
         ValueError,
         ArithmeticError,
         RuntimeError,
+        ImportError,
         RegardError,
         SafetensorError,
     ) as error:

@@ -247,7 +247,7 @@ def _caption(snapshot: Mapping[str, Any]) -> str:
     if data.get("name"):
         sizes = (
             f", {data['train']} training and {data['test']} test {data.get('unit', 'images')}"
-            if data.get("train")
+            if data.get("train") and data.get("test")
             else ""
         )
         parts.append(f"{data['name']}{sizes}")

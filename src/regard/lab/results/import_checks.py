@@ -42,13 +42,15 @@ PERCENT = frozenset(
 _SNAPSHOT = {
     "study": _TEXT, "scale": _TEXT, "metric": _TEXT, "baseline": _TEXT, "rows": _LIST, "runs": _LIST,
     "claims": _LIST, "notes": _LIST, "data": _MAPPING, "title": _TEXT, "variant": _TEXT, "task": _TEXT, "recipe": _TEXT,
-    "decide": _MAPPING,
+    "decide": _MAPPING, "source": _TEXT, "question": _TEXT, "pooled": (bool,),
 }  # fmt: skip
 _ROW = {
     "label": _TEXT, "spelling": _TEXT, "host": _TEXT, "paper": _MAPPING, "exact": _MAPPING, "notes": _LIST,
     "parameters": _INTEGER, "macs": _INTEGER, "card": _MAPPING, "against": _OPTIONAL_TEXT,
+    "control": (bool,),
 }  # fmt: skip
 _CARD = {"title": _TEXT}
+_DATA = {"name": _OPTIONAL_TEXT, "train": _INTEGER, "test": _INTEGER, "unit": _OPTIONAL_TEXT}
 _RUN = {"key": _TEXT, "row": _TEXT, "seed": (int,)}
 _CLAIM = {"a": _TEXT, "b": _TEXT, "metric": _TEXT, "within": _NUMBER, "by": _NUMBER, "than": (list, type(None))}
 _NAME_CHARACTERS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.+")
@@ -144,11 +146,16 @@ def check_snapshot(path: Path, value: Any) -> None:
         than = claim.get("than")
         if than is not None and [type(label) for label in than] != [str, str]:
             raise StoreError(f"{path}: a claim has than {than!r}, expected two labels; the file is damaged")
+    _check(path, "the data", value.get("data") or {}, _DATA, ())
+    _check_texts(path, "notes", value.get("notes"))
     for row in value["rows"]:
         for name in ("paper", "exact"):
             _check_numbers(path, f"the {name} number", row.get(name))
+        _check_texts(path, "notes of a row", row.get("notes"))
         if row.get("card"):
             _check(path, "a card", row["card"], _CARD, ("title",))
+            for name, entry in row["card"].items():
+                _check_texts(path, f"{name} of a card", [] if isinstance(entry, bool | str) else entry)
     _check_runs(path, value)
 
 
@@ -168,6 +175,11 @@ def _check_runs(path: Path, value: Mapping[str, Any]) -> None:
             raise StoreError(
                 f"{path}: run {key} of {row!r}, seed {seed}, is also listed with another seed or key; it is damaged"
             )
+
+
+def _check_texts(path: Path, item: str, values: Any) -> None:
+    if not isinstance(values, list | None) or not all(isinstance(value, str) for value in values or ()):
+        raise StoreError(f"{path}: {item} is {str(values)[:80]}, expected texts; the file is damaged")
 
 
 def _check_numbers(path: Path, kind: str, values: Mapping[str, Any] | None) -> None:
