@@ -166,7 +166,7 @@ def test_what_cannot_be_built_has_no_cost_and_no_time(capsys, verb: str, mixer: 
         (HOST, ("--set", "task.limit=8", "--set", "task.limit=9"), ("task.limit is set to 8 and to 9",)),
         (HOST, ("--set", "task.digest=bytes", "--digest", "index"), ("task.digest is set to bytes and to index",)),
         (HOST, ("--set", "task.host=vit_desk"), ("task.host is set to vit_desk(", "set it once")),
-        (HOST, ("--seed", "3", "--data-root", " "), ("--data-root is empty; give a value, or leave the option out",)),
+        (HOST, ("--seed", "3", "--data-root", " "), ("--data-root is empty; give a value, or leave it out",)),
         (HOST, ("--set", ""), ("--set is empty",)),
         (HOST, ("--log", "wand"), ("--log is one of csv, tensorboard, wandb, mlflow, not 'wand'",)),
     ],
@@ -465,7 +465,16 @@ def test_a_module_that_is_not_the_users_is_refused(module: str, capsys: pytest.C
     assert "a module of your own" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["maps"], ["study", "export"], ["study", "show"]], ids=" ".join)
-def test_a_name_of_thousands_of_letters_is_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*command, "x" * 5000]) in (1, 2)
-    assert "this is a bug" not in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["x" * 5000, f"MiTA({'m=1,' * 1500})"], ids=["letters", "spelling"])
+@pytest.mark.parametrize("command", [["maps"], ["study", "export"], ["study", "show"], ["swap-check"]], ids=" ".join)
+def test_a_name_of_thousands_of_letters_is_refused(
+    command: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command, name]) in (1, 2)
+    assert len(capsys.readouterr().err) < 2000
+
+
+def test_an_empty_argument_is_no_default(capsys: pytest.CaptureFixture[str]) -> None:
+    """As of an unset variable: `regard check ""` would check all mechanisms."""
+    assert run(["check", ""]) == 2
+    assert "MECHANISM is empty" in capsys.readouterr().err

@@ -120,7 +120,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _with_options(message: str) -> str:
-    """The message with fields of the task written as options: `--set task.init=host` for init="host"."""
+    """The message with fields of the task written as options, `--set task.init=host` for init="host", and without the
+    middle of words that no screen holds."""
+    message = re.sub(r"(\S{100})\S{800,}(\S{100})", r"\1 ... \2", message)
     return re.sub(r"""\b(init|corrupt)=(["'])(zero|fan_in|host|skip|stop)\2""", r"--set task.\1=\3", message)
 
 

@@ -83,12 +83,14 @@ class StrictCommand(TyperCommand):
         """As in the base class. Raises: ConfigError."""
         if not ctx.resilient_parsing:  # as while a shell completes a command
             values, _, options = self.make_parser(ctx).parse_args(args=list(args))
-            for option, number in Counter(option for option in options if option.param_type_name == "option").items():
-                if number > 1 and not option.multiple and not option.is_eager:
-                    raise ConfigError(f"{option.opts[0]} is given {number} times; give it once")
-                value = values[option.name]
-                if any(isinstance(text, str) and not text.strip() for text in (value if option.multiple else [value])):
-                    raise ConfigError(f"{option.opts[0]} is empty; give a value, or leave the option out")
+            for option, number in Counter(options).items():
+                is_option = option.param_type_name == "option"
+                name, value = option.opts[0] if is_option else option.metavar, values[option.name]
+                if is_option and number > 1 and not option.multiple and not option.is_eager:
+                    raise ConfigError(f"{name} is given {number} times; give it once")
+                texts = value if isinstance(value, list | tuple) else [value]
+                if any(isinstance(text, str) and not text.strip() for text in texts):
+                    raise ConfigError(f"{name} is empty; give a value, or leave it out")
         return super().parse_args(ctx, args)
 
 

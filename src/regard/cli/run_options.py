@@ -105,7 +105,7 @@ def optional_run(text: str, results: Path) -> "tuple[Results, str] | None":
     if folder is not None and (folder / "run.json").exists():
         folder = folder.resolve()
         return Results(folder.parent), folder.name
-    is_key = Path(text).name == text and (results / text / "run.json").exists()
+    is_key = Path(text).name == text and os.path.exists(results / text / "run.json")  # False for a name too long
     return (Results(results), text) if is_key else None
 
 
