@@ -12,6 +12,7 @@ from regard.advice.substitutes import Substitutes
 from regard.advice.user_model import tensors
 from regard.cli.app import run as command
 from regard.core import ConfigError, StoreError
+from regard.files.tensor_files import read_state, write_state
 from regard.mixers.linear import Linear
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
@@ -107,6 +108,13 @@ def test_a_killed_distillation_leaves_a_state_and_no_model(tmp_path: Path, monke
     with pytest.raises(StoreError, match="does not fit its checksum.*delete it to start again"):
         distilled("out")
     (tmp_path / "out" / "distill.state").write_bytes(state)
+    for damage in ({"step": 99}, {"step": "1"}, {"weights": {}}, {"weights": None}):
+        value = read_state(tmp_path / "out" / "distill.state") or {}
+        value["content"]["layers"] |= damage
+        write_state(tmp_path / "out" / "distill.state", value)
+        with pytest.raises(StoreError, match="does not fit the model"):
+            distilled("out")
+        (tmp_path / "out" / "distill.state").write_bytes(state)
     assert distilled("out") == distilled("at once")
 
 

@@ -2,10 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from regard.core import StoreError
 from regard.files.tensor_files import read_state, write_state
 
 from .learning import LayerDistillation, OutputDistillation
@@ -31,7 +33,8 @@ class Kept:
             other(f"{file} is of another question (model, plan, images or options)")
             known = {}
         self.content: dict[str, Any] = known.get("content", {})
-        self.start = time.monotonic() - (known["seconds"] if self.content else 0.0)
+        with self._fitting():
+            self.start = time.monotonic() - (float(known["seconds"]) if self.content.keys() else 0.0)
         self._next = time.monotonic() + SECONDS_BETWEEN
 
     @property
@@ -67,7 +70,10 @@ class Kept:
         """
         steps = learning.how.steps
         if part in self.content:
-            learning.resume(self.content[part])
+            with self._fitting():
+                learning.resume(self.content[part])
+                if type(learning.step) is not int or not 0 <= learning.step <= steps:
+                    raise ValueError(f"it is of step {learning.step!r}, of {steps}")
             say(f"{part}: continuing at step {learning.step} of {steps}")
         start, first = time.monotonic(), learning.step
         done = False
@@ -83,6 +89,15 @@ class Kept:
         self.content[part] = learning.state() | {"moments": {}}
         self.content |= {ended: learning.step} if ended else {}
         self.write()
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """Turn an error of a content that does not fit into a StoreError that names the file."""
+        try:
+            yield
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise StoreError(f"{self.file} does not fit the model ({reason}); delete it to start again") from error
 
     def remove(self) -> None:
         """Delete the file: a result has taken its place."""

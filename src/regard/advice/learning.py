@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from regard.core import ConfigError, nearest, require
 from regard.core.eval_mode import eval_mode
 from regard.core.validation import check_fields
+from regard.files.tensor_files import check_weights
 from regard.images.augment import BATCHWISE
 from regard.images.feed import Batches
 from regard.images.images import Images
@@ -175,6 +176,7 @@ class OutputDistillation:
         return {"step": self.step, "weights": weights, "moments": moments_of(self.optimizer)}
 
     def resume(self, state: Mapping[str, Any]) -> None:
+        check_weights(self.student, state["weights"])
         self.student.load_state_dict(state["weights"])
         self.step = state["step"]
         restore_moments(self.optimizer, state["moments"])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.core import MixerConfig, RegardError, SwapError
 from regard.core.eval_mode import eval_mode
+from regard.files.tensor_files import check_weights
 from regard.measure.bench_model import output_tensor
 from regard.swapping.grid_source import watched_module
 from regard.swapping.inspect import layer_calls, matching_layers
@@ -182,11 +183,12 @@ class Substitutes:
         }
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load what `weights` returned. Raises: RuntimeError if names or shapes differ."""
+        """Load what `weights` returned. Raises: RuntimeError or ValueError if they do not fit."""
         for name, substitutes in self.layers.items():
             for mixer, layer in substitutes.items():
                 start = f"{name}|{spell_or_none(mixer)}|"
                 own = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+                check_weights(layer, own)
                 layer.load_state_dict(own)
 
     def applied(self, plan: LayerPlan, ports: Sequence[type[Port]] = ()) -> nn.Module:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from regard import Softmax
-from regard.files.atomic import read_json, write_json
+from regard.files.cache import read_entries, write_entries
 from regard.lab.engine import estimate as module
 from regard.lab.engine.dry_run import dry_run
 from regard.lab.engine.estimate import Speed, estimate, hours, machine
@@ -27,7 +27,7 @@ def test_every_row_is_timed_once_and_kept(tmp_path: Path) -> None:
     assert all(0 < first[label, 0] < 60 for label in told)
     assert estimate(STUDY, "smoke", store, 1, told.append) == first
     assert len(told) == 2
-    assert list(read_json(tmp_path / "estimates.json")) == [machine(1)]
+    assert list(read_entries(tmp_path / "estimates.json")) == [machine(1)]
     estimate(STUDY, "smoke", store, 64, told.append)
     assert len(told) == (2 if machine(64) == machine(1) else 4)
 
@@ -43,7 +43,7 @@ def test_seconds_are_steps_and_evaluations() -> None:
 
 def test_times_kept_for_this_machine_are_used(tmp_path: Path) -> None:
     keys = [STUDY.run("smoke", row, 0).key for row in ROWS]
-    write_json(tmp_path / "estimates.json", {machine(2): {key: {"step": 1.0, "image": 0.0} for key in keys}})
+    write_entries(tmp_path / "estimates.json", {machine(2): {key: {"step": 1.0, "image": 0.0} for key in keys}})
     assert estimate(STUDY, "smoke", Results(tmp_path), 2) == {("softmax", 0): 2.0, ("w/o", 0): 2.0}
 
 

@@ -18,6 +18,7 @@ from lab.engine.clusters import EPOCHS, STUDY, results
 from lab.engine.test_workers import jobs_of
 from regard.core import ConfigError, StoreError
 from regard.files.atomic import read_json
+from regard.files.records import read_record, write_record
 from regard.lab.engine.decide import decide
 from regard.lab.engine.executors import find_place
 from regard.lab.engine.executors.slurm import Slurm, SlurmCall, _Submitted, queue_states
@@ -123,7 +124,7 @@ def test_a_run_on_two_nodes_learns_what_one_process_does(tmp_path: Path) -> None
     ]  # fmt: skip
     outputs = [process.communicate(timeout=240)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    assert read_json(root / "ending.json")[0] == "done"
+    assert read_record(root / "ending.json")["ending"][0] == "done"
     (run,) = root.glob("*/run.json")
     assert read_json(run)["devices"] == 2
     (job, *_) = planned_jobs(STUDY, "smoke", STUDY.runs("smoke", "*", 1))
@@ -159,6 +160,13 @@ def test_how_a_job_without_a_result_ended(state: str, kind: str | None, tmp_path
     job = SimpleNamespace(job_id="12", paths=SimpleNamespace(stderr="log"))
     ending = _Submitted(job, tmp_path / "none.json").ending(state, False)
     assert (ending and ending[0]) == kind
+
+
+@pytest.mark.parametrize("content", [["fine", None, ""], ["done", None], 5])
+def test_a_damaged_ending_is_named(content: object, tmp_path: Path) -> None:
+    write_record(tmp_path / "ending.json", {"ending": content})
+    with pytest.raises(StoreError, match="is damaged"):
+        _Submitted(SimpleNamespace(job_id="12"), tmp_path / "ending.json").ending("", True)
 
 
 def test_options_reach_the_scheduler() -> None:

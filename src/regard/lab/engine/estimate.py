@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from regard.core import RegardError
-from regard.files.atomic import read_json, write_json
+from regard.files.cache import read_entries, write_entries
 from regard.lab.results.results import Results
 from regard.lab.train.autocast import mixed
 from regard.lab.train.environment import resolved_device
@@ -56,8 +56,8 @@ def estimate(
     called with the label of each row that is timed.
     """
     path, name = store.root / "estimates.json", machine(workers)
-    machines = read_json(path) if path.exists() else {}
-    speeds = _readable_speeds(machines.get(name) if isinstance(machines, dict) else None)
+    machines = read_entries(path)
+    speeds = _readable_speeds(machines.get(name))
     stored = len(speeds)
     estimates: dict[Part, float] = {}
     seed = study.setting(scale).numbers[0]
@@ -76,7 +76,7 @@ def estimate(
                 continue
             estimates[row.label, number] = run_seconds(run, Speed(**speeds[run.key]), *counts)
     if len(speeds) > stored:
-        write_json(path, {**(machines if isinstance(machines, dict) else {}), name: speeds})
+        write_entries(path, {**machines, name: speeds})
     return estimates
 
 

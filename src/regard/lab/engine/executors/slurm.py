@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from regard.core import ConfigError, StoreError, require
-from regard.files.atomic import read_json, store_errors, write_json
+from regard.files.atomic import store_errors
+from regard.files.records import read_record, write_record
+from regard.lab.engine.progress import STATES
 from regard.lab.results.lock import RENEW_SECONDS, STALE_SECONDS
 from regard.lab.results.results import Results
 
@@ -238,8 +240,8 @@ class _Submitted:
         written: whether the job has said how it ended.
         """
         if written:
-            match read_json(self.result):
-                case [str(ended), dict() | None as outcome, str(text)]:
+            match read_record(self.result).get("ending"):
+                case [str(ended), dict() | None as outcome, str(text)] if ended in STATES:
                     return ended, outcome, text
             raise StoreError(f"{self.result} is damaged: delete it, and repeat the command")
         if state not in (*ENDED, FORGOTTEN, "FINISHED"):
@@ -305,7 +307,7 @@ class SlurmCall:
                 requeue(received[0], None)
             raise
         if launch().first:
-            write_json(Path(self.result), list(ending))
+            write_record(self.result, {"ending": list(ending)})
 
     def checkpoint(self) -> Any:
         """What submitit queues: the same call, which continues from the run's checkpoint."""
