@@ -102,6 +102,15 @@ def test_a_file_that_is_no_picture_is_named(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("out", ["photo.jpg", "photo.png"])
+def test_a_picture_is_not_drawn_over_its_image(out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGB", (24, 24)).save(tmp_path / out)
+    before = (tmp_path / out).read_bytes()
+    assert run(["maps", VIT, str(tmp_path / out), "--out", str(tmp_path / out)]) == 2
+    assert "a new file that ends in .png" in capsys.readouterr().err
+    assert (tmp_path / out).read_bytes() == before
+
+
 def test_maps_of_a_run_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Run(
         task=Classification(

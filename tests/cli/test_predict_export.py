@@ -1,11 +1,15 @@
 """`regard predict` and `regard export` on a finished classification run."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
 from regard.cli.app import run as command
 from regard.cli.predict import _coco, _image_ids
@@ -13,6 +17,7 @@ from regard.cli.run_options import recorded_data
 from regard.core import ConfigError, DataError
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
+from regard.lab.train import onnx_export
 from regard.lab.train.execute import execute
 from regard.lab.train.load import load_run
 from regard.lab.train.recipe import Recipe
@@ -154,6 +159,24 @@ def test_onnx_gives_the_same_scores_for_any_batch(
     with torch.inference_mode():
         expected = model(images)
     assert np.abs(scores - expected.numpy()).max() < 1e-4
+
+
+@pytest.mark.parametrize("difference", [1.0, float("nan"), 0.0])
+def test_a_file_that_is_not_the_model_replaces_no_other(
+    difference: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = SimpleNamespace(
+        model=SimpleNamespace(metadata_props={}), save=lambda path: Path(path).write_text("new", encoding="utf-8")
+    )
+    monkeypatch.setattr(onnx_export, "require", lambda *_: None)
+    monkeypatch.setattr(onnx_export, "_traced", lambda *_: program)
+    monkeypatch.setattr(onnx_export, "compare_onnx", lambda *_: difference)
+    path = tmp_path / "model.onnx"
+    path.write_text("old", encoding="utf-8")
+    with nullcontext() if difference == 0 else pytest.raises(ConfigError, match="is not written"):
+        onnx_export.export_onnx(nn.Identity(), (torch.ones(1),), path)
+    assert path.read_text(encoding="utf-8") == ("new" if difference == 0 else "old")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_export_names_the_file_it_wants(store: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

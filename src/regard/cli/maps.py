@@ -1,11 +1,12 @@
 """`regard maps`: attention maps of a model, drawn over an image."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from regard.core import Extra
+from regard.core import ConfigError, Extra
 from regard.files.paths import named_folder, user_path
 
 from .imports import Imports, imported
@@ -46,6 +47,8 @@ def maps(
     from regard.explain import pictures, views
     from regard.files.atomic import write_atomically
 
+    if out.suffix.lower() != ".png" or os.path.realpath(out) == os.path.realpath(image):
+        raise ConfigError(f"--out names a new file that ends in .png, not {out}")
     position, extra = _position(query), imported(modules)
     if (stored := optional_run(model, results)) is not None:
         store, key = stored
