@@ -200,7 +200,7 @@ def test_sizes_that_lose_a_border_are_refused(tmp_path: Path) -> None:
 
 
 def test_models_that_give_no_answer_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="leave --pretrained out"):
+    with pytest.raises(ConfigError, match="leave --pretrained and --weights out"):
         load_user_model(str(save(create_model(HOST, None), tmp_path / "saved")), pretrained=True)
     network = user_model().network
     for wrong, message in (

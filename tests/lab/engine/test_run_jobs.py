@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from regard.files.atomic import write_json
+from regard.files.records import write_record
 from regard.lab.engine.executors.base import Ending, Executor, Handle
 from regard.lab.engine.executors.slurm import Slurm, SlurmJobs, _Submitted
 from regard.lab.engine.progress import Event, Progress
@@ -84,7 +84,7 @@ def test_one_look_tells_which_jobs_of_slurm_have_ended(tmp_path: Path, monkeypat
     stat = Path.stat
     monkeypatch.setattr(Path, "stat", lambda path, **options: looks.update([path]) or stat(path, **options))
     assert executor.poll(0.5) == []
-    write_json(executor.endings / "7.json", ["done", None, ""])
+    write_record(executor.endings / "7.json", {"ending": ["done", None, ""]})
     assert executor.poll(0.5) == [(7, ("done", None, ""))]
     assert looks.total() < 20
     assert len(executor.jobs) == NUMBER - 1
