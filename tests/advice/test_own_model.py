@@ -4,10 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from regard import SKA, DataError, create_model, distill, recommend
+from regard import SKA, ConfigError, DataError, create_model, distill, recommend
 from regard.swapping.layer import Port
 
 
@@ -40,3 +42,31 @@ def test_a_network_of_ones_own_is_distilled_and_advised(tmp_path: Path) -> None:
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="0 readable images"):
         distill(Wrapped().eval(), SKA(), tmp_path, size=(16, 16))
+
+
+def test_a_loader_gives_its_images_and_wrong_ones_are_refused() -> None:
+    """Normalised by the statistics that are given; batches of several sizes are cut to the model's."""
+    pixels = np.random.default_rng(0).integers(0, 255, (24, 20, 20, 3), np.uint8)
+    images = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
+    model, normal, how = Wrapped().eval(), ([0.5] * 3, [0.25] * 3), {"size": (16, 16), "steps": 2, "output_steps": 0}
+    loader = DataLoader(TensorDataset(images, torch.zeros(24)), batch_size=8)
+    one, other = (distill(model, SKA(), source, normal=normal, **how).changes["swapped"] for source in (loader, pixels))
+    assert one.distance == pytest.approx(other.distance, rel=1e-4)
+    mapped = DataLoader([{"pixel_values": image} for image in images], batch_size=8)
+    assert distill(model, SKA(), mapped, normal=normal, **how).judged == one.distance.size
+    for wrong, message in (
+        (DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=4), "no images"),
+        (DataLoader(TensorDataset(100 * images), batch_size=8), "not normalised by the mean and deviation"),
+        (pixels.transpose(0, 3, 1, 2), "pixels .n, h, w, channels. of uint8"),
+    ):
+        with pytest.raises(DataError, match=message):
+            distill(model, SKA(), wrong, normal=normal, **how)
+
+
+def test_a_judge_of_ones_own_gives_a_distance_of_each_image() -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (24, 20, 20, 3), np.uint8)
+    how = {"size": (16, 16), "steps": 2, "output_steps": 2}
+    learned = distill(Wrapped().eval(), SKA(), pixels, judge=lambda old, new: (new - old).square().mean(1), **how)
+    assert learned.changes["swapped"].distance.min() > 0
+    with pytest.raises(ConfigError, match="judge gave 2 distances"):
+        distill(Wrapped().eval(), SKA(), pixels, judge=lambda old, new: torch.zeros(2), **how)

@@ -49,6 +49,13 @@ def test_weights_that_are_others_are_refused(tmp_path: Path) -> None:
     file = str(tmp_path / "w.safetensors")
     with pytest.raises(StoreError, match=r"missing, first cls_token; .* not in the model"):
         named_network(HOST, weights=file)
+    for wrong, message in (
+        ({name: value.long() for name, value in state().items()}, "is of torch.int64, expected torch.float32"),
+        ({name: value / 0 for name, value in state().items()}, "has values that are not finite"),
+    ):
+        save_file(wrong, file)
+        with pytest.raises(StoreError, match=message):
+            named_network(HOST, weights=file)
     save_file({**state(), "cls_token": torch.zeros(1, 1, 3)}, tmp_path / "w.safetensors")
     with pytest.raises(StoreError, match="1 of another shape, first cls_token"):
         named_network(HOST, weights=file)
@@ -57,6 +64,15 @@ def test_weights_that_are_others_are_refused(tmp_path: Path) -> None:
         named_network(HOST, weights=str(tmp_path / "w.pt"))
     with pytest.raises(ConfigError, match="leave one out"):
         named_network(HOST, weights=file, pretrained=True)
+
+
+def test_regards_own_hosts_take_the_classes_of_a_file(tmp_path: Path) -> None:
+    host = "vit_desk(size=16, patch=4, dim=32, depth=1, heads=2)"
+    save_file(create_model(host, None, num_classes=3).state_dict(), tmp_path / "w.safetensors")
+    assert named_network(host, weights=str(tmp_path / "w.safetensors")).network(torch.zeros(1, 3, 16, 16)).shape == (
+        1,
+        3,
+    )
 
 
 def test_a_function_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +108,22 @@ def test_a_folder_of_transformers(tmp_path: Path) -> None:
     assert found.data == {"normal": [[0.1, 0.2, 0.3], [1, 1, 2]]}
     x = torch.randn(1, 3, 64, 64)
     assert torch.allclose(found.network(x).logits, model.eval()(x).logits, atol=1e-6)
-    (tmp_path / "vit" / "config.json").write_text('{"architectures": ["os.system"]}')
-    with pytest.raises(StoreError, match="names no class of transformers"):
-        named_network(f"hf:{tmp_path / 'vit'}")
+    for wrong in ("[]", '[{"image_mean": 1}]', '{"image_mean": ["a", 0, 0], "image_std": [1, 1, 0]}'):
+        (tmp_path / "vit" / "preprocessor_config.json").write_text(wrong)
+        if "std" in wrong:
+            with pytest.raises(StoreError, match="give --mean and --std"):
+                named_network(f"hf:{tmp_path / 'vit'}")
+        else:
+            assert named_network(f"hf:{tmp_path / 'vit'}").data == {}
+    for wrong in (
+        '{"architectures": ["os.system"]}',
+        "[]",
+        "3",
+        '{"architectures": "ViTModel"}',
+        '{"architectures": 5}',
+    ):
+        (tmp_path / "vit" / "config.json").write_text(wrong)
+        with pytest.raises(StoreError, match="names no class of transformers"):
+            named_network(f"hf:{tmp_path / 'vit'}")
     with pytest.raises(StoreError, match=r"has no config\.json"):
         named_network(f"hf:{tmp_path}")

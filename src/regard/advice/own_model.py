@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from regard.core import DataError, Extra, MixerConfig
+from regard.images.augment import centre
 from regard.images.images import Images
 from regard.images.normalise import Statistics
 from regard.swapping.layer_plan import PlanSource
@@ -96,6 +97,11 @@ def _inputs(
 ) -> tuple[UserModel, Images]:  # fmt: skip
     user = as_user_model(model, type(model).__name__, size=size, data={"normal": normal}, judge=judge, extra=extra)
     if isinstance(images, np.ndarray):
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in {1, 3, user.channels}:
+            raise DataError(
+                f"images are pixels (n, h, w, channels) of uint8 with {user.channels} channels, not {images.shape} of "
+                f"{images.dtype}"
+            )
         pictures = Images(images, np.zeros(len(images), np.int64))
         return user, unlabelled(pictures, user.size, user.channels, len(images))
     if isinstance(images, DataLoader):
@@ -119,7 +125,8 @@ def _loaded(loader: DataLoader[Any], user: UserModel) -> Images:
                 f"a batch of the loader has no images (n, {user.channels}, h, w): it is a {type(batch).__name__}; give "
                 "a tensor, a tuple with it first, or a mapping with pixel_values"
             )
-        batches.append(_pixels(images, user.statistics))
+        if len(images):
+            batches.append(centre(_pixels(images, user.statistics), user.size))
         if sum(map(len, batches)) >= IMAGES:
             break
     if not batches:

@@ -1,5 +1,6 @@
 """The options of `regard advise`, `distill` and `swap-check` about a user's model and images."""
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +99,8 @@ def _normal(mean: str, std: str) -> tuple[list[float], list[float]] | None:
         parts = [[float(value) for value in text.split(",")] for text in (mean, std)]
     except ValueError:
         parts = [[], []]
-    if len(parts[0]) != len(parts[1]) or not parts[0] or not all(value > 0 for value in parts[1]):
+    finite = all(math.isfinite(value) for part in parts for value in part)
+    if len(parts[0]) != len(parts[1]) or not parts[0] or not finite or min(parts[1]) <= 0:
         raise ConfigError(f"--mean and --std are as many numbers, such as 0.5,0.5,0.5, not {mean!r} and {std!r}")
     return parts[0], parts[1]
 

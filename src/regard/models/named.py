@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, MissingExtra, StoreError, nearest
 from regard.core.user_module import user_module
 from regard.core.validation import shown
 from regard.files.atomic import parse_json, read_if_present
+from regard.files.data_record import data_problem
 from regard.files.paths import user_path
+from regard.files.tensor_files import check_weights
 from regard.swapping.host_parameters import read_tensors
 
 from .create import build_sized, create_model, loads_weights
@@ -87,11 +90,11 @@ def _of_create_model(
 def _classes(network: nn.Module, state: Mapping[str, Tensor]) -> int | None:
     """The number of classes of a file of weights, where it is not the network's."""
     config = getattr(network, "pretrained_cfg", None) or {}
-    names = config.get("classifier") or ()
+    names = config.get("classifier") or ("head", "fc", "classifier")
     for name in (names,) if isinstance(names, str) else names:
-        weight, own = state.get(f"{name}.weight"), network.state_dict().get(f"{name}.weight")
-        if weight is not None and own is not None and len(weight) != len(own) and weight.shape[1:] == own.shape[1:]:
-            return len(weight)
+        sizes = [tensors.get(f"{name}.weight", torch.empty(0)).shape for tensors in (state, network.state_dict())]
+        if all(len(size) > 1 for size in sizes) and sizes[0] != sizes[1] and sizes[0][1:] == sizes[1][1:]:
+            return int(sizes[0][0])
     return None
 
 
@@ -119,6 +122,10 @@ def _load(network: nn.Module, state: dict[str, Tensor], source: str) -> None:
     ):
         hint = f"; {nearest(missing[0], unknown)}" if missing and unknown else ""
         raise StoreError(f"the weights of {source} are not those of this model: {problem}{hint}")
+    try:
+        check_weights(network, state)
+    except ValueError as error:
+        raise StoreError(f"the weights of {source} are damaged or of another kind: {error}") from error
     network.load_state_dict(state)
 
 
@@ -144,6 +151,9 @@ def _of_transformers(text: str, extra: Extra) -> NamedNetwork:
     if data is None:
         raise StoreError(f"{folder} has no config.json: give the folder that save_pretrained wrote")
     config = parse_json(folder / "config.json", data)
+    kinds = config.get("architectures") if isinstance(config, dict) else None
+    if not isinstance(kinds, list) or not kinds:
+        raise StoreError(f"{folder}/config.json names no class of transformers in architectures")
     if (folder / FILE).exists():
         return NamedNetwork(load_transformers(folder, extra), text, True, _normal(folder))
     try:
@@ -151,7 +161,7 @@ def _of_transformers(text: str, extra: Extra) -> NamedNetwork:
     except ImportError as error:
         raise MissingExtra("transformers", "hf") from error
 
-    name = next(iter(config.get("architectures") or ()), "")
+    name = kinds[0]
     kind = getattr(transformers, str(name), None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise StoreError(f"{folder}/config.json names no class of transformers in architectures: {shown(name, 60)}")
@@ -164,8 +174,12 @@ def _of_transformers(text: str, extra: Extra) -> NamedNetwork:
 
 
 def _normal(folder: Path) -> dict[str, Any]:
-    """The normalisation that the folder's image processor has."""
+    """The normalisation that the folder's image processor has. Raises: StoreError for one that is none."""
     data = read_if_present(folder / "preprocessor_config.json")
     values = parse_json(folder / "preprocessor_config.json", data) if data else {}
-    mean, std = values.get("image_mean"), values.get("image_std")
-    return {"normal": [mean, std]} if isinstance(mean, list) and isinstance(std, list) else {}
+    mean, std = (values.get(name) if isinstance(values, dict) else None for name in ("image_mean", "image_std"))
+    if mean is None and std is None:
+        return {}
+    if problem := data_problem({"normal": [mean, std]}):
+        raise StoreError(f"{folder}/preprocessor_config.json: {problem}; give --mean and --std")
+    return {"normal": [mean, std]}

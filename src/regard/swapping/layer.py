@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Proxy
+from torch.fx import Proxy, Tracer
 
 from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError, UnsupportedError
 from regard.core.errors import INSTEAD_OF_TORCHSCRIPT
@@ -96,7 +96,8 @@ class Port(HostNames):
         if traced is None:
             return super().__call__(*args, **kwargs)
         self.source.expect(self.planned_grid)
-        return traced.tracer.create_proxy("call_module", traced.tracer.path_of_module(self), args, kwargs)
+        tracer = cast(Tracer, traced.tracer)
+        return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
 
     # hooks for a subclass
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.core import ConfigError
 
-from .judge import Judge
+from .judge import Judge, named_outputs
 
 
 class Own(Judge):
@@ -29,6 +29,12 @@ class Own(Judge):
 
     def change(self, before: Any, after: Any) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
         distance = torch.as_tensor(self.function(before, after), dtype=torch.float64).detach().reshape(-1)
+        images = next((len(value) for value in named_outputs(before).values()), len(distance))
+        if len(distance) not in (1, images):
+            raise ConfigError(
+                f"judge gave {len(distance)} distances for {images} images: give one of each, or their mean"
+            )
+        distance = distance.expand(images)
         return distance, torch.full_like(distance, torch.nan)
 
     def loss(self, before: Any, after: Any) -> Float[Tensor, ""]:

@@ -9,10 +9,11 @@ import base64
 import binascii
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from regard.core import StoreError
+from regard.core import Card, StoreError
 from regard.files.data_record import DATA, data_problem
 from regard.files.records import read_record_if_present
 
@@ -50,6 +51,8 @@ _ROW = {
     "control": (bool,),
 }  # fmt: skip
 _CARD = {"title": _TEXT}
+_FACTS = {field.name for field in fields(Card) if field.type in (bool, "bool")}
+"""Entries of a card that are true or false."""
 _DATA = {"name": _OPTIONAL_TEXT, "train": _INTEGER, "test": _INTEGER, "unit": _OPTIONAL_TEXT}
 _RUN = {"key": _TEXT, "row": _TEXT, "seed": (int,)}
 _CLAIM = {"a": _TEXT, "b": _TEXT, "metric": _TEXT, "within": _NUMBER, "by": _NUMBER, "than": (list, type(None))}
@@ -155,7 +158,8 @@ def check_snapshot(path: Path, value: Any) -> None:
         if row.get("card"):
             _check(path, "a card", row["card"], _CARD, ("title",))
             for name, entry in row["card"].items():
-                _check_texts(path, f"{name} of a card", [] if isinstance(entry, bool | str) else entry)
+                fact = isinstance(entry, bool if name in _FACTS else str)
+                _check_texts(path, f"{name} of a card", [] if fact else entry)
     _check_runs(path, value)
 
 
