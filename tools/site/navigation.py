@@ -16,6 +16,7 @@ Entry = dict[str, Any]
 GUIDES = {
     "Swap in five minutes": "docs/swap.md",
     "Would a cheaper attention do?": "docs/advice.md",
+    "Fine-tune with your own loop": "docs/fine-tuning.md",
     "Your own model": "docs/your-own-model.md",
     "The command line": "docs/commands.md",
     "Tasks and your own data": "docs/tasks.md",
