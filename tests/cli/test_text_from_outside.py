@@ -1,7 +1,11 @@
 """Text from files and names does not steer a terminal, is no formula of a spreadsheet and no HTML of a page."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
+from pilot_store import make_store
 from regard.cli.app import run
 from regard.cli.tables import show
 from regard.pages.sheets import markdown_cell, spreadsheet_cell
@@ -17,6 +21,15 @@ def test_tables_and_errors_show_escapes_instead_of_following_them(capsys: pytest
         assert "\\x1b]0;title\\x07" in text
         assert not set("\x1b\x07\u202e\r") & set(text)
     assert "\nsecond" in shown.out
+
+
+def test_an_exported_table_steers_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_store(tmp_path, title=STEERING)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert run(["study", "export", "pilot", "--format", "tex", "--results", str(tmp_path)]) == 0
+    assert not set("\x1b\x07\u202e\r") & set(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("text", ["=1+1", "@SUM(A1)", "+cmd|' /C calc'!A0", "-cmd"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, nearest
-from regard.files.paths import user_path
+from regard.files.paths import printable_lines, user_path
 from regard.lab.results.layout import SCALES, TUNING_SEED
 from regard.lab.results.results import Results
 from regard.lab.studies import ANALYSES, STUDIES
@@ -281,7 +281,7 @@ def _write(text: str, path: Path | None) -> None:
     from regard.files.atomic import write_atomically
 
     if path is None:
-        sys.stdout.write(text)
+        sys.stdout.write(printable_lines(text) if sys.stdout.isatty() else text)
     else:
         write_atomically(path, text)
 
