@@ -58,6 +58,8 @@ def test_a_loader_gives_its_images_and_wrong_ones_are_refused() -> None:
         (DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=4), "no images"),
         (DataLoader(TensorDataset(100 * images), batch_size=8), "not normalised by the mean and deviation"),
         (pixels.transpose(0, 3, 1, 2), "pixels .n, h, w, channels. of uint8"),
+        (pixels[:, :8, :8], "none smaller than the 16x16 of the model"),
+        (pixels[:0], "at least one is needed"),
     ):
         with pytest.raises(DataError, match=message):
             distill(model, SKA(), wrong, normal=normal, **how)
@@ -68,5 +70,6 @@ def test_a_judge_of_ones_own_gives_a_distance_of_each_image() -> None:
     how = {"size": (16, 16), "steps": 2, "output_steps": 2}
     learned = distill(Wrapped().eval(), SKA(), pixels, judge=lambda old, new: (new - old).square().mean(1), **how)
     assert learned.changes["swapped"].distance.min() > 0
-    with pytest.raises(ConfigError, match="judge gave 2 distances"):
-        distill(Wrapped().eval(), SKA(), pixels, judge=lambda old, new: torch.zeros(2), **how)
+    for given, message in ((torch.zeros(2), "judge gave 2 distances"), ("near", "judge gave 'near'")):
+        with pytest.raises(ConfigError, match=message):
+            distill(Wrapped().eval(), SKA(), pixels, judge=lambda old, new, given=given: given, **how)

@@ -108,6 +108,21 @@ def test_a_folder_of_transformers(tmp_path: Path) -> None:
     assert found.data == {"normal": [[0.1, 0.2, 0.3], [1, 1, 2]]}
     x = torch.randn(1, 3, 64, 64)
     assert torch.allclose(found.network(x).logits, model.eval()(x).logits, atol=1e-6)
+    whole = (tmp_path / "vit" / "model.safetensors").read_bytes()
+    tensors = model.state_dict()
+    for lost in (
+        {k: v for k, v in tensors.items() if "cls_token" not in k},
+        {**tensors, "classifier.bias": torch.ones(3)},
+    ):
+        save_file(lost, tmp_path / "vit" / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(
+            StoreError, match="has no weights, or other ones, for 1 tensors|cannot be loaded: .*mismatched"
+        ):
+            named_network(f"hf:{tmp_path / 'vit'}")
+    (tmp_path / "vit" / "model.safetensors").write_bytes(whole[:100])
+    with pytest.raises(StoreError, match="cannot be loaded"):
+        named_network(f"hf:{tmp_path / 'vit'}")
+    (tmp_path / "vit" / "model.safetensors").write_bytes(whole)
     for wrong in ("[]", '[{"image_mean": 1}]', '{"image_mean": ["a", 0, 0], "image_std": [1, 1, 0]}'):
         (tmp_path / "vit" / "preprocessor_config.json").write_text(wrong)
         if "std" in wrong:

@@ -4,6 +4,7 @@ Nothing here reads labels: the model as it was is the reference.
 """
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,7 +44,9 @@ class AnswerChange:
 
     @property
     def divergence(self) -> Interval:
-        """Mean of `distance` over images, with its 95 % interval."""
+        """Mean of `distance` over images, with its 95 % interval; infinite where one is no number."""
+        if not np.isfinite(self.distance).all():
+            return Interval(len(self.distance), math.inf)
         return interval(self.distance.tolist())
 
     @property

@@ -119,8 +119,10 @@ def _loaded(loader: DataLoader[Any], user: UserModel) -> Images:
         if isinstance(batch, Mapping):
             images = batch.get("pixel_values")
         else:
-            images = batch[0] if isinstance(batch, tuple | list) else batch
-        if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] != user.channels:
+            images = next(iter(batch), None) if isinstance(batch, tuple | list) else batch
+        if not isinstance(images, Tensor) or images.layout is not torch.strided or images.is_meta:
+            images = torch.empty(0)
+        if images.ndim != 4 or images.shape[1] != user.channels or 0 in images.shape[2:]:
             raise DataError(
                 f"a batch of the loader has no images (n, {user.channels}, h, w): it is a {type(batch).__name__}; give "
                 "a tensor, a tuple with it first, or a mapping with pixel_values"

@@ -73,7 +73,9 @@ class UserModel:
 
         Raises: UnsupportedError if the model is compiled, wrapped or in half precision, or nothing can be judged.
         """
-        kind, first = type(self.network).__name__, next(self.network.parameters())
+        kind, first = type(self.network).__name__, next(self.network.parameters(), None)
+        if first is None:
+            raise UnsupportedError(f"{self.label} has no weights, so that there is nothing to replace or to learn")
         if kind in WRAPPERS:
             raise UnsupportedError(f"{self.label} is wrapped in {kind}: give the model inside it, .{WRAPPERS[kind]}")
         if first.dtype != torch.float32:
@@ -244,6 +246,12 @@ def evenly_spaced(number: int, limit: int) -> list[int]:
 
 def unlabelled(images: Images, size: tuple[int, int], channels: int, limit: int) -> Images:
     """At most `limit` evenly spaced images of a set, with another number of channels where the model asks for it."""
+    sides = images.pixels.shape[1:3]
+    if not len(images) or min(a - b for a, b in zip(sides, size, strict=True)) < 0:
+        raise DataError(
+            f"{len(images)} images of {sides[0]}x{sides[1]} pixels: at least one is needed, and none smaller than the "
+            f"{size[0]}x{size[1]} of the model"
+        )
     rows = evenly_spaced(len(images), limit)
     pixels = _as_channels(np.asarray(images.pixels[np.asarray(rows)]), channels)
     return Images(centre(pixels, size), np.zeros(len(rows), np.int64))

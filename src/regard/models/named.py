@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +124,7 @@ def _load(network: nn.Module, state: dict[str, Tensor], source: str) -> None:
         raise StoreError(f"the weights of {source} are not those of this model: {problem}{hint}")
     try:
         check_weights(network, state)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # RuntimeError: of tensors without data, or sparse ones
         raise StoreError(f"the weights of {source} are damaged or of another kind: {error}") from error
     network.load_state_dict(state)
 
@@ -137,7 +137,9 @@ def _of_function(text: str) -> NamedNetwork:
         raise ConfigError(f"{text}: {name} has no function {function!r}; {nearest(function, dir(module))}")
     try:
         network = make()
-    except Exception as error:  # the user's own code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's own code, which may call sys.exit
         raise ConfigError(f"{text}(): {type(error).__name__}: {error}") from error
     if not isinstance(network, nn.Module):
         raise ConfigError(f"{text}() returned {shown(network, 60)}, no torch.nn.Module")
@@ -166,10 +168,16 @@ def _of_transformers(text: str, extra: Extra) -> NamedNetwork:
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise StoreError(f"{folder}/config.json names no class of transformers in architectures: {shown(name, 60)}")
     check_no_hub(folder, config)
+    if any("/" in str(config.get(name)) for name in ("attn_implementation", "_attn_implementation")):
+        raise StoreError(f"{folder}/config.json takes its attention from the hub, which is not asked")
     try:
-        network = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, use_safetensors=True)
-    except (OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
-        raise StoreError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+        network, found = cast(Any, kind).from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+        )
+    except Exception as error:  # of transformers, for a configuration or weights that are damaged, it may be any
+        raise StoreError(f"{folder} cannot be loaded: {str(error).strip().partition(chr(10))[0]}") from error
+    if lost := sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}):
+        raise StoreError(f"{folder} has no weights, or other ones, for {len(lost)} tensors of {name}, first {lost[0]}")
     return NamedNetwork(network, text, True, _normal(folder))
 
 

@@ -39,7 +39,7 @@ def choose(output: Any, images: Tensor, network: nn.Module, choice: JudgeChoice 
         return [Own(choice)]
     if choice and choice not in KINDS:
         raise ConfigError(f"an output is judged as {', '.join(KINDS)}, not {choice!r}")
-    found = {name: x for name, x in named_outputs(output).items() if x.ndim and len(x) == len(images)}
+    found = {name: x for name, x in named_outputs(output).items() if x.numel() and len(x) == len(images)}
     judges: Iterator[Judge]
     if choice:
         judges = (judge for name, tensor in found.items() for judge in _as(choice, name, tensor))
@@ -68,14 +68,14 @@ def judged_as(judges: Sequence[Judge]) -> str:
 
 def judge_text(choice: JudgeChoice) -> str:
     """A choice by name."""
-    return choice if isinstance(choice, str) else choice.__qualname__
+    return choice if isinstance(choice, str) else getattr(choice, "__qualname__", type(choice).__qualname__)
 
 
 def _boxes(output: Any, network: nn.Module) -> list[Judge]:
     if found_boxes(output):
         return [FoundBoxes()]
     parts = output if isinstance(output, Mapping) else getattr(output, "__dict__", {})
-    if "pred_boxes" not in parts or "logits" not in parts:
+    if not all(isinstance(parts.get(name), Tensor) for name in ("pred_boxes", "logits")):
         return []
     labels = getattr(getattr(network, "config", None), "num_labels", 0)
     return [QueryBoxes(sigmoid=parts["logits"].shape[-1] == labels)]

@@ -55,7 +55,8 @@ def named_outputs(output: Any, name: str = "") -> dict[str, Tensor]:
     Names within a part follow a dot. Scalars, such as a loss, are left out.
     """
     if isinstance(output, Tensor):
-        return {name: output} if output.is_floating_point() and output.ndim else {}
+        plain = output.is_floating_point() and output.ndim and output.layout is torch.strided
+        return {name: output} if plain else {}
     found: dict[str, Tensor] = {}
     for key, part in _parts(output):
         found |= named_outputs(part, f"{name}.{key}" if name else key)

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import ConfigError
+from regard.core.validation import shown
 
 from .judge import Judge, named_outputs
 
@@ -28,7 +29,11 @@ class Own(Judge):
         return output
 
     def change(self, before: Any, after: Any) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-        distance = torch.as_tensor(self.function(before, after), dtype=torch.float64).detach().reshape(-1)
+        found = self.function(before, after)
+        try:
+            distance = torch.as_tensor(found, dtype=torch.float64).detach().reshape(-1)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"judge gave {shown(found, 60)}, expected a distance of each image") from error
         images = next((len(value) for value in named_outputs(before).values()), len(distance))
         if len(distance) not in (1, images):
             raise ConfigError(
