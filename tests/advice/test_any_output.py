@@ -135,7 +135,7 @@ with torch.no_grad():
 
 def values(output: Any) -> list[Tensor]:
     """Its tensors of numbers."""
-    return [value.clone() for value in named_outputs(output).values()]
+    return [value.contiguous().clone() for value in named_outputs(output).values()]
 
 
 def user(name: str) -> UserModel:
