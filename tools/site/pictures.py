@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from regard.core import Grid, MixerConfig, Site
 from regard.explain.pictures import CREDITS, overlay, sample_image
+from regard.mixers.cswin import CSWin
 from regard.mixers.shared.heads import HeadMixer
 
 PHOTOGRAPH = "china"
@@ -50,11 +51,13 @@ def has_weights(config: MixerConfig) -> bool:
 def attended(config: MixerConfig, x: Float[Tensor, "1 N C"], query: tuple[int, int]) -> Float[np.ndarray, "h w"]:
     """The weights of one query on all patches, or their influence; at least 0."""
     torch.manual_seed(0)
-    layer = config.build(Site(dim=x.shape[-1], heads=1, grid=GRID)).double().eval()
+    heads = 2 if isinstance(config, CSWin) else 1  # stripes along rows and along columns
+    layer = config.build(Site(dim=x.shape[-1], heads=heads, grid=GRID)).double().eval()
     token = query[0] * GRID.width + query[1]
     if has_weights(config) and isinstance(layer, HeadMixer):
-        roles = {role: x[:, None] if role in config.uses else None for role in "qkv"}
-        weights = layer.operator.weights(roles["q"], roles["k"], x[:, None], grid=GRID)[0, 0, token]
+        tokens = x[:, None].expand(-1, heads, -1, -1)
+        roles = {role: tokens if role in config.uses else None for role in "qkv"}
+        weights = layer.operator.weights(roles["q"], roles["k"], tokens, grid=GRID)[0, :, token].mean(0)
     else:
         use_features(layer)
         derivative = torch.func.jacrev(lambda patches: layer.reference(patches, GRID)[0, token])(x)  # (C, 1, N, C)
