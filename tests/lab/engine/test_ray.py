@@ -69,7 +69,7 @@ def test_the_command_ends_with_its_cluster_and_goes_on_with_another(tmp_path: Pa
     command = [*QUICKSTART, "--scale", "desk", "--results", str(tmp_path / "r"), "--on"]
     with ray_cluster(1) as cluster:
         process = subprocess.Popen([*command, f"ray://{cluster.address}"], stderr=subprocess.PIPE, text=True)
-        until = time.monotonic() + 120
+        until = time.monotonic() + 900
         while not list(tmp_path.glob("r/*/metrics.csv")):
             assert time.monotonic() < until
             assert process.poll() is None
@@ -99,7 +99,7 @@ def test_a_stopped_command_saves_and_a_client_continues(tmp_path: Path) -> None:
     command = [*QUICKSTART, "--scale", "desk", "--results", str(tmp_path / "r"), "--on"]
     with ray_cluster(1, client_port=23111) as cluster:
         process = subprocess.Popen([*command, f"ray://{cluster.address}"], stderr=subprocess.PIPE, text=True)
-        until = time.monotonic() + 120
+        until = time.monotonic() + 900
         while not list(tmp_path.glob("r/*/metrics.csv")):
             assert time.monotonic() < until
             time.sleep(0.1)
