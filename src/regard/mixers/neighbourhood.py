@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.core import (
     Card,
@@ -21,7 +21,6 @@ from regard.core import (
     Grid,
     Inputs,
     Mask,
-    Operator,
     ShapeError,
     Site,
     hide,
@@ -29,6 +28,7 @@ from regard.core import (
     softmax_rows,
 )
 
+from .shared.bias_table import BiasTableOperator
 from .shared.checks import check_qkv_on_grid, padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.sdpa import sdpa
@@ -236,7 +236,7 @@ def _check_window(window: int, dilation: int, border: Border) -> None:
 class Neighbourhood(HeadMixerConfig):
     """window: odd side of the square of cells around a query (NAT: 7). dilation: cells from one key to the next.
 
-    border: "shift" moves the window inwards (NAT); "cut" cuts it off (Longformer; ViL with `exact`); "blocks" is ViL:
+    border: "shift" moves the window inwards (NAT); "cut" cuts it off (Longformer); "blocks" is ViL:
     the grid is divided into blocks of side window // 2, and a query attends to its own block and the eight around it,
     among which are all cells of its window (ViL's blocks of 7: window=15).
     table: whether to add a learned bias by relative position, for each head. It starts at 0, so that it does not change
@@ -294,24 +294,13 @@ class Neighbourhood(HeadMixerConfig):
         return Cost(params, 2 * (slots * (y.keys * x.keys + grid.extra) + grid.extra * grid.tokens) * site.inner)
 
 
-class NeighbourhoodOperator(Operator):
+class NeighbourhoodOperator(BiasTableOperator):
     """table (H, S, S), or None."""
 
     def __init__(self, config: Neighbourhood, site: Site) -> None:
-        super().__init__()
-        self.config = config
         side = 2 * _furthest(config.window, config.border) + 1
-        self.table = nn.Parameter(torch.empty(site.heads, side, side)) if config.table else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """The table to 0."""
-        if self.table is not None:
-            nn.init.zeros_(self.table)
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of parameters to keep out of weight decay: the table."""
-        return {"table"} if self.table is not None else set()
+        super().__init__((site.heads, side, side), config.table)
+        self.config = config
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         form, config, q = neighbourhood_reference if plain else neighbourhood, self.config, inputs.q
@@ -319,7 +308,7 @@ class NeighbourhoodOperator(Operator):
             *(q, inputs.k, inputs.v, inputs.grid, config.window),
             dilation=config.dilation,
             border=config.border,
-            table=None if self.table is None else self.table.to(q.dtype),
+            table=self.table_like(q),
             scale=config.scale,
             mask=inputs.mask,
         )

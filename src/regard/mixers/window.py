@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.core import (
     Card,
@@ -23,7 +23,6 @@ from regard.core import (
     Grid,
     Inputs,
     Mask,
-    Operator,
     ShapeError,
     Site,
     hide,
@@ -31,13 +30,13 @@ from regard.core import (
     softmax_rows,
 )
 
+from .shared.bias_table import BiasTableOperator
 from .shared.checks import check_qkv_on_grid, padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.sdpa import sdpa
 from .shared.tiles import (
     Side,
     Tiles,
-    append_extra,
     fixed_size_tiles,
     grid_tiles,
     join_global_tokens,
@@ -128,7 +127,7 @@ def window(
     spread = pattern == "grid"
     tiles = grid_tiles(grid, size, q.device) if spread else fixed_size_tiles(grid, size, shifts, q.device)
     (_, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (split_tokens(x, grid) for x in (q, k, v))
-    keys, values = append_extra(tiles.cut(k_cells), k_extra), append_extra(tiles.cut(v_cells), v_extra)
+    keys, values = _with_extra(tiles.cut(k_cells), k_extra), _with_extra(tiles.cut(v_cells), v_extra)
     bias = _logit_bias(tiles, table, mask, grid, q)
     queries = tiles.cut(q_cells)  # (B, H, T, A, d)
     if bias is not None:  # (B | 1, H | 1, T, A | 1, A + E)
@@ -153,6 +152,13 @@ def _within(
     if table is not None and (rows, columns) != size:
         table = table[:, size[0] - rows : size[0] + rows - 1, size[1] - columns : size[1] + columns - 1]
     return (rows, columns), (down, across), table
+
+
+def _with_extra(tiles: Tensor, extra: Tensor) -> Tensor:
+    """Prefix and suffix tokens (B, H, E, d) appended to the slots of every window (B, H, T, A, d)."""
+    if not extra.shape[-2]:
+        return tiles
+    return torch.cat([tiles, extra[:, :, None].expand(-1, -1, tiles.shape[2], -1, -1)], -2)
 
 
 def _logit_bias(tiles: Tiles, table: Tensor | None, mask: Mask, grid: Grid, like: Tensor) -> Tensor | None:
@@ -257,25 +263,13 @@ class Window(HeadMixerConfig):
         return Cost(params, 2 * (slots * (area + grid.extra) + grid.extra * grid.tokens) * site.inner)
 
 
-class WindowOperator(Operator):
+class WindowOperator(BiasTableOperator):
     """table (H, 2 rows - 1, 2 columns - 1), or None."""
 
     def __init__(self, config: Window, site: Site) -> None:
-        super().__init__()
-        self.config = config
         rows, columns = pair(config.size)
-        shape = (site.heads, 2 * rows - 1, 2 * columns - 1)
-        self.table = nn.Parameter(torch.empty(shape)) if config.table else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """The table to 0."""
-        if self.table is not None:
-            nn.init.zeros_(self.table)
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of parameters to keep out of weight decay: the table, as in Swin."""
-        return {"table"} if self.table is not None else set()
+        super().__init__((site.heads, 2 * rows - 1, 2 * columns - 1), config.table)
+        self.config = config
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         form, config, q = window_reference if plain else window, self.config, inputs.q
@@ -283,7 +277,7 @@ class WindowOperator(Operator):
             *(q, inputs.k, inputs.v, inputs.grid, config.size),
             shift=config.shift,
             pattern=config.pattern,
-            table=None if self.table is None else self.table.to(q.dtype),
+            table=self.table_like(q),
             scale=config.scale,
             mask=inputs.mask,
         )

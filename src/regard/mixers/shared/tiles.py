@@ -189,13 +189,6 @@ def join_tokens(
     return torch.cat([extra[..., : grid.prefix, :], cells, extra[..., grid.prefix :, :]], -2)
 
 
-def append_extra(tiles: Float[Tensor, "B H T A d"], extra: Float[Tensor, "B H E d"]) -> Float[Tensor, "B H T S d"]:
-    """Prefix and suffix tokens appended to the slots of every tile."""
-    if not extra.shape[-2]:
-        return tiles
-    return torch.cat([tiles, extra[:, :, None].expand(-1, -1, tiles.shape[2], -1, -1)], -2)
-
-
 def split_keep(keep: Bool[Tensor, "B N"], grid: Grid) -> tuple[Bool[Tensor, "B E"], Bool[Tensor, "B n"]]:
     """`split_tokens` for a padding mask."""
     return torch.cat([keep[:, : grid.prefix], keep[:, grid.prefix + grid.cells :]], 1), keep[:, grid.span]
