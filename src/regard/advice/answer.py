@@ -1,6 +1,5 @@
 """What a user asks of `regard advise`, and the answer, as data."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -65,8 +64,7 @@ class VerifiedPlan:
     @property
     def loss(self) -> float:
         """The mean divergence; infinite where the output of an image is no number."""
-        mean = self.divergence.mean or 0.0
-        return mean if math.isfinite(mean) else math.inf
+        return self.divergence.mean or 0.0
 
     @property
     def spelling(self) -> str:

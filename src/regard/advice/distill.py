@@ -5,7 +5,6 @@ does is left out. The rate of the output is found by short trials.
 """
 
 import hashlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from regard.core import ConfigError, Extra, MixerConfig, StoreError, require
 from regard.files.atomic import write_atomically
 from regard.images.images import Images
 from regard.models.hugging_face import is_of_transformers
-from regard.models.recipe import check_recipe
+from regard.models.recipe import check_recipe, stored_tensors
 from regard.models.saving import save
 from regard.swapping.inspect import matching_layers, plannable_layers
 from regard.swapping.layer_plan import (
@@ -166,7 +165,7 @@ class _Teaching:
         unit, last = self.fidelity.judges[0].unit, next(reversed(self.changes.values()), None)
         text = f"{step}: divergence {change.divergence.mean:.4g}{unit}, agreement {change.agreement.mean:.1f} %"
         others = "".join(f"; {name}: {other.divergence.mean:.4g}" for name, other in change.others.items())
-        if self.guard and last is not None and not _loss(change) <= _loss(last):
+        if self.guard and last is not None and change.loss > last.loss:
             self.say(f"{text}{others}: farther from the original than before, so that this step is left out")
             return False
         self.changes[step] = change
@@ -176,12 +175,12 @@ class _Teaching:
     def _rate(self, outputs: Distillation, rank: int) -> float:
         """The factor of the rate with which the output gets nearest to the original in a few steps; 0 if with none."""
         if "rate" not in self.kept.content:
-            best, rate = _loss(next(reversed(self.changes.values()))), 0.0
+            best, rate = next(reversed(self.changes.values())).loss, 0.0
             for factor in RATES:
                 how = replace(outputs, steps=max(TRIAL, outputs.steps // TRIAL), lr=outputs.lr * factor)
                 trial = self._learning(self._student(), how, rank)
                 trial.run()
-                loss = _loss(self.fidelity.of_model(trial.end()))
+                loss = self.fidelity.of_model(trial.end()).loss
                 self.say(f"trial of {how.steps} steps at rate {how.lr:.2g}: divergence {loss:.4g}")
                 best, rate = min((best, rate), (loss, factor))
             self.kept.content["rate"] = rate
@@ -192,20 +191,12 @@ class _Teaching:
         return float(rate)
 
 
-def _loss(change: AnswerChange) -> float:
-    mean = change.divergence.mean
-    return math.inf if mean is None or not math.isfinite(mean) else mean
-
-
 def _save(student: nn.Module, choice: dict[str, MixerConfig], folder: Path, model: UserModel) -> None:
     """As `save` does, or, for a network that only the user's code builds, its plan and its weights by name."""
-    if is_of_transformers(student):
-        save(student, folder)
-    elif model.saveable:
-        save(student, folder, data=model.data)
+    if model.saveable:
+        save(student, folder, data=None if is_of_transformers(student) else model.data)
     else:
-        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in student.state_dict().items()}
-        write_atomically(folder / WEIGHTS, save_tensors(tensors))
+        write_atomically(folder / WEIGHTS, save_tensors(stored_tensors(student)))
         write_layer_plan(choice, folder / PLAN, model.label)
 
 

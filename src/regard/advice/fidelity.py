@@ -50,6 +50,11 @@ class AnswerChange:
         return interval(self.distance.tolist())
 
     @property
+    def loss(self) -> float:
+        """The mean of `divergence`."""
+        return float(self.divergence.mean or 0.0)
+
+    @property
     def agreement(self) -> Interval:
         """Mean of `agrees` in percent, with its 95 % interval."""
         if not ((self.agrees >= 0) & (self.agrees <= 1)).all():  # correlations, or not known

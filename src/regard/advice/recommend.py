@@ -32,7 +32,7 @@ from regard.swapping.swap import plan_swap
 
 from .answer import Question, Recommendation, VerifiedPlan
 from .attention_use import attention_use
-from .distill import digest
+from .distill import PLAN, digest
 from .doubts import doubts
 from .fidelity import AnswerChange, Fidelity, means
 from .judges import Judge
@@ -49,7 +49,7 @@ VERIFIED = 8
 VERIFYING, LEARNING = 0.25, 0.6
 """The largest share of the time for verifying, and of the rest the share for learning; each change alone has what is
 left."""
-STATE, PLAN = "advice.state", "plan.json"
+STATE = "advice.state"
 
 Report = Callable[[str], None]
 

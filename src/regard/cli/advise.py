@@ -127,8 +127,9 @@ def advise(
     refuse_given(context, ("dtype", "seconds"), "is for costs and times without --data; leave it out")
     use_data(data_root)
     from regard.advice.answer import Question
+    from regard.advice.distill import PLAN
     from regard.advice.page import answer, write_advice
-    from regard.advice.recommend import PLAN, recommend
+    from regard.advice.recommend import recommend
     from regard.advice.search import Budget, read_budget
 
     question = Question(
