@@ -79,6 +79,13 @@ def test_an_output_is_judged_by_its_names_and_shape(output: Any, network: nn.Mod
         assert agrees.min() > 0.999
 
 
+def test_as_many_numbers_as_the_training_had_classes_are_scores() -> None:
+    output = torch.randn(3, 5)
+    assert [str(choose(output, IMAGES, PLAIN, classes=classes)[0]) for classes in (0, 4, 5)] == [
+        "embedding", "embedding", "scores"
+    ]  # fmt: skip
+
+
 def test_a_kind_is_chosen_and_what_cannot_be_is_refused() -> None:
     output = {"a": torch.randn(3, 6, 8), "b": torch.randn(3, 5), "c": torch.randn(3, 7, 8, 8)}
     chosen = {"scores": "b", "classes": "c", "map": "a", "embedding": "b", "tokens": "a"}

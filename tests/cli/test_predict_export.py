@@ -14,7 +14,8 @@ from torch import nn
 from regard.cli.app import run as command
 from regard.cli.predict import _coco, _image_ids
 from regard.cli.run_options import recorded_data
-from regard.core import ConfigError, DataError
+from regard.cli.trained import read_trained
+from regard.core import ConfigError, DataError, UnsupportedError
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
 from regard.lab.train import onnx_export
@@ -22,6 +23,7 @@ from regard.lab.train.execute import execute
 from regard.lab.train.load import load_run
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
+from regard.models.create import create_model
 from regard.models.saving import save
 
 RUN = Run(
@@ -132,6 +134,21 @@ def test_a_saved_model_predicts_as_the_run_does(
 
 
 @pytest.mark.slow
+def unnamed_head() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+
+def test_a_head_without_a_name_gives_class_scores_and_features_do_not(tmp_path: Path) -> None:
+    model = create_model("unnamed_head", None, extra=[unnamed_head])
+    trained = read_trained(
+        str(save(model, tmp_path / "own", data={"normal": [[0.5] * 3] * 2})), tmp_path, (unnamed_head,)
+    )
+    assert trained.record["class_names"] == ["0", "1", "2"]
+    features = create_model("vit_desk(size=8, patch=2, dim=16, depth=1, heads=2, num_classes=0)", None)
+    with pytest.raises(UnsupportedError, match="gives embedding, no class scores"):
+        read_trained(str(save(features, tmp_path / "features")), tmp_path, ())
+
+
 def test_a_saved_model_is_exported(store: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx = pytest.importorskip("onnx")
     folder = save(load_run(Path(store[0]) / store[1]), tmp_path / "saved", data={"class_names": list("abcdefghij")})

@@ -69,9 +69,18 @@ class UserModel:
         return "regard_host" in self.network.__dict__ or is_of_transformers(self.network)
 
     def judges(self) -> list[Judge]:
-        """The judges of its outputs, the first of which decides.
+        """The judges of its outputs, the first of which decides. Raises: as `output`, and as `choose`."""
+        return self.judges_of(self.output())
 
-        Raises: UnsupportedError if the model is compiled, wrapped or in half precision, or nothing can be judged.
+    def judges_of(self, output: Any) -> list[Judge]:
+        """`judges` of what `output` returned."""
+        classes = len(self.data.get("class_names") or ())
+        return choose(output, self.example, self.network, self.judge, classes)
+
+    def output(self) -> Any:
+        """What the model returns for `example`.
+
+        Raises: UnsupportedError if the model is compiled, wrapped or in half precision, or has no weights.
         """
         kind, first = type(self.network).__name__, next(self.network.parameters(), None)
         if first is None:
@@ -82,7 +91,7 @@ class UserModel:
             raise UnsupportedError(f"the weights of {self.label} are {first.dtype}: give it in float32, model.float()")
         example = self.example.to(first.device)
         with explained_inputs(self.network, example), eval_mode(self.network):
-            return choose(self.network(example), example, self.network, self.judge)
+            return self.network(example)
 
     def prepared(self, images: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """uint8 images (n, C, H, W) as the model takes them: float32, normalised, on the device."""

@@ -64,21 +64,22 @@ def read_trained(text: str, results: Path, extra: Extra, best: bool = False) -> 
 
 def _saved(folder: Path, extra: Extra) -> Trained:
     """A saved model that gives class scores; says what its folder does not know of them."""
-    import torch
-
+    from regard.advice.judges.embedding import Embedding
     from regard.advice.judges.scores import Scores
     from regard.advice.user_model import load_user_model
     from regard.lab.tasks.classification import Classification
     from regard.models.saving import read_description
 
     user = load_user_model(str(folder), extra=extra)
-    judge = user.judges()[0]
+    output = user.output()
+    judge = user.judges_of(output)[0]
+    if isinstance(judge, Embedding) and getattr(user.network, "num_classes", None) != 0:
+        judge = Scores(judge.name)  # a head of the user's own has no name that says so
     if not isinstance(judge, Scores):
         raise UnsupportedError(
             f"{folder} is a saved model that gives {judge}, no class scores: name the run that trained it"
         )
-    with torch.no_grad():
-        scores = judge.read(user.network(user.example))
+    scores = judge.read(output)
     if "normal" not in user.data:
         mean, deviation = user.statistics
         print(f"{folder} does not say how images are normalised: mean {mean}, deviation {deviation}", file=sys.stderr)

@@ -1,6 +1,6 @@
 """Which judge takes an output: by its name where output classes give one, else by its shape."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,28 +29,26 @@ JudgeChoice = str | Callable[[Any, Any], Any]
 """A kind, "" = by the output, or a function of the old and the new output."""
 
 
-def choose(output: Any, images: Tensor, network: nn.Module, choice: JudgeChoice = "") -> list[Judge]:
+def choose(output: Any, images: Tensor, network: nn.Module, choice: JudgeChoice = "", classes: int = 0) -> list[Judge]:
     """The judges of a model's outputs; the first decides. output: of the model for `images` (n, C, H, W).
 
-    choice: a kind of `KINDS`, taken by the first output of its shape. Raises: ConfigError for an unknown kind;
-    UnsupportedError if nothing in the output can be judged (so).
+    choice: a kind of `KINDS`, taken by the first output of its shape. classes: of the model's training, 0 where they
+    are not known: so many numbers are class scores. Raises: ConfigError for an unknown kind;
+    UnsupportedError if nothing in the output can be judged, or not so.
     """
     if callable(choice):
         return [Own(choice)]
     if choice and choice not in KINDS:
         raise ConfigError(f"an output is judged as {', '.join(KINDS)}, not {choice!r}")
     found = {name: x for name, x in named_outputs(output).items() if x.numel() and len(x) == len(images)}
-    judges: Iterator[Judge]
-    if choice:
-        judges = (judge for name, tensor in found.items() for judge in _as(choice, name, tensor))
-        judges = iter([*_boxes(output, network)] if choice == "boxes" else [*judges][:1])
-    elif boxes := _boxes(output, network):
-        judges = iter(boxes)
-    else:
+    result = _boxes(output, network) if choice in ("", "boxes") else []
+    if choice and choice != "boxes":
+        result = [judge for name, x in found.items() for judge in _as(choice, name, x)][:1]
+    elif not choice and not result:
         answers = {name: x for name, x in found.items() if name in ANSWERS} or found
         pyramid = isinstance(output, tuple | list) and sum(x.ndim == 4 for x in answers.values()) > 1
-        judges = (_by_shape(name, x, images, network, pyramid) for name, x in answers.items())
-    if result := list(judges):
+        result = [_by_shape(name, x, images, network, pyramid, classes) for name, x in answers.items()]
+    if result:
         return result
     shapes = ", ".join(f"{name or 'output'} {tuple(x.shape)}" for name, x in named_outputs(output).items())
     wanted = f"nothing that can be judged as {choice}" if choice else "nothing that can be judged"
@@ -81,7 +79,7 @@ def _boxes(output: Any, network: nn.Module) -> list[Judge]:
     return [QueryBoxes(sigmoid=parts["logits"].shape[-1] == labels)]
 
 
-def _by_shape(name: str, x: Tensor, images: Tensor, network: nn.Module, pyramid: bool) -> Judge:
+def _by_shape(name: str, x: Tensor, images: Tensor, network: nn.Module, pyramid: bool, classes: int) -> Judge:
     """pyramid: whether the output is several maps of features."""
     last = [part for part in name.split(".") if not part.isdecimal()][-1:] or [""]
     if last[0] in VECTORS and x.ndim == 2:
@@ -91,24 +89,24 @@ def _by_shape(name: str, x: Tensor, images: Tensor, network: nn.Module, pyramid:
     if x.ndim == 1 or x.ndim == 2 and x.shape[1] == 1:
         return RealMaps(name, whole=True)
     if x.ndim == 2:
-        return Scores(name) if name in ANSWERS or _has_classes(network, x.shape[1]) else Embedding(name)
+        named = name in ANSWERS or x.shape[1] == classes or _has_classes(network, x.shape[1])
+        return Scores(name) if named else Embedding(name)
     if x.ndim == 3:
         return RealMaps(name) if name == "predicted_depth" or _of_image(x, images) else Tokens(name)
     return RealMaps(name) if x.ndim > 4 or x.shape[1] <= 2 else ClassMaps(name)
 
 
 def _as(kind: str, name: str, x: Tensor) -> list[Judge]:
-    """The judge of a kind, if an output has its shape."""
-    fits: dict[str, tuple[type[Judge], bool]] = {
-        "scores": (Scores, x.ndim == 2 and x.shape[1] > 1),
-        "classes": (ClassMaps, x.ndim == 4 and x.shape[1] > 1),
-        "embedding": (Embedding, x.ndim == 2 and x.shape[1] > 1),
-        "tokens": (Tokens, x.ndim in (3, 4)),
-    }
+    """The judge of a kind but boxes, if an output has its shape."""
     if kind == "map":
         return [RealMaps(name, whole=x[0].numel() < FEW)]
-    judge, fit = fits.get(kind, (Scores, False))
-    return [judge(name)] if fit else []
+    if kind == "tokens":
+        return [Tokens(name)] if x.ndim in (3, 4) else []
+    several = x.ndim > 1 and x.shape[1] > 1
+    if kind == "classes":
+        return [ClassMaps(name)] if several and x.ndim == 4 else []
+    judge = Scores if kind == "scores" else Embedding
+    return [judge(name)] if several and x.ndim == 2 else []
 
 
 def _has_classes(network: nn.Module, number: int) -> bool:

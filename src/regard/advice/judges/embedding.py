@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .judge import Judge, nearest, relative_error
+from .judge import Judge, neighbours, relative_error
 
 
 class Embedding(Judge):
@@ -20,7 +20,7 @@ class Embedding(Judge):
         self, before: Float[Tensor, "n C"], after: Float[Tensor, "n C"]
     ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
         cosine = torch.cosine_similarity(before.double(), after.double())
-        return (1 - cosine).clamp_min(0), (nearest(before) == nearest(after)).float()
+        return (1 - cosine).clamp_min(0), (neighbours(before) == neighbours(after)).float()
 
     def loss(self, before: Float[Tensor, "n C"], after: Float[Tensor, "n C"]) -> Float[Tensor, ""]:
         return relative_error(before, after)

@@ -90,7 +90,7 @@ def relative_error(before: Tensor, after: Tensor) -> Float[Tensor, ""]:
     return (after - before).square().mean() / before.var().clamp_min(1e-12)
 
 
-def nearest(vectors: Float[Tensor, "N C"]) -> Tensor:
+def neighbours(vectors: Float[Tensor, "N C"]) -> Tensor:
     """For each vector the index of the most similar other one, by the cosine."""
     unit = torch.nn.functional.normalize(vectors, dim=-1)
     return (unit @ unit.mT).fill_diagonal_(-2.0).argmax(-1)

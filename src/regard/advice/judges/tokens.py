@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .judge import Judge, image_mean, nearest, relative_error
+from .judge import Judge, image_mean, neighbours, relative_error
 
 
 class Tokens(Judge):
@@ -22,7 +22,7 @@ class Tokens(Judge):
     ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
         x, y = (value if value.ndim == 3 else value.flatten(2).mT for value in (before, after))
         cosine = torch.cosine_similarity(x.double(), y.double(), dim=-1)
-        same = [(nearest(old) == nearest(new)).float().mean() for old, new in zip(x, y, strict=True)]
+        same = [(neighbours(old) == neighbours(new)).float().mean() for old, new in zip(x, y, strict=True)]
         return image_mean(1 - cosine).clamp_min(0), torch.stack(same)
 
     def loss(self, before: Float[Tensor, "n ..."], after: Float[Tensor, "n ..."]) -> Float[Tensor, ""]:
