@@ -1,4 +1,4 @@
-"""Sixteen models of six kinds of output, none of them Regard's: swapped, planned, distilled, saved, read again."""
+"""Seventeen models of six kinds of output, none of them Regard's: swapped, planned, distilled, saved, read again."""
 
 import subprocess
 import sys

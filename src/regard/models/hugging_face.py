@@ -130,6 +130,14 @@ def check_no_hub(folder: Path, configuration: Any) -> None:
         raise StoreError(f"{folder}/config.json takes its backbone {backbone!r} from the hub, which is not asked")
 
 
+def hub_attention(config: Any) -> str:
+    """The code of attention that transformers would read from its hub, anywhere in a configuration; "" if none."""
+    if not isinstance(config, dict):
+        return ""
+    own = (value for key, value in config.items() if key.lstrip("_").startswith("attn_implementation"))
+    return next(filter(None, (*(str(x) for x in own if "/" in str(x)), *map(hub_attention, config.values()))), "")
+
+
 def _backbone_of_hub(config: Any) -> str:
     """The backbone whose configuration transformers would read from its hub; "" where there is none.
 

@@ -20,7 +20,7 @@ from regard.files.tensor_files import check_weights
 from regard.swapping.host_parameters import read_tensors
 
 from .create import build_sized, create_model, loads_weights
-from .hugging_face import FILE, check_no_hub, load_transformers
+from .hugging_face import FILE, check_no_hub, hub_attention, load_transformers
 
 ENTRIES = ("state_dict", "model_state_dict", "model", "state_dict_ema", "ema_state_dict", "net", "module")
 """Where checkpoints of training loops have the weights."""
@@ -168,8 +168,8 @@ def _of_transformers(text: str, extra: Extra) -> NamedNetwork:
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise StoreError(f"{folder}/config.json names no class of transformers in architectures: {shown(name, 60)}")
     check_no_hub(folder, config)
-    if any("/" in str(config.get(name)) for name in ("attn_implementation", "_attn_implementation")):
-        raise StoreError(f"{folder}/config.json takes its attention from the hub, which is not asked")
+    if code := hub_attention(config):
+        raise StoreError(f"{folder}/config.json takes its attention {code!r} from the hub, which is not asked")
     try:
         network, found = cast(Any, kind).from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
