@@ -1,5 +1,6 @@
 """Networks by a user's words: timm's names, folders of transformers, functions, and files of weights."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,12 @@ def test_a_folder_of_transformers(tmp_path: Path) -> None:
                 named_network(f"hf:{tmp_path / 'vit'}")
         else:
             assert named_network(f"hf:{tmp_path / 'vit'}").data == {}
+    config = json.loads((tmp_path / "vit" / "config.json").read_text())
+    for key in ("attn_implementation", "_attn_implementation"):
+        for hub in ({key: "someone/kernels"}, {"vision_config": {key: "someone/kernels"}}):
+            (tmp_path / "vit" / "config.json").write_text(json.dumps({**config, **hub}))
+            with pytest.raises(StoreError, match="attention 'someone/kernels' from the hub"):
+                named_network(f"hf:{tmp_path / 'vit'}")
     for wrong in (
         '{"architectures": ["os.system"]}',
         "[]",
