@@ -4,11 +4,12 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.advice.fidelity import Fidelity
+from regard.advice.fidelity import AnswerChange, Fidelity
 from regard.advice.judges import KINDS, Judge, choose
 from regard.advice.judges.boxes import QueryBoxes, average_precision
 from regard.advice.judges.class_maps import ClassMaps
@@ -126,6 +127,17 @@ def test_errors_of_maps_by_hand() -> None:
     error, correlation = RealMaps(whole=True).change(numbers, torch.tensor([[0.0], [1.0], [1.0]]))
     assert error.tolist() == pytest.approx([0, 0, math.sqrt(3 / 2)])
     assert correlation.tolist() == pytest.approx([math.sqrt(3) / 2] * 3)
+
+
+def test_intervals_are_of_shares_or_of_the_values_of_images() -> None:
+    """A correlation is no share of yes and no: three of 0.9 to 1 are nowhere near 0.5."""
+    values = np.array([0.9, 0.95, 1.0])
+    share, correlation = (AnswerChange(0 * values, values, shares).agreement for shares in (True, False))
+    assert share.mean == correlation.mean == pytest.approx(95)
+    assert correlation.half == pytest.approx(4.303 * 5 / math.sqrt(3), rel=1e-3)
+    assert share.half > 2 * correlation.half  # type: ignore[operator]
+    assert AnswerChange(0 * values, values - 2, False).agreement.mean == pytest.approx(-105)
+    assert AnswerChange(0 * values, values * 0 + 0.5, False).agreement.low is None
 
 
 def test_neighbours_of_vectors_and_tokens() -> None:

@@ -29,12 +29,13 @@ from .substitutes import Substitutes
 class AnswerChange:
     """The change of a model's output, for each image, by a judge (`regard.advice.judges`).
 
-    distance: (n,), from 0. agrees: (n,), 1 where nothing changed; NaN where the judge does not tell. others: the
-    changes of further outputs, by their judges.
+    distance: (n,), from 0. agrees: (n,), 1 where nothing changed; NaN where the judge does not tell. shares: whether
+    these are shares, as of `Judge`. others: the changes of further outputs, by their judges.
     """
 
     distance: Float[np.ndarray, " n"]
     agrees: Float[np.ndarray, " n"]
+    shares: bool = True
     others: Mapping[str, "AnswerChange"] = field(default_factory=dict)
 
     @classmethod
@@ -56,10 +57,12 @@ class AnswerChange:
 
     @property
     def agreement(self) -> Interval:
-        """Mean of `agrees` in percent, with its 95 % interval."""
-        if not ((self.agrees >= 0) & (self.agrees <= 1)).all():  # correlations, or not known
-            return interval((100 * self.agrees).tolist())
-        return share_interval(self.agrees)
+        """Mean of `agrees` in percent, with its 95 % interval; without one where all images have the same value."""
+        if self.shares:
+            return share_interval(self.agrees)
+        if len(set(self.agrees)) == 1:  # a correlation over the images
+            return Interval(len(self.agrees), 100 * float(self.agrees[0]))
+        return interval((100 * self.agrees).tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +115,7 @@ class Fidelity:
                     after = judge.read(output)
                     row.append((old, after) if judge.whole else judge.change(old, after))
             changes = [
-                _answer([judge.change(*map(joined, zip(*row, strict=True)))] if judge.whole else row)
+                _answer(judge, [judge.change(*map(joined, zip(*row, strict=True)))] if judge.whole else row)
                 for judge, row in zip(self.judges, found, strict=True)
             ]
         names = list(map(str, self.judges[1:]))
@@ -147,9 +150,9 @@ class Fidelity:
         return {key: OutputChange(*map(_joined, zip(*pairs, strict=True))) for key, pairs in errors.items()}
 
 
-def _answer(parts: Sequence[tuple[Tensor, Tensor]]) -> AnswerChange:
+def _answer(judge: Judge, parts: Sequence[tuple[Tensor, Tensor]]) -> AnswerChange:
     distance, agrees = (torch.cat(list(values)).cpu().double().numpy() for values in zip(*parts, strict=True))
-    return AnswerChange(distance, agrees)
+    return AnswerChange(distance, agrees, judge.shares)
 
 
 def _change(before: Tensor, after: Tensor, images: int) -> tuple[Tensor, Tensor]:

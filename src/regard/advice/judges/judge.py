@@ -15,8 +15,9 @@ class Judge(ABC):
     """Compares one output of a model with what the model gave before. name: of the output, "" where there is one only.
 
     kind: as in `--judge`. distance: what is measured, with its unit, as text. unit: after a number. kept: what the
-    share that agrees is of. sentence: what a plan keeps, with {} for the percent. whole: `change` needs all images at
-    once. learnable: whether `loss` has gradients.
+    share that agrees is of. sentence: what a plan keeps, with {} for the percent. shares: whether what agrees is a
+    share of something, not a correlation. whole: `change` needs all images at once. learnable: whether `loss` has
+    gradients.
     """
 
     kind: ClassVar[str]
@@ -24,6 +25,7 @@ class Judge(ABC):
     unit: ClassVar[str] = ""
     kept: ClassVar[str]
     sentence: ClassVar[str]
+    shares: ClassVar[bool] = True
     learnable: ClassVar[bool] = True
     whole: bool = False
 

@@ -20,6 +20,7 @@ class Own(Judge):
     distance = "by the user's own function"
     kept = "not known"
     sentence = "is judged by the user's own function ({} %)"
+    shares = False
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         super().__init__()

@@ -18,6 +18,7 @@ class RealMaps(Judge):
     distance = "error: root mean square of the difference, divided by the deviation of the old values"
     kept = "correlation with the old values"
     sentence = "gives values with a correlation of {} % to the model's own"
+    shares = False
 
     def __init__(self, name: str = "", *, whole: bool = False) -> None:
         super().__init__(name)
