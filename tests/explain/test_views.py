@@ -32,8 +32,8 @@ MODELS = {
     "deformable": (VIT, DeformableConv(version=2, groups=2), ("offsets",)),
     "dynamic": (VIT, DynamicConv(kernel=5, groups=4), ("kernels",)),
     "plain resnet": (RESNET.format(""), None, ()),
-    "resnet": (RESNET.format(""), Factors(terms="0010"), ("terms",)),
-    "deformable resnet": (RESNET.format(", deformable=True"), Factors(terms="0010"), ("terms", "offsets")),
+    "resnet": (RESNET.format(""), Factors(terms="0010"), ("maps", "terms")),
+    "deformable resnet": (RESNET.format(", deformable=True"), Factors(terms="0010"), ("maps", "terms", "offsets")),
 }
 
 
@@ -52,7 +52,6 @@ def test_a_view_is_chosen_or_refused() -> None:
     assert views.select_view(model("factors")) == "maps"
     assert views.select_view(model("factors"), "terms") == "terms"
     assert views.select_view(model("deformable")) == "offsets"
-    assert views.select_view(model("resnet")) == "terms"
     with pytest.raises(UnsupportedError, match="has no offsets to show; it has maps, terms"):
         views.select_view(model("factors"), "offsets")
     with pytest.raises(UnsupportedError, match="nothing to show"):

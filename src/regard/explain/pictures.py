@@ -26,7 +26,7 @@ from regard.swapping.capture import capture, with_regard_softmax
 from regard.swapping.layer import Port
 from regard.swapping.shared_state import swapped_layers
 
-from .layer_inputs import query_cell
+from .layer_inputs import finest_grid, query_cell
 
 SAMPLES = ("china", "flower")
 CREDITS = {
@@ -83,21 +83,23 @@ def attention_maps(
     """The attention weights of every layer and head of a model for one query of an image, as plain data (maps.json).
 
     image: as the model expects it. query: (row, column) of the query's cell; by default the middle one. grid: of the
-    tokens of all layers; by default each layer's own, where it has the rows and columns that the model's patch
-    embedding makes of the image. picture: shown below the maps, by default the image stretched to 0..255. credit: the
-    source of the picture, stored with the maps.
+    tokens of all layers; by default each layer's own, where it has the rows and columns of the finest. picture: shown
+    below the maps, by default the image stretched to 0..255. credit: the source of the picture, stored with the maps.
     Returns image (base64 PNG), credit, grid, query, layers; each layer has its name, its heads and their mean as lists
     of height * width weights. Layers without weights between all tokens (channels, windows, other grids) are left out;
     so are weights on prefix and suffix tokens, so a map may sum to less than 1.
     Raises: GridError if the query lies outside the grid; UnsupportedError if the model's own attention is not softmax.
     """
-    cells = grid or patch_grid(model, (image.shape[-2], image.shape[-1]))
+    found = {
+        name: (weights, grid or own)
+        for name, (weights, own) in _captured_maps(model, image, layers).items()
+        if tuple(weights.shape) == (1, weights.shape[1], *2 * [(grid or own).tokens])
+    }
+    cells = grid or finest_grid([of for _, of in found.values()] or [Grid(1, 1)])
     y, x = query_cell(cells, query)
     entries = []
-    for name, (weights, own) in _captured_maps(model, image, layers).items():
-        of = grid or own
-        square = tuple(weights.shape[-2:]) == (of.tokens, of.tokens)
-        if weights.shape[0] != 1 or not square or (of.height, of.width) != (cells.height, cells.width):
+    for name, (weights, of) in found.items():
+        if (of.height, of.width) != (cells.height, cells.width):
             continue
         heads = weights[0, :, of.prefix + y * of.width + x, of.span]  # (H, h*w)
         entries.append({"layer": name, "heads": _rounded(heads), "mean": _rounded(heads.mean(0))})
@@ -105,20 +107,6 @@ def attention_maps(
     size = [cells.height, cells.width]
     encoded = base64.b64encode(png(shown)).decode()
     return {"image": encoded, "credit": credit, "grid": size, "query": [y, x], "layers": entries}
-
-
-def patch_grid(model: nn.Module, size: tuple[int, int]) -> Grid:
-    """The rows and columns of a model's patch tokens for images of a size, from its patch embedding (timm's names).
-
-    Raises: UnsupportedError if the model names no single grid.
-    """
-    embedding: Any = getattr(model, "patch_embed", None)
-    sides = getattr(embedding, "grid_size", None)
-    if sides is None:
-        raise UnsupportedError(f"{type(model).__name__} has no patch_embed.grid_size; pass the grid of its tokens")
-    if hasattr(embedding, "dynamic_feat_size") and tuple(embedding.img_size or ()) != size:
-        sides = embedding.dynamic_feat_size(size)
-    return Grid(int(sides[0]), int(sides[1]))
 
 
 def _captured_maps(model: nn.Module, image: Tensor, layers: str) -> dict[str, tuple[Tensor, Grid]]:

@@ -17,6 +17,7 @@ from regard.mixers.convolutions.deformable import DeformableConv2d
 from regard.mixers.convolutions.dynamic import DynamicConvMixer
 from regard.mixers.factors.factors import FactorsOperator
 from regard.mixers.shared.heads import HeadMixer
+from regard.models.attended_block import Attended
 from regard.swapping.inspect import attention_layers
 from regard.swapping.layer import Port
 
@@ -49,12 +50,10 @@ def available_views(model: nn.Module) -> tuple[str, ...]:
 
 
 def _has_maps(model: nn.Module) -> bool:
-    """Whether the model names one grid of its tokens, and some layer has weights between them."""
-    if not hasattr(getattr(model, "patch_embed", None), "grid_size"):
-        return False
+    """Whether some layer has weights between its tokens."""
     layers = [module.mixer for module in model.modules() if isinstance(module, Port)]
     if not layers:
-        return bool(attention_layers(model))
+        return any(port is not Attended for port in attention_layers(model).values())  # there are convolutions
     return any(isinstance(mixer, HeadMixer) and mixer.config.card.row_maps for mixer in layers)
 
 
@@ -68,9 +67,8 @@ def select_view(model: nn.Module, name: str = "auto") -> str:
     has = available_views(model)
     if not has:
         raise UnsupportedError(
-            f"{type(model).__name__} has nothing to show: no one grid of patches (patch_embed.grid_size) with "
-            "attention between them, no Factors, no deformable and no dynamic convolution; regard.capture gives the "
-            "weights of any layer"
+            f"{type(model).__name__} has nothing to show: no attention with weights between tokens, no Factors, no "
+            "deformable and no dynamic convolution; regard.capture gives the weights of any layer"
         )
     if name == "auto":
         return has[0]
