@@ -14,7 +14,7 @@ from regard.lab.train.execute import execute
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.models.create import create_model
-from regard.models.saving import load, save
+from regard.models.saving import save
 
 VIT = "vit_desk(size=(12, 20), patch=4, dim=16, depth=2, heads=2)"
 GREY = (
@@ -31,7 +31,7 @@ GREY = (
         ([VIT, "--mixer", "DeformableConv(version=2)", "--query", "0,4"], "offsets of 1 layer", ""),
         ([VIT, "--mixer", "DynamicConv(kernel=3, groups=4)", "--head", "all"], "kernels of 1 layer", ""),
         ([GREY, "digit", "--layer", "*"], "offsets of 4 layers", ""),
-        ([GREY, "digit", "--mixer", "Factors('0010')"], "terms of 1 layer", "this model has offsets too"),
+        ([GREY, "digit", "--mixer", "Factors('0010')"], "maps of 1 layer", "this model has terms, offsets too"),
     ],
     ids=["maps", "terms", "offsets", "kernels", "grey resnet", "both"],
 )
@@ -71,7 +71,7 @@ def test_what_a_model_does_not_have_is_refused(
     out = tmp_path / "drawn.png"
     assert run(["maps", *arguments, "--out", str(out)]) == 2
     shown = capsys.readouterr()
-    assert shown.err.startswith("regard: ")
+    assert shown.err.splitlines()[-1].startswith("regard: ")
     assert message in shown.err
     assert "Traceback" not in shown.err
     assert not out.exists()
@@ -125,11 +125,15 @@ def test_maps_of_a_run_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_saved_model_gets_the_image_as_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from regard.cli.maps import _input
+    from regard.cli.user_model import ModelOptions, read_model
 
     normal = [[0.1, 0.2, 0.3], [0.5, 0.4, 0.3]]
     folder = save(create_model(VIT, None), tmp_path / "saved", data={"normal": normal})
     Image.new("RGB", (20, 12)).save(tmp_path / "dark.png")
-    tensor = _input(load(folder).eval(), str(tmp_path / "dark.png"), None, folder, ())[0]
-    assert torch.allclose(tensor[:, 0, 0], -torch.tensor(normal[0]) / torch.tensor(normal[1]))
+    given = ModelOptions(mean="0.4,0.5,0.6", std="1,2,4")
+    for options, (mean, std) in ((ModelOptions(), normal), (given, [[0.4, 0.5, 0.6], [1, 2, 4]])):
+        user = read_model(str(folder), tmp_path, (), options)
+        tensor = _input(user, str(tmp_path / "dark.png"))[0]
+        assert torch.allclose(tensor[:, 0, 0], -torch.tensor(mean) / torch.tensor(std))
     assert run(["maps", str(folder), "--pretrained"]) == 2
-    assert "leave --pretrained out" in capsys.readouterr().err
+    assert "leave --pretrained and --weights out" in capsys.readouterr().err

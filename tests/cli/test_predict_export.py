@@ -15,6 +15,7 @@ from regard.cli.app import run as command
 from regard.cli.predict import _coco, _image_ids
 from regard.cli.run_options import recorded_data
 from regard.cli.trained import read_trained
+from regard.cli.user_model import ModelOptions
 from regard.core import ConfigError, DataError, UnsupportedError
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
@@ -123,12 +124,12 @@ def test_a_saved_model_predicts_as_the_run_does(
         assert command(["predict", model, file, "--results", store[0], "--device", "cpu"]) == 0
         shown = capsys.readouterr()
         (found[model],) = json.loads(shown.out)
-        assert ("does not say how images are normalised" in shown.err) == (model == str(bare))
+        assert ("assumed, as the model does not say it" in shown.err) == (model == str(bare))
     assert found[str(known)]["label"] == f"digit {found[store[1]]['label']}"
     assert found[str(known)]["probability"] == found[store[1]]["probability"]
     assert found[str(bare)]["label"] in map(str, range(10))
     assert command(["predict", str(known), file, "--best"]) == 2
-    assert "is a saved model, which has no other weights" in capsys.readouterr().err
+    assert "is no run, and has no other weights" in capsys.readouterr().err
     assert command(["eval", str(known)]) == 2
     assert "is a saved model and no run: `regard predict`" in capsys.readouterr().err
 
@@ -141,12 +142,14 @@ def unnamed_head() -> nn.Module:
 def test_a_head_without_a_name_gives_class_scores_and_features_do_not(tmp_path: Path) -> None:
     model = create_model("unnamed_head", None, extra=[unnamed_head])
     trained = read_trained(
-        str(save(model, tmp_path / "own", data={"normal": [[0.5] * 3] * 2})), tmp_path, (unnamed_head,)
+        str(save(model, tmp_path / "own", data={"normal": [[0.5] * 3] * 2})), tmp_path, (unnamed_head,), ModelOptions()
     )
     assert trained.record["class_names"] == ["0", "1", "2"]
     features = create_model("vit_desk(size=8, patch=2, dim=16, depth=1, heads=2, num_classes=0)", None)
     with pytest.raises(UnsupportedError, match="gives embedding, no class scores"):
-        read_trained(str(save(features, tmp_path / "features")), tmp_path, ())
+        read_trained(str(save(features, tmp_path / "features")), tmp_path, (), ModelOptions())
+    kept = read_trained(str(tmp_path / "features"), tmp_path, (), ModelOptions(), any_output=True)
+    assert (kept.task, "class_names" in kept.record) == (None, False)
 
 
 def test_a_saved_model_is_exported(store: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

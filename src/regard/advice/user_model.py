@@ -23,7 +23,7 @@ from regard.models.create import spell_host
 from regard.models.hugging_face import is_of_transformers
 from regard.models.named import named_network
 from regard.models.saving import load, read_description
-from regard.models.sizes import size_of
+from regard.models.sizes import default_size_of, set_size, size_of
 from regard.swapping.inspect import example_input, explained_inputs, input_shapes
 from regard.swapping.layer import Port
 
@@ -57,6 +57,14 @@ class UserModel:
     @property
     def channels(self) -> int:
         return len(self.statistics[0])
+
+    @property
+    def says_normal(self) -> bool:
+        """Whether the data, or the model itself, say how images are normalised."""
+        network: Any = self.network
+        config = getattr(network, "pretrained_cfg", None) or {}
+        own = hasattr(getattr(network, "transform", None), "image_mean")
+        return own or "normal" in self.data or bool(config.get("mean"))
 
     @property
     def example(self) -> Tensor:
@@ -137,7 +145,9 @@ def as_user_model(
     text: its name or folder. checked: its patches divide images of that size. Raises: ConfigError.
     """
     network, data = network.eval(), data or {}
-    example = example_input(network, default=_default_size(network, text, extra))
+    example = example_input(network, default=default_size_of(network, text, extra))
+    if example.ndim != 4 or not example.is_floating_point():
+        raise UnsupportedError(f"{text} takes {tuple(example.shape)} {example.dtype}, no images")
     if size is not None:
         example = _resized(network, example, size)
         if not checked:  # some of timm's own sizes lose a border
@@ -153,15 +163,6 @@ def as_user_model(
     return UserModel(
         network, _label(network, text), (height, width), (mean, deviation), trained, user_ports(extra), data, judge
     )
-
-
-def _default_size(network: nn.Module, text: str, extra: Extra) -> tuple[int, int]:
-    """(height, width) that the options or the defaults of a model's host say; 224x224 where they say nothing."""
-    record = network.__dict__.get("regard_host")
-    try:
-        return size_of(text if record is None else spell_host(*record), extra)
-    except ConfigError:
-        return 224, 224
 
 
 def _label(network: nn.Module, text: str) -> str:
@@ -189,11 +190,9 @@ def _resized(network: nn.Module, example: Tensor, size: tuple[int, int]) -> Tens
     """An image of another size, for a model whose position embedding can be resized. Raises: ConfigError."""
     if tuple(example.shape[-2:]) == size:
         return example
-    set_size = getattr(network, "set_input_size", None)
     example = torch.zeros(*example.shape[:2], *size)
-    if callable(set_size):
-        with explained_inputs(network, example):
-            set_size(img_size=size)
+    with explained_inputs(network, example):
+        set_size(network, size)
     return example
 
 

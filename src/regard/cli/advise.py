@@ -10,7 +10,7 @@ import typer
 from regard.core import ConfigError, Extra
 from regard.files.paths import user_path
 
-from .given import Context, refuse_given
+from .given import Context, grouped, refuse_given
 from .imports import Imports, imported
 from .mixers import read_mixer
 from .new_model import OPTIONS, show_new_model
@@ -19,14 +19,10 @@ from .sizes import read_size, short_grid
 from .tables import AsJson, show, wrapped
 from .user_model import (
     JudgeOption,
-    MeanOption,
     ModelArgument,
+    ModelOptions,
     OptionalData,
-    Pretrained,
     Reinitialise,
-    SizeOption,
-    StdOption,
-    WeightsOption,
     host_of,
     progress,
     read_images,
@@ -58,6 +54,7 @@ WITHOUT_IMAGES = (
 )
 
 
+@grouped
 def advise(
     context: Context,
     model: ModelArgument = "",
@@ -71,7 +68,6 @@ def advise(
         ),
     ] = 15.0,
     images: Annotated[int, typer.Option(min=16, help="Images to use, with --data: most to learn from.")] = 400,
-    pretrained: Pretrained = False,
     out: Annotated[
         Path, typer.Option(help="The folder of page, plan and state, with --data.", parser=user_path, metavar="PATH")
     ] = Path("advice"),
@@ -80,11 +76,9 @@ def advise(
     ] = "",
     where: Annotated[str, typer.Option(help="Only layers whose name matches, with --data.")] = "*",
     reinitialise: Reinitialise = False,
-    size: SizeOption = "",
     judge: JudgeOption = "",
-    weights: WeightsOption = "",
-    mean: MeanOption = "",
-    std: StdOption = "",
+    *,
+    options: ModelOptions,
     batch: Annotated[int, typer.Option(help="Images in a batch whose time is measured.")] = 4,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64; without --data.")] = "fp32",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -122,7 +116,7 @@ def advise(
                 f"measures what that would lose; `regard cost host None --host {model}` counts what it saves"
             )
         configs = [read_mixer(text, extra) for text in texts]
-        _costs_only(host_of(model, results), configs, size, batch, dtype, device, seconds, as_json, extra)
+        _costs_only(host_of(model, results), configs, options.size, batch, dtype, device, seconds, as_json, extra)
         return
     refuse_given(context, ("dtype", "seconds"), "is for costs and times without --data; leave it out")
     use_data(data_root)
@@ -140,9 +134,7 @@ def advise(
         where=where,
         reinitialise=reinitialise,
     )
-    user = read_model(
-        model, results, extra, size=size, pretrained=pretrained, weights=weights, mean=mean, std=std, judge=judge
-    )
+    user = read_model(model, results, extra, options, judge)
     if (place := find_device(device)).type not in ("cpu", "cuda"):
         raise ConfigError(f"times are measured on cpu or cuda, not on {place.type}: give --device cpu")
     user.network.to(place)
@@ -155,9 +147,7 @@ def advise(
     if (plan := out / PLAN).exists():
         hints.append(f"plan: {plan}; regard.swap(model, {str(plan)!r}) applies it")
         if user.trained:
-            given = [*(["--pretrained"] if pretrained else []), *(["--size", size] if size else [])]
-            named = {"--judge": judge, "--weights": weights, "--mean": mean, "--std": std}
-            given += [part for option, value in named.items() if value for part in (option, value)]
+            given = [*options.given, *(["--judge", judge] if judge else [])]
             given += ["--results", str(results)] if results != Path("results") else []
             given += ["--data-root", str(data_root)] if data_root is not None else []
             given += [part for name in modules or () for part in ("--import", name)]

@@ -8,18 +8,15 @@ import typer
 from regard.core import ConfigError
 from regard.files.paths import user_path
 
+from .given import grouped
 from .imports import Imports, imported
 from .run_options import ResultsOption, RootOption, find_device, use_data
 from .tables import AsJson, show, wrapped
 from .user_model import (
     DataOption,
     JudgeOption,
-    MeanOption,
     ModelArgument,
-    Pretrained,
-    SizeOption,
-    StdOption,
-    WeightsOption,
+    ModelOptions,
     progress,
     read_images,
     read_model,
@@ -29,6 +26,7 @@ if TYPE_CHECKING:
     from regard.advice.distill import Distilled
 
 
+@grouped
 def distill(
     model: ModelArgument,
     plan: Annotated[
@@ -51,16 +49,13 @@ def distill(
         str, typer.Option(help="Of the images, as in a recipe: flip, crop, shift, resized; none, where sides matter.")
     ] = "flip",
     images: Annotated[int, typer.Option(min=16, help="Images to use; a quarter of them judges.")] = 400,
-    pretrained: Pretrained = False,
     out: Annotated[
         Path, typer.Option(help="The folder of the new model, and of the state while it learns.", parser=user_path,
                            metavar="PATH"),
     ] = Path("distilled"),
-    size: SizeOption = "",
     judge: JudgeOption = "",
-    weights: WeightsOption = "",
-    mean: MeanOption = "",
-    std: StdOption = "",
+    *,
+    options: ModelOptions,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
@@ -75,9 +70,7 @@ def distill(
     extra = imported(modules)
     if out.exists() and out.resolve() == Path(model).expanduser().resolve():
         raise ConfigError(f"--out {out} is the folder of the model itself, which would be replaced; choose another")
-    user = read_model(
-        model, results, extra, size=size, pretrained=pretrained, weights=weights, mean=mean, std=std, judge=judge
-    )
+    user = read_model(model, results, extra, options, judge)
     if not user.trained:
         raise ConfigError(
             f"the weights of {model} are random, so there is nothing to learn from: give --pretrained, a saved folder "

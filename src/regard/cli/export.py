@@ -9,29 +9,34 @@ import typer
 from regard.core import ConfigError, UnsupportedError
 from regard.files.paths import user_path
 
+from .given import grouped
 from .imports import Imports, imported
 from .run_options import ResultsOption
 from .trained import TrainedArgument, read_trained
+from .user_model import ModelOptions
 
 
+@grouped
 def export(
-    key: TrainedArgument,
+    model: TrainedArgument,
     onnx: Annotated[
         Path, typer.Option(help="The file to write, such as model.onnx.", parser=user_path, metavar="PATH")
     ],
     best: Annotated[bool, typer.Option("--best", help="Use the best weights of a run with --val.")] = False,
+    *,
+    options: ModelOptions,
     results: ResultsOption = Path("results"),
     modules: Imports = None,
 ) -> None:
     """Export a trained model to ONNX and compare it with onnxruntime; inputs are normalised as in the training."""
     from regard.lab.train.onnx_export import export_onnx
 
-    trained = read_trained(key, results, imported(modules), best)
-    task, record = trained.task, trained.record
-    if task.no_export:
-        raise UnsupportedError(f"--task {task.name} cannot be exported to ONNX: {task.no_export}")
     if onnx.suffix != ".onnx":
         raise ConfigError(f"--onnx names a file that ends in .onnx, not {onnx}")
+    trained = read_trained(model, results, imported(modules), options, best, any_output=True)
+    task, record = trained.task, trained.record
+    if task is not None and task.no_export:
+        raise UnsupportedError(f"--task {task.name} cannot be exported to ONNX: {task.no_export}")
     inputs, about = trained.inputs(), _about(record)
     difference, dynamic = export_onnx(trained.network, inputs, onnx, about=about)
     shapes = ", ".join("x".join(["batch" if dynamic else "1", *map(str, item.shape[1:])]) for item in inputs)

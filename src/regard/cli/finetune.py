@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -24,9 +24,12 @@ from .run_options import (
     use_data,
 )
 from .sizes import read_size
+from .user_model import MeanOption, ModelOptions, StdOption, WeightsOption, progress, say_preparation
 
 if TYPE_CHECKING:
+    from regard.images.normalise import Statistics
     from regard.lab.results.results import Results
+    from regard.lab.tasks.image_task import ImageTask
     from regard.lab.train.initial_weights import Saved
     from regard.lab.train.run import Run
 
@@ -37,7 +40,11 @@ DEFAULTS: dict[str, Any] = {"epochs": 10, "lr": 2e-4}
 @grouped
 def finetune(
     start: Annotated[
-        str, typer.Argument(help="A folder that `save` wrote, a finished run (folder or key), or a model of timm.")
+        str,
+        typer.Argument(
+            help="A folder that `save` wrote, a finished run (folder or key), or a model of timm, with published "
+            "weights or those of --weights."
+        ),
     ],
     data: Annotated[
         str,
@@ -53,13 +60,19 @@ def finetune(
         str, typer.Option(help="A mechanism for each layer: plan.json of `regard advise`, or 'LAYER=MECHANISM; ...'.")
     ] = "",
     task: Annotated[str, typer.Option("--task", help="The problem. Default: that of the run, or classification.")] = "",
+    weights: WeightsOption = "",
+    mean: MeanOption = "",
+    std: StdOption = "",
     *,
     options: RunOptions,
     training: TrainingOptions,
 ) -> None:
     """Train a model further on your data, with the same or another mechanism (10 epochs, lr 2e-4; see --set)."""
     use_data(options.data_root)
-    run = finetuning(start, mixer, data, options, task, plan)
+    if weights:
+        start = _with_weights(start, weights, options)
+    normal = ModelOptions(mean=mean, std=std).normal
+    run = finetuning(start, mixer, data, options, task, plan, normal)
     bring_start(run, start, options.results)
     execute_run(run, options.results, training, options.as_json)
 
@@ -76,8 +89,42 @@ def bring_start(run: "Run", start: str, results: Path) -> None:
         print(f"run {key} is copied from {store.root} into {results}: the new run starts from it", file=sys.stderr)
 
 
-def finetuning(start: str, mixer: str, data: str, options: RunOptions, task: str = "", plan: str = "") -> "Run":
-    """The run that starts from the weights of `start`. Raises: ConfigError, StoreError."""
+def _with_weights(start: str, weights: str, options: RunOptions) -> str:
+    """The folder of a saved model, in the store of the run, of a model with the weights of a file.
+
+    Raises: as `named_network`.
+    """
+    from regard.models.named import named_network
+    from regard.models.saving import save
+
+    if named_folder(start) is not None or optional_run(start, options.results):
+        raise ConfigError(f"{start} has trained weights of its own: leave --weights out")
+    _check_trainable(start)
+    network = named_network(start, weights=weights, extra=options.extra).network
+    folder = save(network, options.results / f"weights-{Path(weights).stem}")
+    progress(f"the weights of {weights} are kept in {folder}, from which the run starts")
+    return str(folder)
+
+
+def _check_trainable(start: str) -> None:
+    """Raises: ConfigError for a model that is not of `create_model`, which a run cannot build again."""
+    from regard.models.named import is_users
+
+    if is_users(start):
+        raise ConfigError(
+            f"a run cannot build {start} again from its record: name the function in HOSTS of a module for --import, "
+            "or train it by a loop of your own, see docs/fine-tuning.md"
+        )
+
+
+def finetuning(
+    start: str, mixer: str, data: str, options: RunOptions, task: str = "", plan: str = "",
+    normal: "Statistics | None" = None,
+) -> "Run":  # fmt: skip
+    """The run that starts from the weights of `start`.
+
+    normal: mean and deviation of each channel, None = those of the weights. Raises: ConfigError, StoreError.
+    """
     from regard.models.sizes import size_of, sized
 
     extra, results = options.extra, options.results
@@ -91,7 +138,10 @@ def finetuning(start: str, mixer: str, data: str, options: RunOptions, task: str
     if source is None and "init" in kind.__dataclass_fields__:
         defaults["task"] = {"init": "host"}
     if {"mean", "std"} <= kind.__dataclass_fields__.keys():
-        defaults["task"] |= _normal(source, start, results)
+        mean, std = normal or _normal(source, start, results, extra)
+        defaults["task"] |= {"mean": tuple(mean), "std": tuple(std)} if mean else {}
+    elif normal is not None:
+        raise ConfigError(f"--task {task} normalises no images: leave --mean and --std out")
     if own_task == task:
         defaults["task"] |= {name: own_fields[name] for name in kind.model_fields if name in own_fields}
     if "size" in kind.__dataclass_fields__:
@@ -101,6 +151,10 @@ def finetuning(start: str, mixer: str, data: str, options: RunOptions, task: str
 
     def made(mixer: str, plan: str) -> "Run":
         run = make_run(mixer, data, host, options, task=task, defaults=defaults, start=source, plan=plan)
+        if normal is not None and len(normal[0]) != (channels := cast("ImageTask", run.task).channels):
+            raise ConfigError(
+                f"--mean and --std are of {len(normal[0])} channels, the images of {data} have {channels}"
+            )
         return _without_usual(run)
 
     if plan:
@@ -173,9 +227,10 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
             return _start(_saved_weights(run, store, key, changed, extra), results, extra)
         mixer = "None" if run.removed else "host" if run.mixer is None else spell(run.mixer)
         return _bare(run.task.host), mixer, run.plan, run
+    _check_trainable(start)
     if named_folder(start) is not None:
         raise ConfigError(f"{start} is neither a saved model (model.json) nor a run (run.json)")
-    name, options = parse_host(start)
+    name, options = parse_host(start.removeprefix("timm:"))
     import timm
 
     if name not in own_models(extra) and not timm.is_model(name.partition(".")[0]):
@@ -217,19 +272,19 @@ def _own_task(host: str, source: "Run | Saved | None") -> tuple[str, str, dict[s
     return "segmentation", _bare(options["host"]), {"head": options["head"], "size": options["img_size"]}
 
 
-def _normal(source: "Run | Saved | None", start: str, results: Path) -> dict[str, Any]:
-    """The fields mean and std, with which the weights of a source were trained; {} where that is not known."""
+def _normal(source: "Run | Saved | None", start: str, results: Path, extra: Extra) -> "Statistics":
+    """Mean and deviation with which the weights of a source were trained, or else the usual ones; ([], []) of timm's,
+    which the task knows."""
+    from regard.advice.user_model import load_user_model
     from regard.lab.train.initial_weights import Saved
     from regard.lab.train.run import Run
-    from regard.models.saving import read_description
 
-    data: dict[str, Any] = {}
     if isinstance(source, Saved):
-        data = read_description(source.folder).get("data") or {}
-    elif isinstance(source, Run) and (stored := optional_run(start, results)) is not None:
-        data = recorded_data(*stored)
-    normal = data.get("normal")
-    return {} if not normal else {"mean": tuple(normal[0]), "std": tuple(normal[1])}
+        user = load_user_model(source.folder, extra=extra)
+        say_preparation(user)
+        return user.statistics
+    stored = optional_run(start, results) if isinstance(source, Run) else None
+    return (recorded_data(*stored).get("normal") if stored else None) or ([], [])
 
 
 def _present(description: dict[str, Any], extra: Extra) -> tuple[str, str]:

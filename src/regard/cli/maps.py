@@ -2,19 +2,27 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.core import ConfigError, Extra
 from regard.files.paths import named_folder, user_path
 
+from .given import grouped
 from .imports import Imports, imported
-from .run_options import ResultsOption, optional_run, recorded_data
+from .run_options import ResultsOption, optional_run
+from .user_model import ModelArgument, ModelOptions, read_model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from regard.advice.user_model import UserModel
 
 
+@grouped
 def maps(
-    model: Annotated[str, typer.Argument(help="A run (key or folder), a folder that `save` wrote, or a host model.")],
+    model: ModelArgument,
     image: Annotated[str, typer.Argument(help='An image file, or a sample: "china", "flower", "digit".')] = "flower",
     mixer: Annotated[str, typer.Option(help="Replace attention by this mechanism, such as 'MiTA(m=25, k=25)'.")] = "",
     layer: Annotated[str, typer.Option(help='Layers by name, such as "blocks.1?.attn", or "last".')] = "last",
@@ -36,10 +44,11 @@ def maps(
             "dynamic convolutions; auto: the first of these that the model has."
         ),
     ] = "auto",
-    pretrained: Annotated[bool, typer.Option(help="Load timm's published weights.")] = False,
     out: Annotated[Path, typer.Option(help="The PNG file to write.", parser=user_path, metavar="PATH")] = Path(
         "maps.png"
     ),
+    *,
+    options: ModelOptions,
     results: ResultsOption = Path("results"),
     modules: Imports = None,
 ) -> None:
@@ -50,12 +59,12 @@ def maps(
     if out.suffix.lower() != ".png" or os.path.realpath(out) == os.path.realpath(image):
         raise ConfigError(f"--out names a new file that ends in .png, not {out}")
     position, extra = _position(query), imported(modules)
-    if (stored := optional_run(model, results)) is not None:
-        store, key = stored
-        model = str(store.folder(key))
-    network, trained = _network(model, stored, mixer, pretrained, extra)
+    if mixer and (optional_run(model, results) or named_folder(model)):
+        raise ConfigError("a run or a saved model has its mechanism: leave --mixer out, which is for other models")
+    user = read_model(model, results, extra, options)
+    network, trained = _swapped(user, mixer, extra)
     view = views.select_view(network, show)
-    tensor, shown, credit = _input(network, image, stored, named_folder(model), extra)
+    tensor, shown, credit = _input(user, image)
     names, last = ("*", True) if layer == "last" else (layer, False)
     drawn, layers = views.draw_view(
         view, network, tensor, shown, f"{model}{', ' + mixer if mixer else ''}", trained=trained, query=position,
@@ -82,60 +91,25 @@ def _position(text: str) -> tuple[int, int] | None:
     return int(parts[0]), int(parts[1])
 
 
-def _network(model: str, stored, mixer: str, pretrained: bool, extra: Extra):  # type: ignore[no-untyped-def]
-    """The model in evaluation mode, and whether its weights are trained; a mechanism with new parameters is not."""
-    from regard.core import ConfigError
+def _swapped(user: "UserModel", mixer: str, extra: Extra) -> "tuple[nn.Module, bool]":
+    """The network with the mechanism, and whether its weights are trained: not if the mechanism has new ones."""
     from regard.mixers.spelling import parse_mixer
-    from regard.models.catalog import user_ports
-    from regard.models.create import create_model, loads_weights
     from regard.swapping.swap import plan_swap
 
-    if (folder := named_folder(model)) is not None:
-        from regard.models.saving import load
-
-        if mixer:
-            raise ConfigError("a run or a saved model has its mechanism: leave --mixer out, which is for host models")
-        if pretrained:
-            raise ConfigError(f"{model} has trained weights of its own: leave --pretrained out")
-        if stored is not None:
-            from regard.lab.train.load import load_run
-
-            return load_run(folder, extra), True
-        return load(folder, extra), True
     config = parse_mixer(mixer, extra) if mixer else None
-    network = create_model(model, None, extra=extra, **({"pretrained": True} if pretrained else {}))  # type: ignore[arg-type]
-    trained = loads_weights(model, pretrained, extra)
     if config is None:
-        return network.eval(), trained
-    plan = plan_swap(network, config, ports=user_ports(extra))
+        return user.network, user.trained
+    plan = plan_swap(user.network, config, example=user.example, ports=user.ports)
     kept_all = not any(site.new for site in plan.sites)
-    return plan.apply().eval(), trained and kept_all
+    return plan.apply().eval(), user.trained and kept_all
 
 
-def _input(network, image: str, stored, folder: Path | None, extra: Extra):  # type: ignore[no-untyped-def]
-    """The image as the network expects it (C, H, W), as it is shown (H, W, C), and the credit of a sample.
-
-    A run prepares the image as in its training, a saved model as it says, others as timm does for their weights.
-    """
+def _input(user: "UserModel", image: str):  # type: ignore[no-untyped-def]
+    """The image as the network expects it (C, H, W), as it is shown (H, W, C), and the credit of a sample."""
     import torch
 
-    from regard.advice.user_model import usual_normal
-    from regard.images.normalise import normalised
-    from regard.models.saving import read_description
-    from regard.swapping.inspect import example_input
-
-    _, channels, height, width = example_input(network).shape
-    shown, credit = _picture(image, channels, (height, width))
-    pixels = torch.from_numpy(shown.copy()).permute(2, 0, 1)
-    if stored is not None:
-        from regard.lab.train.run import read_run
-
-        store, key = stored
-        task = read_run(store, key, extra).task
-        return task.prepared(pixels[None], torch.device("cpu"), recorded_data(store, key))[0], shown, credit
-    data = {} if folder is None else read_description(folder).get("data", {})
-    normal = data.get("normal") or usual_normal(network, channels)
-    return normalised(pixels[None], normal, torch.device("cpu"))[0], shown, credit
+    shown, credit = _picture(image, user.channels, user.size)
+    return user.prepared(torch.from_numpy(shown.copy()).permute(2, 0, 1)[None])[0], shown, credit
 
 
 def _picture(image: str, channels: int, size: tuple[int, int]):  # type: ignore[no-untyped-def]

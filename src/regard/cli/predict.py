@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -11,9 +11,11 @@ from regard.files.atomic import store_errors, write_atomically
 from regard.files.paths import files_below, printable, user_path
 
 from .exit_codes import WRONG_USE
+from .given import grouped
 from .imports import Imports, imported
 from .run_options import DeviceOption, ResultsOption, RootOption, find_device, use_data
-from .trained import Trained, TrainedArgument, read_trained
+from .trained import TrainedArgument, read_trained
+from .user_model import ModelOptions
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
     from regard.lab.tasks.base import Task
 
 
+@grouped
 def predict(
-    key: TrainedArgument,
+    model: TrainedArgument,
     files: Annotated[
         list[str], typer.Argument(help="Images, folders of images, files with a text in each line, or texts.")
     ],
@@ -41,6 +44,8 @@ def predict(
         ),
     ] = None,
     best: Annotated[bool, typer.Option("--best", help="Use the best weights of a run with --val.")] = False,
+    *,
+    options: ModelOptions,
     device: DeviceOption = "auto",
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
@@ -59,11 +64,12 @@ def predict(
         raise ConfigError("--annotations gives the image ids of --coco; add --coco, or leave it out")
     ids = None if annotations is None else _image_ids(annotations)
     torch_device = find_device(device)
-    trained = read_trained(key, results, imported(modules), best)
-    sources = _sources(files, trained.task.takes_text)
-    model = ModelAtPrecision(trained.network.to(torch_device), trained.precision).eval()
-    predictions, unreadable = _predictions(trained, model, sources, torch_device)
-    _write(trained.task, predictions, json.dumps(_coco(predictions, ids) if coco else predictions, indent=1), out)
+    trained = read_trained(model, results, imported(modules), options, best)
+    task = cast("Task", trained.task)
+    sources = _sources(files, task.takes_text)
+    network = ModelAtPrecision(trained.network.to(torch_device), trained.precision).eval()
+    predictions, unreadable = _predictions(task, trained.record, network, sources, torch_device)
+    _write(task, predictions, json.dumps(_coco(predictions, ids) if coco else predictions, indent=1), out)
     for line in unreadable:
         typer.echo(f"left out: {line}", err=True)
     if unreadable:
@@ -71,16 +77,16 @@ def predict(
 
 
 def _predictions(
-    trained: Trained, model: "nn.Module", sources: list[str], device: "torch.device"
+    task: "Task", record: dict[str, Any], model: "nn.Module", sources: list[str], device: "torch.device"
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The predictions of all that can be read, and a sentence for each source that cannot. Raises: UnsupportedError."""
     try:
-        return trained.task.predict(model, sources, device, trained.record), []
+        return task.predict(model, sources, device, record), []
     except DataError as error:
         if len(sources) == 1:
             return [], [printable(str(error))]
     half = len(sources) // 2
-    first, second = (_predictions(trained, model, part, device) for part in (sources[:half], sources[half:]))
+    first, second = (_predictions(task, record, model, part, device) for part in (sources[:half], sources[half:]))
     return first[0] + second[0], first[1] + second[1]
 
 

@@ -11,7 +11,7 @@ import typer
 
 from regard.core import Extra
 
-from .given import Context, refuse_given
+from .given import Context, grouped, refuse_given
 from .imports import Imports, imported
 from .mixers import read_mixer
 from .run_options import ResultsOption, RootOption, use_data
@@ -19,14 +19,10 @@ from .sizes import short_grid
 from .tables import AsJson, show, wrapped
 from .user_model import (
     JudgeOption,
-    MeanOption,
     ModelArgument,
+    ModelOptions,
     OptionalData,
-    Pretrained,
     Reinitialise,
-    SizeOption,
-    StdOption,
-    WeightsOption,
     progress,
     read_images,
     read_model,
@@ -40,6 +36,7 @@ ROUNDING = 1e-3
 """Relative change of an output in 32 bits that rounding alone does not reach."""
 
 
+@grouped
 def swap_check(
     context: Context,
     model: ModelArgument,
@@ -48,12 +45,9 @@ def swap_check(
     reinitialise: Reinitialise = False,
     data: OptionalData = None,
     images: Annotated[int, typer.Option(min=16, help="Images to use, with --data.")] = 64,
-    size: SizeOption = "",
     judge: JudgeOption = "",
-    weights: WeightsOption = "",
-    mean: MeanOption = "",
-    std: StdOption = "",
-    pretrained: Pretrained = False,
+    *,
+    options: ModelOptions,
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
     as_json: AsJson = False,
@@ -71,9 +65,7 @@ def swap_check(
     extra = imported(modules)
     config = read_mixer(mixer, extra)
     torch.manual_seed(0)
-    user = read_model(
-        model, results, extra, size=size, pretrained=pretrained, weights=weights, mean=mean, std=std, judge=judge
-    )
+    user = read_model(model, results, extra, options, judge)
     if data is not None:
         _fidelity(user, mixer, where, reinitialise, data, images, as_json, extra)
         return

@@ -1,6 +1,6 @@
-"""The trained model that `regard predict` and `regard export` use: a finished run, or a folder that `save` wrote."""
+"""The trained model that `regard predict` and `regard export` use: a finished run, or a user's model."""
 
-import sys
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,8 @@ import typer
 
 from regard.core import ConfigError, Extra, UnsupportedError
 
-from .run_options import find_run, recorded_data, saved_model
+from .run_options import find_run, optional_run, recorded_data
+from .user_model import ModelOptions, progress, read_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,36 +21,47 @@ if TYPE_CHECKING:
 TrainedArgument = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="A finished run (its key, or its folder), or the folder of a saved model of classes."
+        metavar="MODEL",
+        help="A finished run (its key, or its folder), a saved folder, or a model that --weights or --pretrained "
+        "trains: timm's name, hf:FOLDER, my_module:make_model.",
     ),
 ]
 
 
+_KEY = re.compile("[0-9a-f]{12}")
+
+
 @dataclass(frozen=True)
 class Trained:
-    """network: in evaluation mode, on the CPU. record: of the data of its training, see `Task.record`. precision: as in
-    a recipe. inputs: makes its arguments for one random sample."""
+    """network: in evaluation mode, on the CPU. task: None for outputs other than class scores. record: of the data of
+    its training, see `Task.record`. precision: as in a recipe. inputs: makes its arguments for one random sample."""
 
     network: "nn.Module"
-    task: "Task"
+    task: "Task | None"
     record: dict[str, Any]
     precision: str
     inputs: Callable[[], tuple[Any, ...]]
 
 
-def read_trained(text: str, results: Path, extra: Extra, best: bool = False) -> Trained:
-    """The model of a run, or of a saved folder. best: the best weights of a run with --val.
+def read_trained(
+    text: str, results: Path, extra: Extra, options: ModelOptions, best: bool = False, *, any_output: bool = False
+) -> Trained:
+    """The model of a run, or of a user's words (`read_model`). best: the best weights of a run with --val.
 
-    Raises: ConfigError if it is neither; UnsupportedError for a saved model without class scores; StoreError.
+    any_output: also outputs other than class scores.
+    Raises: ConfigError if it is neither; UnsupportedError for another output; StoreError.
     """
-    if (folder := saved_model(text)) is not None:
+    stored = find_run(text, results) if _KEY.fullmatch(text) else optional_run(text, results)
+    if stored is None:
         if best:
-            raise ConfigError(f"{text} is a saved model, which has no other weights: leave --best out")
-        return _saved(folder, extra)
+            raise ConfigError(f"{text} is no run, and has no other weights: leave --best out")
+        return _of_user(text, results, extra, options, any_output)
+    if options.given:
+        raise ConfigError(f"{text} is a run, which prepares images as in its training: leave {options.given[0]} out")
     from regard.lab.train.load import load_run, with_local_host
     from regard.lab.train.run import read_run
 
-    store, key = find_run(text, results)
+    store, key = stored
     run = with_local_host(read_run(store, key, extra))
     record = recorded_data(store, key)
     classes = len(record.get("class_names") or ())
@@ -62,34 +74,29 @@ def read_trained(text: str, results: Path, extra: Extra, best: bool = False) -> 
     )
 
 
-def _saved(folder: Path, extra: Extra) -> Trained:
-    """A saved model that gives class scores; says what its folder does not know of them."""
+def _of_user(text: str, results: Path, extra: Extra, options: ModelOptions, any_output: bool) -> Trained:
+    """The user's model; says what is not known of its classes."""
     from regard.advice.judges.embedding import Embedding
     from regard.advice.judges.scores import Scores
-    from regard.advice.user_model import load_user_model
     from regard.lab.tasks.classification import Classification
-    from regard.models.saving import read_description
 
-    user = load_user_model(str(folder), extra=extra)
+    user = read_model(text, results, extra, options)
     output = user.output()
     judge = user.judges_of(output)[0]
     if isinstance(judge, Embedding) and getattr(user.network, "num_classes", None) != 0:
         judge = Scores(judge.name)  # a head of the user's own has no name that says so
+    record: dict[str, Any] = {"normal": [list(part) for part in user.statistics]}
     if not isinstance(judge, Scores):
-        raise UnsupportedError(
-            f"{folder} is a saved model that gives {judge}, no class scores: name the run that trained it"
-        )
-    scores = judge.read(output)
-    if "normal" not in user.data:
-        mean, deviation = user.statistics
-        print(f"{folder} does not say how images are normalised: mean {mean}, deviation {deviation}", file=sys.stderr)
-    names = user.data.get("class_names")
+        if not any_output:
+            raise UnsupportedError(f"{text} gives {judge}, no class scores, which alone this command predicts")
+        return Trained(user.network, None, record, "32-true", lambda: (user.example,))
+    scores, names = judge.read(output), user.data.get("class_names")
     if not names:
-        print(f"{folder} has no names of classes: labels are the numbers of its outputs, from 0", file=sys.stderr)
+        progress(f"{text} has no names of classes: labels are the numbers of its outputs, from 0")
     known = names or [str(label) for label in range(scores.shape[1])]
     if len(known) != scores.shape[1]:
-        raise ConfigError(f"{folder} names {len(known)} classes, but its model has {scores.shape[1]}: save it again")
-    host = read_description(folder)["host"]
-    task = Classification(host=host, data=user.data.get("name", str(folder)), size=user.size, init="host", extra=extra)
-    record = {"class_names": known, "normal": [list(part) for part in user.statistics]}
-    return Trained(user.network, task, record, "32-true", lambda: (user.example,))
+        raise ConfigError(f"{text} names {len(known)} classes, but its model has {scores.shape[1]}: save it again")
+    if not user.trained:
+        progress(f"the weights of {user.label} are random: give --pretrained or --weights")
+    task = Classification(host="own", data=user.data.get("name", text), size=user.size, init="host", extra=extra)
+    return Trained(user.network, task, record | {"class_names": known}, "32-true", lambda: (user.example,))

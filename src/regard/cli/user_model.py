@@ -1,8 +1,8 @@
-"""The options of `regard advise`, `distill` and `swap-check` about a user's model and images."""
+"""The options of commands about a user's model and images."""
 
 import math
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,6 @@ from .sizes import read_size
 if TYPE_CHECKING:
     from regard.advice.user_model import UserModel
     from regard.images.images import Images
-    from regard.lab.results.results import Results
 
 ModelArgument = Annotated[
     str,
@@ -30,13 +29,48 @@ WeightsOption = Annotated[
 ]
 MeanOption = Annotated[str, typer.Option(help="Of each channel, to normalise images: 0.485,0.456,0.406.")]
 StdOption = Annotated[str, typer.Option(help="Deviation of each channel, to normalise images.")]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What is said of a model beside its name, see `read_model`."""
+
+    size: Annotated[str, typer.Option(help="Image size, such as 224x224. Default: the model's own.")] = ""
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load timm's published weights.")] = False
+    weights: WeightsOption = ""
+    mean: MeanOption = ""
+    std: StdOption = ""
+
+    @property
+    def normal(self) -> tuple[list[float], list[float]] | None:
+        """The numbers of --mean and --std, None without them. Raises: ConfigError for one alone, or others."""
+        if not self.mean and not self.std:
+            return None
+        try:
+            parts = [[float(value) for value in text.split(",")] for text in (self.mean, self.std)]
+        except ValueError:
+            parts = [[], []]
+        finite = all(math.isfinite(value) for part in parts for value in part)
+        if len(parts[0]) != len(parts[1]) or not parts[0] or not finite or min(parts[1]) <= 0:
+            raise ConfigError(
+                f"--mean and --std are as many numbers, such as 0.5,0.5,0.5, not {self.mean!r} and {self.std!r}"
+            )
+        return parts[0], parts[1]
+
+    @property
+    def given(self) -> list[str]:
+        """The options as words of a command."""
+        named = {"--size": self.size, "--weights": self.weights, "--mean": self.mean, "--std": self.std}
+        words = [part for option, value in named.items() if value for part in (option, value)]
+        return [*(["--pretrained"] if self.pretrained else []), *words]
+
+
 IMAGES = "A folder of images, flat or nested, or a set by name; no label is read."
 DataOption = Annotated[str, typer.Option(help=IMAGES, callback=checked_text)]
 OptionalData = Annotated[
     str | None,
     typer.Option(help=IMAGES, callback=checked_text),
 ]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="Load timm's published weights.")]
 Reinitialise = Annotated[
     bool, typer.Option("--reinitialise", help="Also replace attention that no mechanism computes, and lose it.")
 ]
@@ -46,63 +80,37 @@ JudgeOption = Annotated[
         help="How the output is judged: scores, classes, map, embedding, tokens or boxes. Default: by itself."
     ),
 ]
-SizeOption = Annotated[str, typer.Option(help="Image size, such as 224x224. Default: the model's own.")]
 
 
-def read_model(
-    text: str,
-    results: Path,
-    extra: Extra,
-    *,
-    size: str,
-    pretrained: bool,
-    weights: str,
-    mean: str,
-    std: str,
-    judge: str,
-) -> "UserModel":
+def read_model(text: str, results: Path, extra: Extra, options: ModelOptions, judge: str = "") -> "UserModel":
     """The user's model: a run, or what `load_user_model` takes; says how its images are prepared.
 
-    mean, std: of each channel, with commas. Raises: as `load_user_model`.
+    Raises: as `load_user_model`.
     """
-    from regard.advice.user_model import load_user_model
+    from regard.advice.user_model import check_no_weights, load_user_model
 
-    sides, normal = read_size(size) if size else None, _normal(mean, std)
+    size, other_weights = read_size(options.size) if options.size else None, options.pretrained or bool(options.weights)
     if (stored := optional_run(text, results)) is not None:
-        user = _of_run(*stored, text, sides, pretrained or bool(weights), normal, judge, extra)
+        from regard.lab.train.load import load_user_run
+
+        store, key = stored
+        check_no_weights(text, other_weights)
+        user = load_user_run(store.folder(key), size, extra)
+        user = replace(user, judge=judge, statistics=options.normal or user.statistics)
     else:
         user = load_user_model(
-            text, size=sides, pretrained=pretrained, weights=weights, normal=normal, judge=judge, extra=extra
-        )
-    mean, std = (", ".join(f"{value:.3g}" for value in part) for part in user.statistics)
-    progress(f"{user.label}: images of {user.size[0]}x{user.size[1]}, mean {mean}, deviation {std} (--mean, --std)")
+            text, size=size, pretrained=options.pretrained, weights=options.weights, normal=options.normal,
+            judge=judge, extra=extra,
+        )  # fmt: skip
+    say_preparation(user)
     return user
 
 
-def _of_run(
-    store: "Results", key: str, text: str, sides: tuple[int, int] | None, other_weights: bool,
-    normal: tuple[list[float], list[float]] | None, judge: str, extra: Extra,
-) -> "UserModel":  # fmt: skip
-    from regard.advice.user_model import check_no_weights
-    from regard.lab.train.load import load_user_run
-
-    check_no_weights(text, other_weights)
-    user = load_user_run(store.folder(key), sides, extra)
-    return replace(user, judge=judge, statistics=normal or user.statistics)
-
-
-def _normal(mean: str, std: str) -> tuple[list[float], list[float]] | None:
-    """The numbers of --mean and --std. Raises: ConfigError for one alone, or another number of each."""
-    if not mean and not std:
-        return None
-    try:
-        parts = [[float(value) for value in text.split(",")] for text in (mean, std)]
-    except ValueError:
-        parts = [[], []]
-    finite = all(math.isfinite(value) for part in parts for value in part)
-    if len(parts[0]) != len(parts[1]) or not parts[0] or not finite or min(parts[1]) <= 0:
-        raise ConfigError(f"--mean and --std are as many numbers, such as 0.5,0.5,0.5, not {mean!r} and {std!r}")
-    return parts[0], parts[1]
+def say_preparation(user: "UserModel") -> None:
+    """Say how the images of a model are prepared, and whether that is known."""
+    mean, std = (", ".join(f"{value:.3g}" for value in part) for part in user.statistics)
+    known = "--mean, --std" if user.says_normal else "assumed, as the model does not say it: --mean, --std"
+    progress(f"{user.label}: images of {user.size[0]}x{user.size[1]}, mean {mean}, deviation {std} ({known})")
 
 
 def host_of(text: str, results: Path = Path("results")) -> str:

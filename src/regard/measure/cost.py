@@ -19,7 +19,8 @@ from regard.core.validation import checked
 from regard.mixers.shared.heads import HeadMixer
 from regard.mixers.shared.memory import MemoryMixer
 from regard.models.catalog import user_ports
-from regard.models.create import build_sized, create_model
+from regard.models.named import is_users, named_network
+from regard.models.sizes import default_size_of, set_size
 from regard.swapping.inspect import example_input, explained_inputs, input_channels
 from regard.swapping.layer import Port
 from regard.swapping.swap import swap
@@ -50,11 +51,16 @@ def model_cost(
 def host_and_image(host: str, size: tuple[int, int] | None, extra: Extra = ()) -> tuple[nn.Module, Tensor]:
     """A host with its own attention, in evaluation mode, and an image; on the meta device if that is the default one.
 
-    size: (height, width), None = the host's own.
-    Raises: ConfigError, SwapError if the image size of the host is not known.
+    host: as in `named_network`. size: (height, width), None = the host's own. Raises: as `named_network`.
     """
-    model = (create_model(host, None, extra=extra) if size is None else build_sized(host, None, size, extra)).eval()
-    return model, example_input(model) if size is None else torch.zeros(1, input_channels(model), *size)
+    model = named_network(host, size=size, extra=extra).network.to(torch.get_default_device()).eval()
+    if size is None:
+        return model, example_input(model, default=default_size_of(model, host, extra))
+    image = torch.zeros(1, input_channels(model), *size)
+    if is_users(host):
+        with explained_inputs(model, image):
+            set_size(model, size)
+    return model, image
 
 
 def count_cost(model: nn.Module, image: Tensor, accounting: str = "executed") -> Cost:

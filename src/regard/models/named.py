@@ -1,6 +1,7 @@
 """A network by a user's words: a name of `create_model`, timm:NAME, hf:FOLDER or MODULE:FUNCTION; and its weights."""
 
 import inspect
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from .hugging_face import FILE, check_no_hub, hub_attention, load_transformers
 
 ENTRIES = ("state_dict", "model_state_dict", "model", "state_dict_ema", "ema_state_dict", "net", "module")
 """Where checkpoints of training loops have the weights."""
+SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -38,6 +40,11 @@ class NamedNetwork:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
+def is_users(text: str) -> bool:
+    """Whether a text names a model that `create_model` does not build: hf:FOLDER, or MODULE:FUNCTION."""
+    return text.startswith("hf:") or (not text.startswith("timm:") and _FUNCTION.fullmatch(text) is not None)
+
+
 def named_network(
     text: str, *, weights: str = "", size: tuple[int, int] | None = None, pretrained: bool = False, extra: Extra = ()
 ) -> NamedNetwork:
@@ -50,12 +57,11 @@ def named_network(
     Raises: ConfigError for an unknown name or a function that gives no model; StoreError for weights or a folder that
     do not fit; MissingExtra without transformers.
     """
-    if text.startswith("hf:"):
-        found = _of_transformers(text, extra)
-    elif _FUNCTION.fullmatch(text) and not text.startswith("timm:"):
-        found = _of_function(text)
-    else:
+    if Path(text).suffix in SUFFIXES and os.path.isfile(text):
+        raise ConfigError(f"{text} is a file of weights: give the model that they are of, and --weights {text}")
+    if not is_users(text):
         return _of_create_model(text.removeprefix("timm:"), weights, size, pretrained, extra)
+    found = _of_transformers(text, extra) if text.startswith("hf:") else _of_function(text)
     if pretrained:
         raise ConfigError(f"--pretrained loads weights of timm's models, which {text} is not: leave it out")
     if weights:

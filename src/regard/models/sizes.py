@@ -1,5 +1,7 @@
 """The image size of a host, and its spelling for another size."""
 
+from torch import nn
+
 from regard.core import ConfigError, Extra
 
 from .catalog import default_size
@@ -32,3 +34,19 @@ def sized(host: str, size: tuple[int, int], extra: Extra = ()) -> str:
     name, options = parse_host(host)
     options.pop("size", None)
     return spell_host(name, {**options, "img_size": size})
+
+
+def default_size_of(network: nn.Module, text: str, extra: Extra = ()) -> tuple[int, int]:
+    """`size_of` the host of a network, else of a text; 224x224 where they say nothing."""
+    record = network.__dict__.get("regard_host")
+    try:
+        return size_of(text if record is None else spell_host(*record), extra)
+    except ConfigError:
+        return 224, 224
+
+
+def set_size(network: nn.Module, size: tuple[int, int]) -> None:
+    """Resize the position embedding for images of (height, width), by timm's `set_input_size` where there is one."""
+    resize = getattr(network, "set_input_size", None)
+    if callable(resize):
+        resize(img_size=size)
