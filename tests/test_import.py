@@ -37,6 +37,19 @@ def test_torch_is_not_loaded(code: str) -> None:
     assert not modules & {"torch", "timm", "pandas", "matplotlib", "lightning_fabric", "scipy", "sklearn"}
 
 
+def test_a_plan_is_applied_without_advice_and_laboratory(tmp_path: Path) -> None:
+    """In production `swap(model, "plan.json")` loads mechanisms and ports, and no package that timm does not."""
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"format": "regard-plan", "layers": {"blocks.0.attn": "MiTA(m=4, k=4)"}}')
+    model = 'import timm; model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)'
+    before = loaded_after(f"{model}; import jaxtyping")
+    modules = loaded_after(f"{model}; import regard; regard.swap(model, {str(plan)!r})") - before
+    assert {name.partition(".")[0] for name in modules} <= {"regard", "numpy", "torch", "jaxtyping"}
+    assert {name.split(".")[1] for name in modules if name.startswith("regard.")} == {
+        "core", "files", "mixers", "projections", "swapping"
+    }  # fmt: skip
+
+
 def test_every_public_name_can_be_had() -> None:
     for name in regard.__all__:
         assert getattr(regard, name) is not None, name
