@@ -158,6 +158,29 @@ def test_a_replaced_forward_is_not_saved_silently(mixed, tmp_path):
         save(mixed, tmp_path / "replaced")
 
 
+def test_forward_hooks_are_not_left_out_silently(mixed, tmp_path):
+    mixed.patch_embed.register_forward_pre_hook(lambda module, args: (args[0].flip(-1),))
+    with pytest.warns(UserWarning, match="does not have the forward hooks of patch_embed"):
+        save(mixed, tmp_path / "hooked")
+
+
+@pytest.mark.parametrize(
+    ("path", "attribute", "value"),
+    [
+        ("norm", "eps", 0.5),
+        ("blocks.0.mlp.act", "approximate", "tanh"),
+        ("blocks.0.attn", "num_heads", 4),
+        ("blocks.1.attn.mixer.operator", "config", SKA(scale=1.0)),
+        ("patch_embed.proj", "padding", (1, 1)),
+    ],
+)
+def test_a_change_by_hand_without_a_tensor_is_refused(path, attribute, value, tmp_path):
+    model = swap(create_model(VIT, None), SKA(), where="blocks.1.*")
+    setattr(model.get_submodule(path), attribute, value)
+    with pytest.raises(ConfigError, match=f"is not this model: .*{path.removesuffix('.mixer.operator')}"):
+        save(model, tmp_path / "changed")
+
+
 def test_what_load_could_not_build_is_refused_when_it_is_saved(tmp_path):
     model = create_model("resnet18(num_classes=7)", None)
     attend(model, "Factors(terms='0110')", (4,), example=torch.randn(1, 3, 64, 64))
@@ -263,7 +286,7 @@ def test_a_change_that_leaves_all_tensors_is_refused_too(change: str, tmp_path: 
         model.head_drop = nn.Dropout(0.5)
         save(model, tmp_path / "model")
         return
-    words = "global_pool is avg here and token there" if change == "pool" else "act is ReLU here and GELU there"
+    words = "global_pool is avg here and token there" if change == "pool" else "act is ReLU\\(\\) here and GELU\\("
     with pytest.raises(ConfigError, match=words):
         save(model, tmp_path / "model")
 

@@ -100,3 +100,42 @@ def test_a_port_that_the_user_names_swaps_it_all_the_same() -> None:
     model.blocks[1].attn.__class__ = Halved
     regard.swap(model, Softmax(), ports=[Own])
     assert isinstance(model.blocks[1].attn, Own)
+
+
+class Named(Attention):
+    """A user's own attention, whose class names its port."""
+
+    port = TimmViT
+
+    def forward(self, x: Tensor, *further: object, **named: object) -> Tensor:
+        return super().forward(x)
+
+
+def test_a_class_that_names_its_port_is_left_out_too_where_its_forward_was_replaced() -> None:
+    model = vit()
+    for block in model.blocks:
+        block.attn.__class__ = Named
+    own = model.blocks[1].attn.forward
+    model.blocks[1].attn.forward = lambda x, **named: own(x) / 2
+    x = torch.randn(2, 3, 32, 32)
+    before = model(x)
+    with pytest.warns(UserWarning, match=r"blocks\.1\.attn .*the forward of Named was replaced.* is left as it is"):
+        regard.swap(model, Softmax())
+    torch.testing.assert_close(model(x), before)
+    assert [type(block.attn) for block in model.blocks] == [TimmViT, Named, TimmViT]
+
+
+def test_a_port_in_the_call_goes_before_that_of_the_class() -> None:
+    class Own(TimmViT):
+        replaces = (Named,)
+
+    class Silent(Own):
+        def forward(self, x: Tensor, **named: object) -> None:  # type: ignore[override]
+            return None
+
+    model = vit()
+    model.blocks[1].attn.__class__ = Named
+    with pytest.raises(SwapError, match=r"Silent at blocks\.1\.attn returns None: correct the port's forward"):
+        regard.swap(model, Softmax(), ports=[Silent])
+    regard.swap(model, Softmax(), ports=[Own])
+    assert isinstance(model.blocks[1].attn, Own)

@@ -4,7 +4,7 @@ Models are built on the meta device: no memory for weights, no computation.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +74,8 @@ def count_macs(model: nn.Module, images: Tensor | tuple[Any, ...], accounting: s
     images: the model's input, or a tuple of its inputs. Afterwards every module has its own mode again.
     Operators of swapped layers are not run: their formulas are counted, once for each window and image, so it does not
     matter which implementation runs at a size (dense on small grids). Parameters and images may be on the meta device.
-    accounting: of the formulas, as in `MixerConfig.cost`. Raises: ConfigError for an unknown accounting.
+    accounting: of the formulas, as in `MixerConfig.cost`. Raises: ConfigError for an unknown accounting, or images that
+    the model does not take.
     """
     check_accounting(accounting)
     counter = FlopCounterMode(display=False)
@@ -85,6 +86,7 @@ def count_macs(model: nn.Module, images: Tensor | tuple[Any, ...], accounting: s
         with (
             eval_mode(model), no_fast_path(), sdpa_kernel(SDPBackend.MATH),
             _by_formula(model, accounting) as formulas, counter,
+            nullcontext() if isinstance(images, tuple) else explained_inputs(model, images),
         ):  # fmt: skip
             model(*images) if isinstance(images, tuple) else model(images)
     finally:

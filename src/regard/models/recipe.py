@@ -30,6 +30,8 @@ _OTHER_WEIGHTS = (
     "use_pretrained_backbone", "weights_backbone", "weights",
 )  # fmt: skip
 """Options of hosts with which weights are downloaded, or read from a file."""
+_SPEAKING = (nn.Linear, nn.modules.conv._ConvNd, nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
+"""Modules whose `extra_repr` has all that they compute with, beside their tensors."""
 _HUBS = ("hf-hub:", "hf_hub:", "local-dir:", "http:", "https:", "file:", "timm:")
 """In lower case: timm takes a scheme in any."""
 
@@ -171,7 +173,8 @@ def model_differences(model: nn.Module, build: Callable[[tuple[type, ...]], nn.M
 
 
 def _functions(model: nn.Module) -> dict[str, Any]:
-    """What a model computes beside its tensors, as far as it can be compared: sizes, how it pools, its activations."""
+    """What a model computes beside its tensors, as far as it can be compared: sizes, how it pools, what its modules say
+    of themselves, such as the epsilon of a norm."""
     pool = getattr(model, "global_pool", None)
     found: dict[str, Any] = {} if isinstance(pool, nn.Module) else {"global_pool": pool}
     for name, module in model.named_modules():
@@ -179,12 +182,15 @@ def _functions(model: nn.Module) -> dict[str, Any]:
         if isinstance(module, Port):
             found[f"{name}.heads"] = module.mixer.site.heads
             found[f"{name}.parallel"] = getattr(module.host, "parallel", None)
-        for size in ("img_size", "window_size", "shift_size", "parallel"):
-            if (sides := getattr(module, size, None)) is not None:
-                found[f"{name}.{size}"] = tuple(sides) if isinstance(sides, list) else sides
-        if module.state_dict() or any(True for _ in module.children()) or "drop" in kind.lower() or kind == "Identity":
-            continue  # what has tensors is compared by them, and dropout does nothing in evaluation
-        found[name] = kind
+            found[f"{name}.mechanism"] = getattr(getattr(module.mixer, "operator", None), "config", None)
+        for key in ("img_size", "window_size", "shift_size", "parallel", "num_heads", "head_dim", "scale", "eps"):
+            value = None if isinstance(module, _SPEAKING) else getattr(module, key, None)
+            if isinstance(value, bool | int | float | tuple | list):
+                found[f"{name}.{key}"] = tuple(value) if isinstance(value, list) else value
+        if "drop" in kind.lower() or kind == "Identity":
+            continue  # dropout does nothing in evaluation
+        if isinstance(module, _SPEAKING) or not (module.state_dict() or any(True for _ in module.children())):
+            found[name] = f"{kind}({module.extra_repr()})"  # others are compared by their tensors
     return found
 
 

@@ -22,6 +22,7 @@ from regard.files.atomic import one_writer, prepared, read_if_present
 from regard.files.data_record import DATA, data_problem
 from regard.files.paths import user_path
 from regard.files.records import parse_record, record_text
+from regard.swapping.hooks import hooked_modules
 
 from .hugging_face import is_of_transformers, load_transformers, save_transformers
 from .recipe import check_local, check_recipe, description_errors, fill, rebuild, stored_tensors
@@ -39,13 +40,15 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
     [mean, deviation] of each channel by which images are normalised, and "name" of the set; others are left out.
     A number of classes or an input size changed since then, by timm's `reset_classifier` and `set_input_size`, is
     recorded.
-    A `forward` that was replaced on a module is not kept; a warning names it.
+    A `forward` that was replaced on a module, and hooks, are not kept; a warning names them.
     Several threads and processes may save to one folder: it then has the model of the last one.
     Raises: ConfigError if the model is of neither, was changed since so that its recipe builds other parameters (LoRA),
     has parameters that are not finite, or for wrong `data`; StoreError if the folder cannot be written.
     """
     if replaced := [name or "the model" for name, module in model.named_modules() if "forward" in vars(module)]:
         warnings.warn(f"the folder does not have the replaced forward of {', '.join(replaced)}", stacklevel=2)
+    if hooked := hooked_modules(model):
+        warnings.warn(f"the folder does not have the forward hooks of {', '.join(hooked)}", stacklevel=2)
     if is_of_transformers(model):
         if data is not None:
             raise ConfigError(

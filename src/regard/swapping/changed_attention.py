@@ -21,7 +21,7 @@ WIDTHS = ("head_dim", "key_dim", "dim_head", "dim_head_qk")
 def change_of(module: nn.Module) -> str:
     """What of an attention its class did not put there: its forward pass, its scale, its dropout of weights; or ""."""
     kind = type(module).__qualname__
-    if not _has_own_forward(module):
+    if not has_own_forward(module):
         return f"the forward of {kind} was replaced"
     if change := _change_of_scale(module):
         return f"the scale of {kind} is {change}"
@@ -43,7 +43,13 @@ def _change_of_scale(module: nn.Module) -> str:
     return ""
 
 
-def _has_own_forward(module: nn.Module) -> bool:
+def named_port(module: nn.Module) -> type[Port] | None:
+    """The port that the layer's class itself names."""
+    port = type(module).__dict__.get("port")
+    return port if isinstance(port, type) and issubclass(port, Port) else None
+
+
+def has_own_forward(module: nn.Module) -> bool:
     owner = next(base for base in type(module).__mro__ if "forward" in vars(base))
     forward = inspect.unwrap(vars(owner)["forward"])  # libraries decorate their own
     named = (getattr(forward, "__module__", ""), getattr(forward, "__qualname__", ""))
@@ -58,7 +64,7 @@ def changed_attention(model: nn.Module, layers: dict[str, type[Port]], where: st
         if not name or name in layers or name.startswith(inside) or not fnmatchcase(name, where):
             continue
         kind = type(module).__qualname__
-        if any(port.matches(module) and port.belongs(model, name) for port in PORTS):
+        if named_port(module) or any(port.matches(module) and port.belongs(model, name) for port in PORTS):
             if change := change_of(module):
                 found[name] = change
         elif base := next((base for base in type(module).__mro__[1:] if _is_known(module, base)), None):

@@ -114,3 +114,19 @@ def empty_hooks(module: nn.Module) -> dict[int, Any]:
     """The memo with which `copy.deepcopy` copies a module without its hooks."""
     attributes = (*KINDS, *OPTIONS)
     return {id(vars(part)[name]): type(vars(part)[name])() for part in module.modules() for name in attributes}
+
+
+def hooked_modules(model: nn.Module) -> list[str]:
+    """The modules of a model with forward hooks that neither Regard nor a library of the model put there."""
+    own = {"regard", "torch", "transformers", type(model).__module__.partition(".")[0]}
+    return [
+        name or "the model"
+        for name, module in model.named_modules()
+        for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        if any(_home(hook).partition(".")[0] not in own for hook in hooks.values())
+    ]
+
+
+def _home(hook: Any) -> str:
+    """The module of Python that a hook is of."""
+    return str(getattr(getattr(hook, "func", hook), "__module__", type(hook).__module__))

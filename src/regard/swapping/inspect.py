@@ -15,7 +15,7 @@ from regard.core import ConfigError, Grid, RegardError, SwapError, UnsupportedEr
 from regard.core.eval_mode import eval_mode, no_fast_path
 from regard.core.validation import shown
 
-from .changed_attention import change_of, changed_attention, left_out_text
+from .changed_attention import change_of, changed_attention, has_own_forward, left_out_text, named_port
 from .checks import OTHER_MASKS
 from .grid_source import GridSource, require_watched_module
 from .layer import Port, first_tensor
@@ -32,15 +32,18 @@ def port_of(model: nn.Module, name: str, ports: Sequence[type[Port]] = ()) -> ty
 
     These are asked, and the first that has an answer decides:
     - a swapped layer is its own port;
-    - the layer's class may name a `port`, which subclasses do not inherit, as their forward pass may differ;
     - ports: the caller's own, the first that matches the layer;
-    - the libraries' ports, the first that matches the layer and to which it belongs, if nobody changed it.
+    - the layer's class may name a `port`, which subclasses do not inherit, as their forward pass may differ;
+    - the libraries' ports, the first that matches the layer and to which it belongs.
+    The last two only if nobody changed the layer.
     """
     module = model.get_submodule(name)
     if isinstance(module, Port):
         return type(module)
-    named = type(module).__dict__.get("port")
-    own = [named] if isinstance(named, type) and issubclass(named, Port) else [p for p in ports if p.matches(module)]
+    own = [port for port in ports if port.matches(module)]
+    if not own and (port := named_port(module)) is not None:
+        own = [port] if has_own_forward(module) else []
+        return next((port for port in own if port.belongs(model, name)), None)
     known = own[:1] or [port for port in PORTS if port.matches(module) and not change_of(module)]
     return next((port for port in known if port.belongs(model, name)), None)
 
@@ -279,10 +282,13 @@ class LayerCall:
             layer.source.record(layer, (), torch.empty(1, 0, height, width))
             args, kwargs = tree_map(here, (self.args, self.kwargs))
             try:
-                shape = _output_shape(layer(*args, **kwargs))
+                output = layer(*args, **kwargs)
             except UnsupportedError as error:
                 raise UnsupportedError(f"{name}: {error}; {OTHER_MASKS}") from error
-        if shape != self.shape:
+        first = output[0] if isinstance(output, tuple | list) and output else output
+        if not isinstance(first, Tensor):
+            raise SwapError(f"{type(layer).__name__} at {name} returns {shown(first)}: correct the port's forward")
+        if (shape := first.shape) != self.shape:
             raise SwapError(
                 f"{type(layer).__name__} at {name} returns a tensor {tuple(shape)}, the model's own attention one of "
                 f"{tuple(self.shape)}: correct the port's forward"

@@ -245,7 +245,9 @@ def _differentiate(ctx, grad, _):  # type: ignore[no-untyped-def]
 
 
 def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]
-    raise UnsupportedError('execution="triton" cannot be differentiated twice; use "dense", "gather" or "grouped"')
+    raise UnsupportedError(
+        'the Triton kernel cannot be differentiated twice: set layer.mixer.operator.execution = "dense"'
+    )
 
 
 _routed.register_autograd(_differentiate, setup_context=_save)
