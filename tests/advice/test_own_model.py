@@ -28,8 +28,10 @@ def test_a_network_of_ones_own_is_distilled_and_advised(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (24, 20, 20, 3), np.uint8)
     for number, picture in enumerate(pixels):
         Image.fromarray(picture).save(tmp_path / f"{number}.png")
-    model = Wrapped().eval()
+    model = Wrapped().train()
     learned = distill(model, SKA(), tmp_path, size=(16, 16), steps=3, output_steps=2)
+    assert all(module.training for module in model.modules())
+    assert not any(module.training for module in learned.model.modules())
     errors = [change.divergence.mean for change in learned.changes.values()]
     assert errors == sorted(errors, reverse=True)  # a step that leads away is left out
     assert sum(isinstance(layer, Port) for layer in learned.model.modules()) == 2

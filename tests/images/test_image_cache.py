@@ -1,6 +1,7 @@
 """Decoded images on disk."""
 
 import resource
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +43,18 @@ def test_one_changed_bit_is_noticed_and_the_images_are_made_again(
     found = cached("bits", lambda: made)
     np.testing.assert_array_equal(found.pixels, made.pixels)
     np.testing.assert_array_equal(found.labels, made.labels)
-    assert "is damaged and is made again" in caplog.text
+    assert "is damaged or of another set, and is made again" in caplog.text
     cached("bits", lambda: pytest.fail("whole files are read"))
+
+
+def test_the_file_of_another_set_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, second = (Images(np.full((4, 4, 4, 3), value, np.uint8), np.arange(4)) for value in (1, 2))
+    cached("first", lambda: first)
+    cached("second", lambda: second)
+    (source,), (target,) = tmp_path.rglob("second*.pixels.npy"), tmp_path.rglob("first*.pixels.npy")
+    shutil.copy(source, target)
+    assert (cached("first", lambda: first).pixels == 1).all()
 
 
 def test_mean_and_deviation_count_values_block_by_block() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from regard.core import DataError, Extra, MixerConfig
+from regard.core.eval_mode import kept_modes
 from regard.images.augment import centre
 from regard.images.images import Images
 from regard.images.normalise import Statistics
@@ -55,9 +56,10 @@ def recommend(
     `regard.advice.recommend.recommend`. `result.best.spelling` is a plan that `regard.swap` and `regard.distill` take.
     Raises: as `regard.advice.recommend.recommend`; DataError for images that cannot be read.
     """
-    user, pictures = _inputs(model, images, size, normal, judge, report, extra)
     question = Question(budget=read_budget(budget), mixers=tuple(mixers), minutes=minutes)
-    return recommending.recommend(user, pictures, question, folder=folder, report=report)
+    with kept_modes(model):
+        user, pictures = _inputs(model, images, size, normal, judge, report, extra)
+        return recommending.recommend(user, pictures, question, folder=folder, report=report)
 
 
 def distill(
@@ -84,11 +86,12 @@ def distill(
     of the state from which the same call goes on. `result.model` is the new model.
     Raises: as `regard.advice.distill.distill_model`; DataError for images that cannot be read.
     """
-    user, pictures = _inputs(model, images, size, normal, judge, report, extra)
     layers, outputs = (
         Distillation(steps=number, lr=rate, batch=batch) for number, rate in ((steps, lr), (output_steps, lr / 10))
     )
-    return distill_model(user, plan, pictures, layers, outputs, folder, extra=extra, report=report)
+    with kept_modes(model):
+        user, pictures = _inputs(model, images, size, normal, judge, report, extra)
+        return distill_model(user, plan, pictures, layers, outputs, folder, extra=extra, report=report)
 
 
 def _inputs(

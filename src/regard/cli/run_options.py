@@ -203,8 +203,7 @@ def make_run(
     given = {"data": data, "host": host, "size": sides, "download": options.download}
     if data in kind.sets and Path(data).is_dir():
         print(f"{data} is a built-in set; for the folder of this name write ./{data}", file=sys.stderr)
-    data = data if data in kind.sets else absolute(data)
-    data = data or kind.example_data
+    data = (data if data in kind.sets else absolute(data)) or kind.example_data
     fields = {"task": dict(kind.__dataclass_fields__), "recipe": Recipe.__dataclass_fields__}
     del fields["task"]["extra"]  # the option --import
     own = {name: value for name, value in given.items() if value and name != "data"}
@@ -212,6 +211,8 @@ def make_run(
         if name not in fields["task"]:
             raise ConfigError(f"--{name} has no meaning for --task {task}")
     refuse_twice(changes, given)
+    if options.digest and data in kind.sets:
+        raise ConfigError(f"--digest is for your own images, and {data} is a built-in set: leave it out")
     changed = read_changes(changes, fields)
     values: dict[str, dict[str, Any]] = {
         part: {**kind.defaults(data).get(part, {}), **(defaults or {}).get(part, {})} for part in fields

@@ -10,11 +10,17 @@ from torch import nn
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; afterwards every module has its own mode again."""
+    with kept_modes(model), torch.no_grad():
+        model.eval()
+        yield
+
+
+@contextmanager
+def kept_modes(model: nn.Module) -> Iterator[None]:
+    """Afterwards every module has its own mode again, of training or of evaluation."""
     modes = [(module, module.training) for module in model.modules()]
     try:
-        model.eval()
-        with torch.no_grad():
-            yield
+        yield
     finally:
         for module, training in modes:
             module.training = training

@@ -1,4 +1,5 @@
-"""Arrays in files of the cache, each with the SHA-256 of its bytes at its end: damage never passes for an image.
+"""Arrays in files of the cache, each with the SHA-256 of its name and bytes at its end: neither damage nor the file of
+another set passes for an image.
 
 A reader of .npy files takes no notice of the last 32 bytes, so that an array can still be mapped into memory.
 """
@@ -16,20 +17,21 @@ log = logging.getLogger("regard")
 DIGEST = hashlib.sha256().digest_size
 
 
-def add_digest(file: IO[bytes]) -> None:
-    """Write the digest of the bytes of a file, open for reading and writing, behind them."""
+def add_digest(file: IO[bytes], name: str) -> None:
+    """Write the digest of a name and of the bytes of a file, open for reading and writing, behind them."""
     file.flush()
     file.seek(0)
-    digest = hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
-    file.seek(0, os.SEEK_END)
-    file.write(digest)
+    total = hashlib.sha256(name.encode())
+    while part := file.read(2**22):
+        total.update(part)
+    file.write(total.digest())
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file that `add_digest` ended is there and unchanged; a damaged one is named in a warning."""
+    """Whether a file that `add_digest` ended is there, unchanged and under its name; another is named in a warning."""
     try:
         with path.open("rb") as file:
-            left, total = os.fstat(file.fileno()).st_size - DIGEST, hashlib.sha256()
+            left, total = os.fstat(file.fileno()).st_size - DIGEST, hashlib.sha256(path.name.encode())
             while left > 0 and (part := file.read(min(left, 2**22))):
                 total.update(part)
                 left -= len(part)
@@ -37,7 +39,7 @@ def is_whole(path: Path) -> bool:
     except OSError:
         return False
     if not whole:
-        log.warning("%s of the cache is damaged and is made again", path)
+        log.warning("%s of the cache is damaged or of another set, and is made again", path)
     return whole
 
 
@@ -46,7 +48,7 @@ def write_array(path: Path, array: np.ndarray) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
         try:
             np.save(file, array)
-            add_digest(file)
+            add_digest(file, path.name)
             file.flush()
             os.replace(file.name, path)
         except BaseException:

@@ -1,5 +1,6 @@
 """`load` asks no network and reads no file outside its folder, whatever a description names."""
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,3 +108,14 @@ def test_evaluation_does_not_ask_for_the_weights_that_a_host_started_from(
     (folder,) = (tmp_path / "runs").iterdir()
     assert command(["eval", str(folder), "--json"]) == 0, capsys.readouterr().err
     assert command(["export", str(folder), "--onnx", str(tmp_path / "x.onnx")]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", ["mlflow", "tensorboard", "csv"])
+def test_a_log_tells_nobody(tool: str, tmp_path: Path) -> None:
+    if tool != "csv":
+        pytest.importorskip(tool)
+    short = ["--set", "recipe.epochs=1", "--set", "task.limit=32", "--device", "cpu", "--results", str(tmp_path)]
+    host = ["--host", "vit_desk(size=8, patch=2, dim=16, depth=1, heads=2)"]
+    assert command(["train", "Softmax()", "--data", "digits", *host, "--log", tool, *short]) in (0, 2)
+    if tool == "mlflow":  # which asks nobody in tests either way
+        assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"

@@ -76,6 +76,12 @@ def test_a_finished_run_returns_at_once(tmp_path: Path) -> None:
     assert execute(run, Results(tmp_path), device="cpu") == first
 
 
+def test_a_step_needs_no_more_batches_than_an_epoch_has(tmp_path: Path) -> None:
+    run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, accumulate=5))
+    with pytest.raises(ConfigError, match="accumulate=5: an epoch has 4 batches"):
+        execute(run, Results(tmp_path), device="cpu")
+
+
 def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
     one, two, again = (Results(tmp_path / name) for name in ("one", "two", "again"))
     runs = [Run(task=Tiny(), recipe=SHORT, seed=seed) for seed in (0, 1, 0)]

@@ -17,7 +17,7 @@ import torch
 from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
 
-from regard.core import DeviceError, RegardError, StoreError
+from regard.core import ConfigError, DeviceError, RegardError, StoreError
 from regard.core.eval_mode import eval_mode
 from regard.files.tensor_files import check_weights
 from regard.images.streams import seed_all
@@ -78,7 +78,10 @@ class Loop:
         self.task, self.recipe, self.seed, self.fabric = task, recipe, seed, fabric
         self.folder, self.watch, self.device = folder, watch, fabric.device
         self.part, self.first = (fabric.global_rank, fabric.world_size), fabric.is_global_zero
-        self.per_epoch = max(task.batches_per_epoch(recipe) // recipe.accumulate, 1)
+        batches = task.batches_per_epoch(recipe)
+        if recipe.accumulate > batches:
+            raise ConfigError(f"accumulate={recipe.accumulate}: an epoch has {batches} batches, give at most these")
+        self.per_epoch = batches // recipe.accumulate
         self.steps = self.per_epoch * recipe.trained_epochs
         self.schedule = self.per_epoch * recipe.epochs
         self.step, self.seconds, self.losses = 0, 0.0, list[float]()

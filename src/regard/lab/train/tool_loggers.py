@@ -102,6 +102,7 @@ class MLflowLogger(_ToolLogger):
     """
 
     def __init__(self, folder: Path, label: str) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it asks its makers when it is imported
         require("mlflow", "mlflow")
         super().__init__(folder, label)
 

@@ -116,7 +116,7 @@ def _copied(shards: Shards, path: Path, index: Path) -> np.ndarray:
         part.parent.mkdir(parents=True, exist_ok=True)
         with part.open("w+b") as target:
             table = np.array(list(_written(shards, target)), np.int64).reshape(-1, 3)
-            add_digest(target)
+            add_digest(target, path.name)
         part.replace(path)
         write_array(index, table)
     except OSError as error:
