@@ -93,7 +93,7 @@ def _plans(result: Recommendation) -> Sheet:
     columns = ("plan", kind, "divergence", "low", "high", "agreement %", "expected", "role")
     rows = tuple(
         (
-            f"{label}: {_short(plan)}",
+            f"{label}: {short_plan(plan)}",
             round(plan.share(result.budget.kind), 3),
             round(plan.divergence.mean or 0.0, 5),
             None if plan.divergence.low is None else round(max(plan.divergence.low, 0.0), 5),
@@ -112,7 +112,7 @@ def _plans(result: Recommendation) -> Sheet:
     return Sheet(title="Plans", columns=columns, rows=rows, note=note, chart=chart)
 
 
-def _short(plan: VerifiedPlan) -> str:
+def short_plan(plan: VerifiedPlan) -> str:
     """The mechanisms of a plan with their numbers of layers."""
     counts: dict[str, int] = {}
     for mixer in plan.choice.values():

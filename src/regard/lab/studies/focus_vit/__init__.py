@@ -1,0 +1,1 @@
+"""`focus_vit`: a real trained network whose attention is swapped."""

