@@ -7,11 +7,14 @@ import torch
 from torch import Tensor, nn
 
 
-def agrees(model: nn.Module, x: Tensor, file: Path) -> None:
+def agrees(model: nn.Module, x: Tensor, file: Path, *others: Tensor) -> None:
+    """others: inputs of other batch sizes, for which the batch is left free."""
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    torch.onnx.export(model, (x,), file, dynamo=True, verbose=False)
+    shapes = ({0: torch.export.Dim.DYNAMIC},) if others else None
+    torch.onnx.export(model, (x,), file, dynamo=True, dynamic_shapes=shapes, verbose=False)
     session = runtime.InferenceSession(file)
-    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    with torch.no_grad():
-        torch.testing.assert_close(torch.from_numpy(found), model(x), rtol=1e-4, atol=1e-5)
+    for given in (x, *others):
+        (found,) = session.run(None, {session.get_inputs()[0].name: given.numpy()})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(found), model(given), rtol=1e-4, atol=1e-5)

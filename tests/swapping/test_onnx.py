@@ -28,6 +28,7 @@ def test_a_swapped_model_is_the_same_in_onnx(host: str, mixer: str, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.untyped
 def test_tokens_are_sorted_by_expert_in_onnx(tmp_path: Path) -> None:
-    """196 tokens, which MiTA groups; few are taken in one dense piece."""
+    """196 tokens, which MiTA groups; few are taken in one dense piece. Any batch."""
     model, _ = vit(img_size=(112, 112))
-    agrees(swap(model, "MiTA(m=16, k=9)").eval(), torch.randn(2, 3, 112, 112), tmp_path / "model.onnx")
+    one, several = torch.randn(2, 3, 112, 112), torch.randn(5, 3, 112, 112)
+    agrees(swap(model, "MiTA(m=16, k=9)").eval(), one, tmp_path / "model.onnx", several, several[:1])

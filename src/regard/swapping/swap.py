@@ -349,9 +349,14 @@ def _swap_by_layer(
     return unchanged_on_error(model, apply)
 
 
-def remove(model: nn.Module, where: str = "*", example: Example | None = None) -> nn.Module:
-    """Replace each matching attention by zeros, in place: only the residual branch remains. `restore` undoes it."""
-    return swap(model, Removed(), where, example)
+def remove(
+    model: nn.Module, where: str = "*", example: Example | None = None, *, ports: Sequence[type[Port]] = ()
+) -> nn.Module:
+    """Replace each matching attention by zeros, in place: only the residual branch remains. `restore` undoes it.
+
+    ports: as for `swap`.
+    """
+    return swap(model, Removed(), where, example, ports=ports)
 
 
 def restore(model: nn.Module, where: str = "*") -> nn.Module:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from regard import Softmax
+from regard import Grid, Port, Site, Softmax
 from regard.core import ConfigError, DataError
 from regard.images import cores as cores_module
 from regard.images import feed, own
@@ -51,6 +51,7 @@ from regard.mixers.convolutions.dynamic import DynamicConv
 from regard.mixers.factors.factors import Factors
 from regard.mixers.pvt import PVT
 from regard.mixers.vit3 import ViT3
+from regard.swapping.removed import RemovedMixer
 
 PLAIN = Recipe(batch=32, augment="none")
 
@@ -185,6 +186,46 @@ def test_a_slot_behind_a_gamma_of_zero_can_learn(mixer) -> None:
 def test_no_mixer_has_no_attention_parameters() -> None:
     model = canvas().model(None, 0, removed=True)
     assert not [name for name, _ in model.named_parameters() if "attn" in name]
+
+
+class Mixing(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj = torch.nn.Linear(8, 24), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(self.qkv(x).chunk(3, -1)[2])
+
+
+class MixingPort(Port):
+    replaces = (Mixing,)
+    watch = "patches"
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        return Site(dim=8, heads=2, grid=grid, name=name, layer=layer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mixer(x, self.grid())
+
+
+class own_network(torch.nn.Module):
+    def __init__(self, num_classes: int = 10, in_chans: int = 3, img_size: tuple[int, int] = (8, 8)) -> None:
+        super().__init__()
+        self.patches, self.img_size = torch.nn.Conv2d(in_chans, 8, 2, 2), img_size
+        self.attention, self.head = Mixing(), torch.nn.Linear(8, num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.patches(images).flatten(2).mT
+        return self.head((x + self.attention(x)).mean(1))
+
+
+def test_attention_that_a_port_of_the_user_knows_is_removed_too() -> None:
+    """Else the control without attention would have it."""
+    task = Classification(host="own_network", data="digits", size=(8, 8), init="host", extra=(own_network, MixingPort))
+    model = task.model(None, 0, removed=True)
+    assert isinstance(model.attention, MixingPort)
+    assert isinstance(model.attention.mixer, RemovedMixer)
 
 
 def test_init_zero_of_an_unknown_host_says_so() -> None:

@@ -19,4 +19,5 @@ def stable_sort(
         return ranked.to(numbers.dtype), order
     length = numbers.shape[-1]
     keys = (numbers * length + torch.arange(length, device=numbers.device)).sort(dim=-1).values
-    return keys // length, keys % length
+    ranked = keys // length
+    return ranked, keys - ranked * length  # ONNX has no remainder by a size that is not fixed

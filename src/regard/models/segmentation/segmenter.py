@@ -166,7 +166,7 @@ def make_segmenter(
     options = dict(zip(SEGMENTER_OPTIONS, (host, head, classes, size, channels), strict=True))
     model.regard_host = (SEGMENTER, options)  # type: ignore[assignment]
     model.regard_extra, model.img_size = tuple(extra), size  # type: ignore[assignment]
-    return cast(Segmenter, remove(model, example=example)) if removed else model
+    return cast(Segmenter, remove(model, example=example, ports=user_ports(extra))) if removed else model
 
 
 def _encoder(

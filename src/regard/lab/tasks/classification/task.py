@@ -36,6 +36,7 @@ from regard.lab.data.catalog import (
 )
 from regard.lab.data.streamed.feed import Stream, StreamBatches
 from regard.lab.data.streamed.names import is_stream
+from regard.models.catalog import user_ports
 from regard.models.create import build_sized, create_model, parse_host
 from regard.swapping.inspect import explained_inputs, input_channels
 from regard.swapping.swap import remove
@@ -226,7 +227,7 @@ class Classification(ValidationPart, ImageTask):
             model = create_model(self.host, mixer, extra=self.extra, **options)
         else:
             model = build_sized(self.host, mixer, self.size, self.extra, **options)
-        return remove(model) if removed else model
+        return remove(model, ports=user_ports(self.extra)) if removed else model
 
     def _check_size(self, options: dict[str, Any]) -> None:
         """Check that a host spelled for one image size gets that size, unless it takes any. Raises: ConfigError."""

@@ -17,6 +17,7 @@ from regard.core import ConfigError, DataError, MixerConfig
 from regard.files.data_record import names_digest
 from regard.images.order import Part, check_parts
 from regard.mixers.spelling import spell
+from regard.models.catalog import user_ports
 from regard.models.create import create_model, parse_host
 from regard.swapping.swap import remove
 
@@ -205,7 +206,7 @@ class Sequences(ValidationPart, Task):
             self.host, mixer, extra=self.extra, num_classes=facts.classes, length=length,
             vocabulary=facts.vocabulary, pairs=facts.pairs, mask=mask,
         )  # fmt: skip
-        return remove(model) if removed else model
+        return remove(model, ports=user_ports(self.extra)) if removed else model
 
     def trial(self, mixer: MixerConfig | None, removed: bool = False, outputs: int = 0, augment: str = "") -> Trial:
         facts = data_sets.known_facts(self.data)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork
 
 from regard.core import ConfigError, Extra, MixerConfig, SwapError
+from regard.models.catalog import user_ports
 from regard.models.create import build_sized, create_model, parse_host
 from regard.swapping.swap import remove
 
@@ -118,7 +119,7 @@ def detection_backbone(
         hint = f"strides={tuple(strides)} leave out stages of {host}: name coarser strides, up to {own[-1]}"
         raise ConfigError(f"{error}; {hint}") from error
     if removed:
-        body = remove(body)
+        body = remove(body, ports=user_ports(extra))
     dims: list[int] = [int(dim) for dim in cast(Any, body).feature_info.channels()]
     fpn = SimplePyramid(dims[-1], own[-1], width, strides) if plain else FeaturePyramidNetwork(dims, width)
     return Backbone(body, fpn, width, strides, computed)
