@@ -53,7 +53,8 @@ quickstart: $(VENV)/.ready  ## a few minutes: train on real data, compare, draw 
 	$(BIN)/regard report quickstart --results $(RESULTS) --out $(RESULTS)/report
 	@echo "open $(RESULTS)/report/quickstart-desk.html"
 
-test: typed untyped
+test: $(VENV)/.ready
+	@failed=0; for pass in typed untyped; do $(MAKE) --no-print-directory $$pass || failed=1; done; exit $$failed
 
 test-library: $(VENV)/.ready  ## after a change of a mechanism, a port or a host: all but the laboratory and the command line
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(LIBRARY)

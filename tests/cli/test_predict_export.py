@@ -25,7 +25,7 @@ from regard.lab.train.load import load_run
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.models.create import create_model
-from regard.models.saving import save
+from regard.models.saving import load, save
 
 RUN = Run(
     task=Classification(
@@ -118,13 +118,15 @@ def test_a_saved_model_predicts_as_the_run_does(
     """With its classes and normalisation where the folder has them, else with numbers and a note."""
     file, network = str(digit_file(tmp_path, 3)), load_run(Path(store[0]) / store[1])
     record = recorded_data(Results(store[0]), store[1]) | {"class_names": [f"digit {label}" for label in range(10)]}
-    known, bare = save(network, tmp_path / "known (copy)", data=record), save(network, tmp_path / "bare")
+    known, bare = save(network, tmp_path / "known (copy)", data=record), save(network, tmp_path / "bare", data={})
+    again = save(load(save(network, tmp_path / "as loaded")), tmp_path / "again")
     found = {}
-    for model in (store[1], str(known), str(bare)):
+    for model in (store[1], str(known), str(bare), str(again)):
         assert command(["predict", model, file, "--results", store[0], "--device", "cpu"]) == 0
         shown = capsys.readouterr()
         (found[model],) = json.loads(shown.out)
         assert ("assumed, as the model does not say it" in shown.err) == (model == str(bare))
+    assert found[str(again)] == found[store[1]]
     assert found[str(known)]["label"] == f"digit {found[store[1]]['label']}"
     assert found[str(known)]["probability"] == found[store[1]]["probability"]
     assert found[str(bare)]["label"] in map(str, range(10))

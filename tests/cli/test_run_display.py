@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from regard.cli import run_display
 from regard.cli.app import run as command
 from regard.cli.run_display import progress, progress_line
 from regard.lab.train.watch import Progress
@@ -25,6 +26,13 @@ def test_a_line_has_a_score_only_where_it_is_new(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().err.splitlines()
     assert ["test top1 12.5000" in line for line in lines] == [False, True, False, True]
     assert "top1 12.5000 after epoch 2, 1:01 left" in progress_line(at(3, 2))  # the bar on a terminal keeps it
+
+
+def test_a_long_epoch_is_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(run_display, "SILENCE", 0.0)
+    with progress() as (report, _):
+        report(Progress(3, 40, 1, 4, 1.0, 1e-3, 1.0, 61.0, {}))
+    assert capsys.readouterr().err.startswith("epoch 1/4, loss 1.0000, 1:01 left")
 
 
 def test_what_is_trained_is_said_before_the_first_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

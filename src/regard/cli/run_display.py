@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -60,11 +61,15 @@ def execute_run(run: "Run", results: Path, options: TrainingOptions, as_json: bo
         raise typer.Exit(1)
 
 
+SILENCE = 60.0
+"""Seconds without a line of progress, at most."""
+
+
 @contextmanager
 def progress() -> "Iterator[Any]":
     """Two functions, for progress and for a line of text, on standard error.
 
-    Progress is a bar on a terminal, elsewhere a line for each epoch.
+    Progress is a bar on a terminal, elsewhere a line for each epoch, and for each minute of a long one.
     """
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
@@ -76,9 +81,12 @@ def progress() -> "Iterator[Any]":
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     if not console.is_terminal:
+        shown = time.monotonic()
 
         def print_epoch(progress: "Progress") -> None:
-            if progress.step * progress.epochs % progress.steps == 0:
+            nonlocal shown
+            if progress.step * progress.epochs % progress.steps == 0 or time.monotonic() - shown > SILENCE:
+                shown = time.monotonic()
                 new = progress.evaluated == progress.epoch
                 line = progress_line(progress if new else dataclasses.replace(progress, metrics={}))
                 say(line)

@@ -37,7 +37,8 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
 
     A model of transformers becomes the files that transformers reads, and regard.json with the swap.
     data: what it was trained on, for `regard predict` and `export`: "class_names", the names of its outputs, "normal",
-    [mean, deviation] of each channel by which images are normalised, and "name" of the set; others are left out.
+    [mean, deviation] of each channel by which images are normalised, and "name" of the set; others are left out. None
+    = what was known of a model that was loaded.
     A number of classes or an input size changed since then, by timm's `reset_classifier` and `set_input_size`, is
     recorded.
     A `forward` that was replaced on a module, and hooks, are not kept; a warning names them.
@@ -55,7 +56,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
                 "save(data=...) is for models of create_model; transformers keeps them in the configuration"
             )
         return save_transformers(model, folder)
-    known = _known_data(data or {})
+    known = _known_data(_loaded_data(model) if data is None else data)
     recipe = check_recipe(model)
     weights = save_tensors(stored_tensors(model))
     about = {
@@ -105,6 +106,7 @@ def load(folder: str | os.PathLike[str], extra: Extra = (), *, download: bool = 
         tensors = load_tensors(data)
         model = rebuild(about, tuple(extra))
         fill(model, tensors)
+    model.regard_data = about.get("data", {})  # type: ignore[assignment]  # `save` keeps it
     return model.eval()
 
 
@@ -129,6 +131,15 @@ def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if unknown := sorted(about.keys() - {*_FIELDS, "version"}):
         raise StoreError(f"{path} has {', '.join(unknown)}, which this Regard does not know; update Regard")
     return about
+
+
+def _loaded_data(model: nn.Module) -> Mapping[str, Any]:
+    """What was known of a model when it was loaded; without the names of classes if it has another number of them."""
+    data = dict(model.__dict__.get("regard_data") or {})
+    names = data.get("class_names") or ()
+    if len(names) != getattr(model, "num_classes", len(names)):
+        data.pop("class_names", None)
+    return data
 
 
 def _known_data(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def load_run(
     with checkpoint.load_errors(target):
         check_weights(model, weights)
         model.load_state_dict(weights)
+    model.regard_data = outcome.get("data") or {}  # type: ignore[assignment]  # `regard.save` keeps it
     return model.eval()
 
 

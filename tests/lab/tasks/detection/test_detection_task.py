@@ -10,10 +10,12 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 
+from layouts_of_boxes import standard
 from regard.core import ConfigError, DataError
 from regard.images import digest
 from regard.lab.tasks.detection import Detection, Instances
 from regard.lab.tasks.detection.masks import decode
+from regard.lab.tasks.detection.presets import defaults
 from regard.lab.tasks.detection.score import Found, evaluate, results
 from regard.lab.tasks.detection.task import Boxes
 from regard.lab.train.inference_speed import inference_speed
@@ -262,3 +264,11 @@ def test_cued_digits_need_no_files() -> None:
     trial = task.trial(Softmax())
     assert torch.isfinite(trial.loss(2))
     assert len(trial.forward(2)) == 2
+
+
+def test_few_pictures_of_ones_own_get_more_epochs(tmp_path: Path) -> None:
+    standard(tmp_path)
+    assert Detection.defaults(str(tmp_path))["recipe"]["epochs"] == 60
+    assert Detection.defaults(str(tmp_path / "missing"))["recipe"]["epochs"] == 9
+    assert [defaults("", images)["recipe"]["epochs"] for images in (48, 1000)] == [45, 9]
+    assert Detection.defaults("nuclei")["recipe"]["epochs"] == 8

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -109,7 +110,11 @@ class Boxes(ValidationPart, ImageTask):
 
     @classmethod
     def defaults(cls, data: str) -> dict[str, dict[str, Any]]:
-        return presets.defaults(data)
+        images = 0
+        if data and data not in cls.sets:
+            with suppress(DataError):  # which the run itself will name
+                images = len(data_sets.load(data, cls.kind == "segm", "stop").splits["train"])
+        return presets.defaults(data, images)
 
     def in_host(self, host: str, size: tuple[int, int] | None = None) -> "Boxes":
         """As in `Task`; the size stays if none is given."""
