@@ -1,6 +1,7 @@
 """`regard export`: a trained model as an ONNX file."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,9 @@ def export(
     onnx: Annotated[
         Path, typer.Option(help="The file to write, such as model.onnx.", parser=user_path, metavar="PATH")
     ],
+    free_size: Annotated[
+        bool, typer.Option("--free-size", help="Leave height and width free, of a model that takes images of any size.")
+    ] = False,
     best: Annotated[bool, typer.Option("--best", help="Use the best weights of a run with --val.")] = False,
     *,
     options: ModelOptions,
@@ -38,8 +42,10 @@ def export(
     if task is not None and task.no_export:
         raise UnsupportedError(f"--task {task.name} cannot be exported to ONNX: {task.no_export}")
     inputs, about = trained.inputs(), _about(record)
-    difference, dynamic = export_onnx(trained.network, inputs, onnx, about=about)
-    shapes = ", ".join("x".join(["batch" if dynamic else "1", *map(str, item.shape[1:])]) for item in inputs)
+    if free_size and any(item.ndim != 4 for item in inputs):
+        raise ConfigError("--free-size is for models of images: leave it out")
+    difference, dynamic = export_onnx(trained.network, inputs, onnx, about=about, free_size=free_size)
+    shapes = ", ".join(_shape(item.shape, dynamic, free_size) for item in inputs)
     typer.echo(f"{onnx}: input {shapes}; largest relative difference in onnxruntime {difference:.1e}")
     if "mean" in about:
         colours = "red, green, blue" if len(record["normal"][0]) == 3 else "grey"
@@ -47,6 +53,12 @@ def export(
             f"input = (pixels / 255 - mean) / deviation, {colours}: mean {about['mean']}, deviation "
             f"{about['deviation']}; they are in the metadata of the file, with the class names"
         )
+
+
+def _shape(shape: Sequence[int], dynamic: bool, free_size: bool) -> str:
+    """Of an input of the file, such as batchx3x224x224."""
+    sides = ("height", "width") if free_size else shape[2:]
+    return "x".join(map(str, ("batch" if dynamic else 1, *shape[1:2], *sides)))
 
 
 def _about(record: dict[str, Any]) -> dict[str, str]:

@@ -291,3 +291,8 @@ def _argument(hint: Any) -> "_TensorArgument | _Plan | Rule | type | None":
 
 def _kind(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
+
+
+def is_open(*sizes: int) -> bool:
+    """Whether an export leaves one of these sizes open, so that nothing may be decided by it."""
+    return exporting() and any(isinstance(size, torch.SymInt) for size in sizes)

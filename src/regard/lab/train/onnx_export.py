@@ -22,12 +22,14 @@ def export_onnx(
     path: Path,
     batch: int = 2,
     about: Mapping[str, str] | None = None,
+    free_size: bool = False,
 ) -> tuple[float, bool]:
     """Write a model in evaluation mode to an ONNX file, and compare its outputs with the model's in onnxruntime.
 
     inputs: the model's arguments for one sample, each with the batch first. The exported model takes any batch where
     the exporter can trace one, else batches of one. batch: samples with which a dynamic export is traced and compared.
-    about: entries of the file's metadata.
+    about: entries of the file's metadata. free_size: leave height and width of images free too, and compare twice the
+    height as well; mechanisms with landmarks need them as m=(rows, columns).
     Returns the largest difference of an output relative to its largest value, and whether the batch is dynamic.
     Raises: MissingExtra if packages are missing; ConfigError if the exporter fails, or outputs differ by more than
     `TOLERANCE`; StoreError if the file cannot be written.
@@ -38,13 +40,14 @@ def export_onnx(
     model = model.cpu().float().eval()
     many = tuple(torch.cat([item] * batch) for item in inputs)
     program, dynamic, failure = None, False, ""
-    for dynamic, examples in ((True, many), (False, inputs)):
-        shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in inputs) if dynamic else None
+    free = dict.fromkeys((0, 2, 3) if free_size else (0,), torch.export.Dim.DYNAMIC)
+    for dynamic, examples in ((True, many), *([] if free_size else [(False, inputs)])):
+        shapes = tuple(free for _ in inputs) if dynamic else None
         try:
             program = _traced(model, examples, shapes)
             break
         except Exception as error:  # the exporter raises errors of many kinds
-            failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            failure = _cause(error)
     if program is None:
         raise ConfigError(f"{type(model).__name__} cannot be exported to ONNX: {failure}")
     program.model.metadata_props.update(about or {})
@@ -53,7 +56,8 @@ def export_onnx(
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:  # a former file stays until the end
             part = Path(folder) / path.name
             program.save(str(part))
-            difference = compare_onnx(model, examples, part)
+            taller = tuple(torch.cat([item] * 2, 2) for item in examples) if free_size else examples
+            difference = float(torch.tensor([compare_onnx(model, given, part) for given in (examples, taller)]).max())
             if not difference <= TOLERANCE:
                 raise ConfigError(
                     f"{path} is not written: in onnxruntime the outputs of {type(model).__name__} differ by "
@@ -64,6 +68,13 @@ def export_onnx(
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
     return difference, dynamic
+
+
+def _cause(error: BaseException) -> str:
+    """The error that the exporter's own ones are about, and the first line of its text."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 def _traced(model: nn.Module, inputs: tuple[Tensor, ...], shapes: tuple[Any, ...] | None) -> Any:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from regard.core import ConfigError
+from regard.core.tensors import is_open
 
 
 class Situation(NamedTuple):
@@ -49,7 +50,7 @@ def _always(_: Situation) -> bool:
 
 
 def _small(s: Situation) -> bool:
-    return s.tokens * s.keys <= SMALL or "few" in s.facts
+    return "few" in s.facts or (not is_open(s.tokens, s.keys) and s.tokens * s.keys <= SMALL)
 
 
 _FEW = "for at most 128 x 128 logits, and on CUDA for at most 2^24 of all heads and images"

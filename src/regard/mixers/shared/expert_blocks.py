@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from regard.core.tensors import is_open
+
 from .stable_sort import stable_sort
 
 
@@ -29,6 +31,8 @@ class Blocks:
 
 def block_size(queries: int, experts: int) -> int:
     """Rows of a block, near the mean number of queries of an expert: a power of two from 8 to 64."""
+    if is_open(queries):
+        return 16
     mean = max(queries / experts, 1.0)
     return max(8, min(64, 1 << round(math.log2(mean))))
 
@@ -55,7 +59,7 @@ def lay_out(choice: Int[Tensor, "B H N s"], experts: int, size: int, bounded: bo
     ends = blocks.cumsum(0)
     offset = (ends - blocks) * size - (counts.cumsum(0) - counts)  # (total,): from sorted position to row
     rows = torch.arange(expert_of_pair.numel(), device=device) + offset.index_select(0, ranked)
-    number = expert_of_pair.numel() // size + min(total, expert_of_pair.numel())
+    number = expert_of_pair.numel() // size + torch.sym_min(total, expert_of_pair.numel())
     slot = torch.empty_like(rows).scatter(0, order, rows)
     source = (
         torch.full((number * size,), expert_of_pair.numel() - 1, device=device).scatter(0, rows, order).view(-1, size)

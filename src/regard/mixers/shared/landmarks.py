@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core import ConfigError, Grid, GridError, only_kept, operator_function
+from regard.core.tensors import is_open
 from regard.core.validation import is_whole, plain_number, shown
 
 from .native import runs_native
@@ -38,6 +39,8 @@ def landmark_windows(grid: Grid, m: Windows) -> tuple[int, int]:
     Raises: GridError if the grid has fewer rows or columns; ConfigError for a tuple that is no pair of whole numbers.
     """
     if not isinstance(m, tuple):
+        if is_open(grid.height, grid.width):
+            raise GridError(f"m={m}: its rows and columns depend on the shape of the image; write m=(rows, columns)")
         return grid.factor(m)
     sides = plain_number(m)
     if len(sides) != 2 or not all(map(is_whole, sides)):
@@ -67,7 +70,8 @@ def pool_matrix(
     vertical, horizontal = (
         _averages(size, number, policy, dtype, device) for size, number in ((grid.height, rows), (grid.width, columns))
     )
-    return F.pad(torch.kron(vertical, horizontal), (first, grid.extra - first))
+    both = vertical[:, None, :, None] * horizontal[None, :, None, :]  # torch.kron would fix sizes that are open
+    return F.pad(both.flatten(0, 1).flatten(1, 2), (first, grid.extra - first))
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,8 @@ def pool_landmarks(
         return (matrix / matrix.sum(-1, keepdim=True).clamp_min(1e-6))[:, None] @ x
     if runs_native("pool_landmarks", "auto", x):
         return cast(Tensor, pool_native(x, PooledQueries(grid, m, start, policy).windows()))
+    if is_open(grid.height, grid.width):
+        return pool_matrix(grid, m, start=start, policy=policy, dtype=x.dtype, device=x.device) @ x
     cells = x[..., first : first + grid.cells, :]
     if grid.height % rows == 0 and grid.width % columns == 0:
         bands = cells.unflatten(-2, (rows, grid.height // rows, grid.width)).mean(-3)  # long rows first: faster

@@ -1,11 +1,14 @@
 """Static keys on other grids: resampling, and windows of the trained grid over a larger one."""
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import Grid, GridError, Mask, UnsupportedError
+from regard.core.tensors import is_open
 from regard.mixers.shared.tiles import join_tokens, split_tokens
 
 
@@ -16,7 +19,7 @@ def same_cells(a: Grid, b: Grid) -> bool:
 
 def resample(keys: Float[Tensor, "H cells d"], old: Grid, new: Grid) -> Float[Tensor, "H cells2 d"]:
     """Keys on the grid `old` resampled to `new`, bicubic and antialiased; computed in float32 or better."""
-    if same_cells(old, new):
+    if not is_open(new.height, new.width) and same_cells(old, new):
         return keys
     dtype = torch.promote_types(keys.dtype, torch.float32)
     rows, columns = (_bicubic(a, b, dtype, keys.device) for a, b in ((old.height, new.height), (old.width, new.width)))
@@ -31,13 +34,15 @@ def former_grid(cells: int, new: Grid) -> Grid | None:
     return Grid(*grids[0]) if len(grids) == 1 else None
 
 
-@torch.no_grad()
 def _bicubic(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "new old"]:
-    # The resampling is linear and separable. As a matrix it has a gradient under torch.compile at any size; that of
-    # the interpolation itself fails there for a size that is not constant.
-    # Two equal columns: torch 2.15 on the CPU resamples an image of one column wrongly.
-    eye = torch.eye(old, dtype=dtype, device=device)[None, :, :, None].repeat(1, 1, 1, 2)
-    return F.interpolate(eye, (new, 2), mode="bicubic", antialias=True, align_corners=False)[0, :, :, 0].mT
+    """The weights of `F.interpolate(mode="bicubic", antialias=True)` along an axis, also for a size that is open."""
+    scale = old / new
+    x = torch.arange(old, dtype=dtype, device=device) + 0.5
+    centre = (torch.arange(new, dtype=dtype, device=device)[:, None] + 0.5) * scale
+    far = (x - centre).abs() / cast(float, torch.sym_max(scale, 1.0))
+    near = (1.5 * far - 2.5) * far * far + 1
+    weights = torch.where(far < 1, near, (((2.5 - 0.5 * far) * far - 4) * far + 2) * (far < 2))
+    return weights / weights.sum(-1, keepdim=True)
 
 
 def repeat_window(cells: Float[Tensor, "H cells d"], window: Grid, grid: Grid) -> Float[Tensor, "H cells2 d"]:
