@@ -211,7 +211,10 @@ def read_scored(path: Path) -> tuple[tuple[str, ...], Split]:
 
     Raises: DataError.
     """
-    classes, splits = reader_of(path).read(alone(path), False)
+    reader = reader_of(path)
+    classes, splits = reader.read(alone(path), False)
+    if reader.read is lists.read:
+        lists.warn_of_others(path)
     split = splits.get("test", splits["train"])
     check_labels(str(path), split[2], len(classes), least=1)
     return classes, split

@@ -213,6 +213,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         altered("YOLO, images/train", "data.yaml", ("nc: 2", "names: [dog, cat]")),
         "data.yaml cannot be read: 'names' occurs twice",
     ),
+    "YOLO, an image in two lists": (
+        altered("YOLO with lists", "val.txt", ("4.jpg", "0.jpg")),
+        r"0\.jpg has a name of the lists of train and val",
+    ),
     "YOLO, an empty name": (altered("YOLO, images/train", "data.yaml", ("cat", '""')), "no texts"),
     "YOLO, names to numbers": (altered("YOLO, train/images", "coco8.yaml", ("0: cat", "cat: 0")), "name of 'cat'"),
     "COCO, a category without a name": (altered("COCO", "train.json", ('"cat"', "null")), "name 'None'"),
@@ -309,6 +313,11 @@ WARNED: dict[str, tuple[Callable[[Path], object], str, list[float] | None]] = {
     "YOLO without a label file": (unlabelled, "without a label file", None),
     "YOLO, a label file alone": (label_alone, "label files without an image, which are not used: 1", None),
     "YOLO, an image beside the lists": (unnamed("YOLO with lists", "images/9.jpg"), UNNAMED, None),
+    "VOC, an image in two lists": (
+        altered("VOC", "ImageSets/Main/val.txt", ("4", "0\n4")),
+        "in train and in val: 1",
+        None,
+    ),
     "COCO, an image without annotations": (unnamed("COCO", "images/9.jpg"), UNNAMED, None),
     "table, an image without a row": (unnamed("table of Roboflow"), UNNAMED, None),
     "VOC, an image without annotations": (unnamed("VOC of Roboflow"), UNNAMED, None),

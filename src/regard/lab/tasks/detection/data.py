@@ -134,6 +134,7 @@ def read_own(path: Path, choices: Choices, whole: bool = False) -> OwnSplits:
     try:
         categories, splits = format_of(path).read(path, reading)
         reading.notes.add_unnamed(path / voc.IMAGES if voc.is_voc(path) else path, reading.named)
+        _note_shared(splits, reading.notes)
         sizes = (
             (scene.file, partial(_annotated_size, scene, reading)) for scenes in splits.values() for scene in scenes
         )
@@ -161,6 +162,14 @@ def _kept(scene: Scene, reading: Reading) -> Scene:
     source = AsStored(scene.file)
     size = size_of(source) if scene.source in reading.measured else scene.size
     return replace(scene, source=source, size=size)
+
+
+def _note_shared(splits: Splits, notes: Notes) -> None:
+    first: dict[Path, str] = {}
+    for split, scenes in splits.items():
+        for scene in scenes:
+            if (before := first.setdefault(scene.file, split)) != split:
+                notes.add(f"images that are in {before} and in {split}", scene.name)
 
 
 def _count_crowds(splits: Splits, notes: Notes) -> None:

@@ -88,12 +88,18 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
     configs = _yaml_files(path)
     config = _yaml(configs[0]) if configs else {}
     images = files_below(path, SUFFIXES)
-    listed = {name: split for split, file in _lists(path).items() for name in _listed(file)}
+    listed: dict[str, list[str]] = {}
+    for split, file in _lists(path).items():
+        for name in _listed(file):
+            listed.setdefault(name, []).append(split)
     splits: dict[str, list[Path]] = {}
     for image in images:
         folders = image.relative_to(path).parts[:-1]
         split = next((split for folder in folders if (split := split_of_name(folder))), "")
-        splits.setdefault(split or listed.get(image.name, "" if listed else "train"), []).append(image)
+        given = listed.get(image.name, [] if listed else ["train"])
+        if not split and len(given) > 1:
+            raise DataError(f"{image} has a name of the lists of {' and '.join(given)}; keep one, or rename the image")
+        splits.setdefault(split or "".join(given), []).append(image)
     splits.pop("", None)
     labels = {label_of(path, image) for image in images}
     for file in files_below(path, frozenset({".txt"})):
