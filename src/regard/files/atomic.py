@@ -150,14 +150,15 @@ def parse_json(path: Path | str, data: bytes) -> Any:
     path: named in errors. Raises: StoreError if it is not JSON.
     """
     try:
-        return json.loads(data.decode(), object_pairs_hook=_without_repetition)
+        return json.loads(data.decode(), object_pairs_hook=without_repetition)
     except (ValueError, RecursionError) as error:
         raise StoreError(
             f"{path} is not JSON ({error}); it is damaged or another program wrote it: delete it or run again"
         ) from error
 
 
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The names and values of an object. Raises: ValueError for a name that occurs twice."""
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]

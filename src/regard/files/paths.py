@@ -75,11 +75,24 @@ _STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 def visible(folder: Path) -> Iterator[os.DirEntry[str]]:
     """The entries of a folder by name, without hidden ones and those that macOS adds to archives.
 
-    Raises: DataError if the folder may not be read.
+    Raises: DataError if the folder may not be read, and for a pipe, socket or device, whose reader would wait for ever.
     """
     with readable(folder), os.scandir(folder) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
-    return (entry for entry in found if not entry.name.startswith((".", "__MACOSX")))
+    shown = [entry for entry in found if not entry.name.startswith((".", "__MACOSX"))]
+    special = next((entry.path for entry in shown if _is_special(entry)), None)
+    if special is not None:
+        raise DataError(
+            f"{printable(special)} is a pipe, socket or device, but no file; remove it, or put it elsewhere"
+        )
+    return iter(shown)
+
+
+def _is_special(entry: os.DirEntry[str]) -> bool:
+    try:
+        return not entry.is_file() and not entry.is_dir() and bool(entry.stat())
+    except OSError:  # a link that points to nothing, which its reader names
+        return False
 
 
 @contextmanager

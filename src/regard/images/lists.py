@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from regard.core import DataError, Problems
+from regard.files.atomic import without_repetition
 from regard.files.paths import files_below, printable, subfolders, visible
 
 from .folders import SPLITS, Split, split_of_name
 from .images import SUFFIXES, kinds_of_images
+from .notes import Notes
 
 FILES = ("file_name", "filename", "file", "image", "img", "path", "filepath", "file_path", "image_path", "image_name")
 LABELS = ("label", "class", "target", "category", "fine_label", "class_name", "labels")
@@ -43,7 +45,7 @@ def list_files(path: Path) -> dict[Path, str]:
 def _columns(file: Path) -> tuple[str, str] | None:
     """The names of the columns of files and of labels; None if it lacks one of them, or cannot be read."""
     try:
-        first = next(rows_in(file), {})
+        first = next(rows_in(file, strict=False), {})
     except DataError:
         return None
     lower = {str(name).strip().lower(): str(name) for name in first}
@@ -52,20 +54,41 @@ def _columns(file: Path) -> tuple[str, str] | None:
     return (found[0], found[1]) if is_image and found[1] else None
 
 
-def rows_in(file: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a list by the names of its columns. Raises: DataError."""
+def rows_in(file: Path, strict: bool = True) -> Iterator[dict[str, Any]]:
+    """The rows of a list by the names of its columns. Raises: DataError.
+
+    strict: refuse a name that occurs twice, and a row with more fields than the header.
+    """
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             if file.suffix.lower() == ".jsonl":
-                rows = (json.loads(line) for line in stream if line.strip())
-                yield from (row if isinstance(row, dict) else {} for row in rows)
+                for line, text in enumerate(stream, 1):
+                    if text.strip():
+                        row = _json(text, line, strict)
+                        yield row if isinstance(row, dict) else {}
                 return
             head = stream.readline()
             stream.seek(0)
             mark = "\t" if file.suffix.lower() == ".tsv" else max(",;\t", key=head.count)
-            yield from csv.DictReader(stream, delimiter=mark)
+            table = csv.DictReader(stream, delimiter=mark)
+            names = [name.strip().lower() for name in table.fieldnames or () if name.strip()]
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if strict and twice is not None:
+                raise ValueError(f"line 1 has the column {printable(twice)!r} twice; rename or remove one")
+            for fields in table:
+                if strict and any(fields.get(None, ())):
+                    place = f"line {table.line_num} has more fields than the header"
+                    raise ValueError(f"{place}; put a text with {mark!r} into quotes")
+                yield fields
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _json(text: str, line: int, strict: bool) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=without_repetition if strict else None)
+    except ValueError as error:
+        raise ValueError(f"line {line}: {error}") from error
 
 
 @lru_cache(maxsize=4)
@@ -76,12 +99,13 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> dict[str, list[tup
     for image in files_below(root, SUFFIXES):
         below.setdefault(image.name, []).append(image)
     splits: dict[str, list[tuple[Path, str]]] = {}
+    said: dict[Path, tuple[str, str, str]] = {}
     for file, split in list_files(path).items():
         columns = _columns(file)
         assert columns is not None
         for number, row in enumerate(rows_in(file), 1 + (file.suffix.lower() != ".jsonl")):
             name, label = row.get(columns[0]), row.get(columns[1])
-            if name in (None, "") or label in (None, "") or isinstance(label, list | dict):
+            if name in (None, "") or label is None or not str(label).strip() or isinstance(label, list | dict):
                 problems.append(f"{file}, line {number}: expected a file and one label, not {printable(str(row))[:80]}")
                 continue
             given = split or _split_of(row)
@@ -91,7 +115,14 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> dict[str, list[tup
             elif isinstance(found, str):
                 problems.append(f"{file}, line {number}: {found}")
             else:
-                splits.setdefault(given, []).append((found, str(label).strip()))
+                here = (str(label).strip(), given, f"{file}, line {number}")
+                before = said.setdefault(found, here)
+                if before[:2] != here[:2]:
+                    problems.append(
+                        f"{here[2]}: {found} is {printable(here[0])!r} of {given}, but {printable(before[0])!r} of "
+                        f"{before[1]} in {before[2]}; keep one"
+                    )
+                splits.setdefault(given, []).append((found, here[0]))
     problems.raise_all()
     return splits
 
@@ -133,15 +164,55 @@ def rows_of(path: Path) -> dict[str, list[tuple[Path, str]]]:
 
 
 def lists_of(path: Path) -> dict[Path, str]:
-    """`list_files`, unless their labels are the folders in which all images lie: class folders need no list."""
+    """`list_files`, unless class folders say the same: of the splits that the lists name, or without any of all images.
+
+    Raises: DataError for lists without splits of images in several folders of splits.
+    """
     found = list_files(path)
     if not found or path.is_file():
         return found
     try:
-        rows = [row for part in rows_of(path).values() for row in part]
+        rows = rows_of(path)
     except DataError:
         return found
-    return {} if all(image.parent.name == label and image.parent != path for image, label in rows) else found
+    named = {split: {image for image, _ in part} for split, part in rows.items()}
+    images = set[Path]().union(*named.values())
+    folders = {split for image in images if (split := _split_of_folder(path, image))}
+    if all(image.parent.name == label and image.parent != path for part in rows.values() for image, label in part):
+        placed: dict[str, set[Path]] = {}
+        for image in files_below(path, SUFFIXES):
+            placed.setdefault(_split_of_folder(path, image) or "train", set()).add(image)
+        whole = len(named) == 1 and images == set().union(*placed.values())
+        if whole or all(part == placed.get(split) for split, part in named.items()):
+            return {}
+    if len(named) == 1 and len(folders) > 1:
+        raise DataError(
+            f"{next(iter(found))} names images of the folders {' and '.join(sorted(folders))}, but no split; "
+            "add a column split, or remove the list if the folders have all"
+        )
+    return found
+
+
+def _split_of_folder(path: Path, image: Path) -> str:
+    """The split that the first folder on the way to an image is named after; "" for none."""
+    first = image.relative_to(path).parts[0].lower()
+    return next((split for split, names in SPLITS.items() if first in names), "")
+
+
+def warn_of_others(path: Path) -> None:
+    """Warn of images that no list names, and of those in the folder of another class or split than that of the list."""
+    root, notes, rows = path if path.is_dir() else path.parent, Notes(), rows_of(path)
+    labels = {label for part in rows.values() for _, label in part}
+    for split, part in rows.items():
+        for image, label in part:
+            if image.parent.name in labels - {label}:
+                place = f"{image}, which is {label}"
+                notes.add("images in the folder of another class than that of the list, which decides", place)
+            if _split_of_folder(root, image) not in ("", split):
+                place = f"{image}, which is for {split}"
+                notes.add("images in the folder of another split than that of the list, which decides", place)
+    notes.add_unnamed(root, {image for part in rows.values() for image, _ in part})
+    notes.warn()
 
 
 def read(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], dict[str, Split]]:

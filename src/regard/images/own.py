@@ -181,7 +181,10 @@ def read_splits(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], di
     reserved: and of "val", if it is beside a test. Raises: DataError.
     """
     classes, splits = _given_splits(path, reserved)
-    if path.is_dir() and reader_of(path).read is from_folders:
+    read = reader_of(path).read
+    if read is lists.read:
+        lists.warn_of_others(path)
+    elif path.is_dir() and read is from_folders:
         warn_of_other_files(path)
     if not reserved and _has_reserved(path):
         log.warning("val of %s is its validation part, which --val 0.1 takes; the test is test", path)
@@ -208,7 +211,10 @@ def read_scored(path: Path) -> tuple[tuple[str, ...], Split]:
 
     Raises: DataError.
     """
-    classes, splits = reader_of(path).read(alone(path), False)
+    reader = reader_of(path)
+    classes, splits = reader.read(alone(path), False)
+    if reader.read is lists.read:
+        lists.warn_of_others(path)
     split = splits.get("test", splits["train"])
     check_labels(str(path), split[2], len(classes), least=1)
     return classes, split

@@ -147,6 +147,15 @@ RUNS: dict[str, tuple[str, str]] = {
         f"Run(task=Detection(host='vit_desk(patch=7)', data='FOLDER/clipped', {DETECTOR}, corrupt='skip'), "
         "mixer=Softmax(), recipe=Recipe(augment='none', smoothing=0.0))",
     ),
+    "own objects of YOLO, one class of them `no`": (  # @3: older versions called it False
+        "349548001130",
+        f"Run(task=Detection(host='vit_desk(patch=7)', data='FOLDER/yolo', {DETECTOR}), mixer=Softmax(), "
+        "recipe=Recipe(augment='none', smoothing=0.0))",
+    ),
+    "own photos of a list beside class folders": (  # older versions read the folders alone
+        "9dd64a1151b3",
+        f"Run(task=Classification(host='{VIT}', data='FOLDER/listed', size=(10, 14)), mixer=Softmax())",
+    ),
     # texts and other sequences
     "numbers in words": (
         "5ee79b9b768c",
@@ -366,6 +375,12 @@ def write_data(root: Path) -> None:
         "clipped/train.json": objects(1).replace(b"[5, 5, 12, 10]", b"[35, 5, 12, 10]"),
         "clipped/val.json": objects(3),
         **{f"clipped/images/{n}.png": png(n, 30, 40) for n in range(1, 5)},
+        **{f"yolo/images/{('train', 'val')[n % 2]}/{n}.png": png(n, 30, 40) for n in range(4)},
+        **{f"yolo/labels/{('train', 'val')[n % 2]}/{n}.txt": b"%d .5 .5 .2 .2\n" % (n // 2) for n in range(4)},
+        "yolo/data.yaml": b"names: [no, yes]\n",
+        **{f"listed/{('cat', 'dog')[n % 2]}/{n}.png": png(n, 20, 30) for n in range(8)},
+        "listed/labels.csv": b"file,label,split\n"
+        + b"".join(b"%d.png,%s,%s\n" % (n, (b"cat", b"dog")[n % 2], (b"train", b"test")[n // 4]) for n in range(8)),
         "texts/train.en": b"one house\ntwo green houses\n",
         "texts/train.de": "ein Haus\nzwei grüne Häuser\n".encode(),
         "texts/val.en": b"three houses\n",

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,108 @@ def test_class_folders_need_no_list(tmp_path: Path) -> None:
     own.digest.cache_clear()
     assert check_data(str(tmp_path / "a")).kind == "classification"
     assert task(tmp_path / "a").identity() == before
+
+
+def rows_of_folders(numbers: range, split: str = "") -> str:
+    return "".join(f"{NAMES[n % 2]}/{n}.png,{NAMES[n % 2]}{split and ',' + split}\n" for n in numbers)
+
+
+HEAD = "file,label\n"
+DECIDING: dict[str, tuple[dict[str, str], int]] = {
+    "a column of splits": (
+        {
+            "labels.csv": "file,label,split\n"
+            + rows_of_folders(range(6), "train")
+            + rows_of_folders(range(6, 12), "test")
+        },
+        12,
+    ),
+    "two lists": (
+        {"train.csv": HEAD + rows_of_folders(range(6)), "test.csv": HEAD + rows_of_folders(range(6, 12))},
+        12,
+    ),
+    "some of the images": ({"labels.csv": HEAD + rows_of_folders(range(6))}, 6),
+}
+
+
+@pytest.mark.parametrize("case", DECIDING)
+def test_a_list_decides_beside_class_folders_of_its_names(
+    tmp_path: Path, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, count = DECIDING[case]
+    for number in range(12):
+        shade(tmp_path / NAMES[number % 2] / f"{number}.png", number)
+    before = task(tmp_path).identity()
+    for name, content in files.items():
+        write(tmp_path / name, content)
+    own.digest.cache_clear()
+    found = task(tmp_path).data_set()
+    numbers = numbers_of(found.train), numbers_of(found.test)
+    assert sorted(numbers[0] + numbers[1]) == list(range(count))
+    assert count == 6 or sorted(numbers[0]) == list(range(6))
+    assert task(tmp_path).identity() != before
+    report = check_data(str(tmp_path))
+    assert report.problems == []
+    assert report.warnings == [record.getMessage() for record in caplog.records]
+    assert [("names, which are not used: 6" in text) for text in report.warnings] == [True] * (count == 6)
+
+
+def test_a_list_without_splits_does_not_mix_folders_of_splits(tmp_path: Path) -> None:
+    folders(tmp_path, "train", "test")
+    for numbers in (range(8), range(7)):
+        rows = [f"{split}/{NAMES[n % 2]}/{n}.png,{NAMES[n % 2]}\n" for split in ("train", "test") for n in numbers]
+        write(tmp_path / "labels.csv", HEAD + "".join(rows))
+        own.digest.cache_clear()
+        if len(numbers) == 8:
+            assert len(task(tmp_path).data_set().test) == 8
+    with pytest.raises(DataError, match="folders test and train, but no split"):
+        check_data(str(tmp_path))
+
+
+def test_a_list_that_contradicts_class_folders_decides_with_a_warning(tmp_path: Path) -> None:
+    for number in range(12):
+        shade(tmp_path / NAMES[number % 2] / f"{number}.png", number)
+    write(tmp_path / "labels.csv", HEAD + rows_of_folders(range(12)).replace("cat/0.png,cat", "cat/0.png,dog"))
+    (said,) = check_data(str(tmp_path)).warnings
+    assert "of another class" in said
+    assert "1, the first" in said
+    assert "0.png, which is dog" in said
+    assert sorted(own.read_splits(tmp_path)[1]["test"][2].tolist()) == [0, 1]
+
+
+def test_images_and_pipes_that_no_list_names(tmp_path: Path) -> None:
+    lists(tmp_path, {"labels.csv": table(("file", "label"), range(10))})
+    (said,) = check_data(str(tmp_path)).warnings
+    assert "no list or annotation names, which are not used: 2" in said
+    assert "10.png" in said
+    os.mkfifo(tmp_path / "images" / "x.png")
+    with pytest.raises(DataError, match=r"x\.png is a pipe"):
+        check_data(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("labels.csv", HEAD + "0.png,dog, small\n1.png,cat\n", r"line 2 has more fields .* quotes"),
+        ("labels.csv", HEAD + "0.png,cat\n\n1.png,dog, big\n", r"line 4 has more fields"),
+        ("labels.csv", "file,label,Label\n0.png,cat,dog\n1.png,dog,cat\n", "'label' twice"),
+        ("labels.csv", HEAD + "0.png,cat\n1.png,dog\n0.png,dog\n", r"0\.png is 'dog' .*'cat' .*line 2"),
+        ("labels.csv", HEAD + "0.png,  \n1.png,dog\n", "line 2: expected a file and one label"),
+        ("labels.csv", "file,label,split\n0.png,cat,test\n1.png,dog,train\n0.png,cat,train\n", "of train, .* of test"),
+        ("labels.jsonl", '{"file": "0.png", "label": 1, "label": 2}\n', "line 1: 'label' occurs twice"),
+    ],
+)
+def test_what_a_list_leaves_open_is_refused(tmp_path: Path, file: str, content: str, words: str) -> None:
+    lists(tmp_path, {file: content})
+    for read in (check_data, lambda data: task(Path(data)).data_set()):
+        with pytest.raises(DataError, match=words):
+            read(str(tmp_path))
+
+
+def test_two_lists_with_different_labels_are_refused(tmp_path: Path) -> None:
+    lists(tmp_path, {"a.csv": table(("file", "label"), range(12)), "b.csv": HEAD + "0.png,dog\n1.png,dog\n"})
+    with pytest.raises(DataError, match=r"0\.png is 'dog' .*'cat' .*a\.csv"):
+        check_data(str(tmp_path))
 
 
 @pytest.mark.parametrize(

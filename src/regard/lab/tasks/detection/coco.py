@@ -8,6 +8,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from regard.core import DataError
+from regard.files.atomic import without_repetition
 from regard.files.paths import check_utf8, files_below, printable, user_path
 from regard.images.images import SUFFIXES, AsStored, kinds_of_images, size_of
 from regard.images.notes import Notes
@@ -33,13 +34,13 @@ class Categories:
     names: tuple[str, ...]
 
 
-def read_json(file: Path) -> Any:
-    """The content of a JSON file. Raises: DataError with line and column."""
+def read_json(file: Path, strict: bool = True) -> Any:
+    """The content of a JSON file. strict: refuse a name twice in an object. Raises: DataError with line and column."""
     try:
         text = file.read_text(encoding="utf-8-sig")
         if not text.strip():
             raise DataError(f"{file} is empty; expected COCO annotations: images, annotations and categories")
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=without_repetition if strict else None)
     except json.JSONDecodeError as error:
         raise DataError(f"{file} is no valid JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
     except (OSError, ValueError, RecursionError) as error:  # not UTF-8, a number of 5,000 digits, 5,000 brackets
@@ -79,6 +80,7 @@ def scenes_of(
     annotations = _by_id(file, "annotation", content["annotations"], ("image_id", "category_id"))
     find = _Finder(file, folders, more, root, reading)
     sources = {number: source for number, image in images.items() if (source := find(number, image))}
+    reading.named |= set(sources.values())
     sizes = {n: _size(file, n, images[n], source, reading) for n, source in sources.items()}
     rows: dict[Any, list[dict[str, Any]]] = {number: [] for number in images}
     boxes: list[tuple[Any, tuple[int, int]]] = []
@@ -180,7 +182,8 @@ class Reading:
     corrupt: "stop" at the first wrong annotation or missing image, or "skip" it with a warning. "leave out": wrong
     annotations, with one message about all of them, for COCO itself, of whose boxes two have no height.
     exif: as for `regard.images.turned.annotated_as_stored`. notes: what is unusual and read. mended: whether something
-    was read that older versions skipped, so that a run with corrupt="skip" has other data than theirs. measured: images
+    was read that older versions skipped, so that a run with corrupt="skip" has other data than theirs. renamed: whether
+    classes have other names than in older versions. named: images that annotations or lists name. measured: those
     whose size is not annotated, but that of their header.
     """
 
@@ -188,7 +191,8 @@ class Reading:
         self.corrupt, self.with_masks, self.exif = corrupt, with_masks, exif
         self.left_out: list[str] = []
         self.notes = Notes()
-        self.mended = False
+        self.mended = self.renamed = False
+        self.named: set[Path] = set()
         self.measured: set[Path] = set()
 
     def note(self, kind: str, place: object) -> None:
@@ -247,7 +251,10 @@ def _categories(file: Path, entries: list[Any]) -> tuple[Categories, dict[Any, i
     if not by_id:
         raise DataError(f"{file} has no categories")
     ids = sorted(by_id, key=lambda number: (isinstance(number, str), number))
-    names = tuple(str(by_id[number]["name"]) for number in ids)
+    try:
+        names = tuple(class_name(by_id[number]["name"]) for number in ids)
+    except ValueError as error:
+        raise DataError(f"{file}: a category has {error}") from None
     for name in names:
         check_utf8(Path(name), DataError)
     double = next((name for index, name in enumerate(names) if name in names[:index]), None)
@@ -255,6 +262,13 @@ def _categories(file: Path, entries: list[Any]) -> tuple[Categories, dict[Any, i
         raise DataError(f"{file} has two categories {double!r}; their names must differ")
     numbers = tuple(ids) if all(isinstance(number, int) for number in ids) else tuple(range(1, len(ids) + 1))
     return Categories(numbers, names), {number: label for label, number in enumerate(ids)}
+
+
+def class_name(value: Any) -> str:
+    """The name of a class, a text or a number. Raises: ValueError for another value, and for an empty text."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+        raise ValueError(f"the name {printable(str(value))[:60]!r}; expected a text or a number")
+    return str(value)
 
 
 class _Finder:
@@ -281,7 +295,7 @@ class _Finder:
         if ".." not in name.parts:
             for folder in (*self.folders, *self.more):
                 path = user_path(folder / name, DataError)
-                if path.exists():
+                if path.is_file():
                     self.reading.mended |= folder not in self.folders or "\\" in given
                     return path
         elsewhere = self._named(name.name) if self.root is not None else []

@@ -22,7 +22,7 @@ from regard.lab.data.cued import checksum as cued_checksum
 from regard.lab.data.generated import revised
 
 from ..class_scores import check_subset
-from . import coco, masks
+from . import coco, masks, voc
 from .coco import Reading
 from .feed import fitted
 from .formats import Splits, format_of
@@ -46,15 +46,15 @@ class Choices:
 
 def identity(data: str, with_masks: bool, corrupt: str, kind: str = "", exif: str = "") -> str:
     """The data in a run's key: the name of a named set, or a digest of the user's own data, which ends in "@2" where
-    something is read that older versions skipped.
+    something is read that older versions skipped, and in "@3" where classes have other names than in these.
 
     The arguments and errors are those of `load`; annotations are checked before the bytes of images are read.
     """
     if data in NAMED:
         return revised(data)
     path, choices = path_of(data), Choices(with_masks, corrupt, exif, kind)
-    mended = choices.corrupt == "skip" and own_splits(path, choices).mended
-    return f"own:{digest(path, choices)}{'@2' * mended}"
+    own = own_splits(path, choices)
+    return f"own:{digest(path, choices)}{'@2' * (corrupt == 'skip' and own.mended)}{'@3' * own.renamed}"
 
 
 def path_of(data: str) -> Path:
@@ -106,11 +106,12 @@ def _with_objects(path: Path, categories: coco.Categories, splits: Splits) -> tu
 
 @dataclass(frozen=True, eq=False)
 class OwnSplits:
-    """The user's own categories and scenes. mended: as in `Reading`. as_stored: EXIF data turn no image."""
+    """The user's own categories and scenes. mended, renamed: as in `Reading`. as_stored: EXIF data turn no image."""
 
     categories: coco.Categories
     splits: Splits
     mended: bool
+    renamed: bool
     as_stored: bool
 
 
@@ -132,6 +133,8 @@ def read_own(path: Path, choices: Choices, whole: bool = False) -> OwnSplits:
     reading = Reading(choices.corrupt, choices.with_masks, choices.exif)
     try:
         categories, splits = format_of(path).read(path, reading)
+        reading.notes.add_unnamed(path / voc.IMAGES if voc.is_voc(path) else path, reading.named)
+        _note_shared(splits, reading.notes)
         sizes = (
             (scene.file, partial(_annotated_size, scene, reading)) for scenes in splits.values() for scene in scenes
         )
@@ -147,7 +150,7 @@ def read_own(path: Path, choices: Choices, whole: bool = False) -> OwnSplits:
         _count_crowds(splits, reading.notes)
     finally:
         reading.notes.warn()
-    return OwnSplits(categories, splits, reading.mended, as_stored)
+    return OwnSplits(categories, splits, reading.mended, reading.renamed, as_stored)
 
 
 def _annotated_size(scene: Scene, reading: Reading) -> tuple[int, int] | None:
@@ -159,6 +162,14 @@ def _kept(scene: Scene, reading: Reading) -> Scene:
     source = AsStored(scene.file)
     size = size_of(source) if scene.source in reading.measured else scene.size
     return replace(scene, source=source, size=size)
+
+
+def _note_shared(splits: Splits, notes: Notes) -> None:
+    first: dict[Path, str] = {}
+    for split, scenes in splits.items():
+        for scene in scenes:
+            if (before := first.setdefault(scene.file, split)) != split:
+                notes.add(f"images that are in {before} and in {split}", scene.name)
 
 
 def _count_crowds(splits: Splits, notes: Notes) -> None:

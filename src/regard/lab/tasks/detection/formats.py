@@ -47,7 +47,7 @@ def annotation_files(path: Path) -> dict[str, Path]:
     A file has the name of its split, or this name and a year at its end: "instances_val2017.json".
     """
     for folder in (path, path / "annotations"):
-        files = sorted(folder.glob("*.json"))
+        files = [file for file in sorted(folder.glob("*.json")) if file.is_file()]
         found: dict[str, Path] = {}
         for split, names in SPLITS.items():
             for name in names:
@@ -78,7 +78,7 @@ def exported_files(path: Path) -> dict[str, Path]:
 
 def _only(folder: Path) -> Path | None:
     """The file of a folder that has COCO's annotations. Raises: DataError for several."""
-    files = [file for file in sorted(folder.glob("[!.]*.json")) if _is_coco(file)]
+    files = [file for file in sorted(folder.glob("[!.]*.json")) if file.is_file() and _is_coco(file)]
     objects = [file for file in files if "instance" in file.stem.lower()]
     if len(files) > 1 and len(objects) != 1:
         raise DataError(

@@ -8,7 +8,7 @@ from regard.core import DataError
 from regard.files.paths import files_below
 from regard.images.folders import split_of_name
 
-from .coco import Categories, Reading, read_json, scenes_of
+from .coco import Categories, Reading, class_name, read_json, scenes_of
 from .scenes import Scene
 from .voc import image_of
 
@@ -19,7 +19,7 @@ def shape_files(path: Path) -> list[Path]:
     """The files of a folder if the first of them has the format; else none."""
     files = files_below(path, frozenset({".json"}))
     try:
-        return files if files and _is_labelme(read_json(files[0])) else []
+        return files if files and _is_labelme(read_json(files[0], strict=False)) else []
     except DataError:
         return []
 
@@ -53,13 +53,14 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
             place = f"{file}: shape {index}"
             try:
                 polygon = _polygon(shape)
+                label = class_name(shape["label"]) if polygon else ""
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 reading.wrong(f"{place} cannot be read ({error or type(error).__name__})")
                 continue
             if not polygon:
                 reading.notes.add(NO_OBJECTS, place)
                 continue
-            label, group = str(shape["label"]), shape.get("group_id")
+            group = shape.get("group_id")
             key = (label, index if group is None else f"group {group}")
             if key not in groups:
                 groups[key] = {"image_id": number, "category_id": label, "segmentation": []}

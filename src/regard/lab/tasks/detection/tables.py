@@ -10,7 +10,7 @@ from regard.images.folders import split_of_name
 from regard.images.images import SUFFIXES
 from regard.images.lists import FILES, KINDS, find_image, rows_in
 
-from .coco import Categories, Reading, scenes_of
+from .coco import Categories, Reading, class_name, scenes_of
 from .scenes import Scene
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -27,7 +27,7 @@ def table_files(path: Path) -> list[Path]:
 
 def _has_objects(file: Path) -> bool:
     try:
-        first = {str(name).lower(): value for name, value in next(rows_in(file), {}).items()}
+        first = {str(name).lower(): value for name, value in next(rows_in(file, strict=False), {}).items()}
     except DataError:
         return False
     boxes = first.keys() >= {*_SIDES} and any(name in first for name in _CLASSES)
@@ -88,7 +88,8 @@ def _objects(row: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
         objects = row["objects"]
         labels: list[Any] = next((objects[name] for name in _OF_OBJECTS if name in objects), [])
         for box, label in zip(objects["bbox"], labels, strict=True):
-            yield str(label), [float(value) for value in box]
+            yield class_name(label), [float(value) for value in box]
     elif any(str(row[side] or "").strip() for side in _SIDES):  # an empty row is an image without objects
         left, top, right, bottom = (float(row[side]) for side in _SIDES)
-        yield str(next(row[name] for name in _CLASSES if name in row)).strip(), [left, top, right - left, bottom - top]
+        label = class_name(next(row[name] for name in _CLASSES if name in row))
+        yield label.strip(), [left, top, right - left, bottom - top]

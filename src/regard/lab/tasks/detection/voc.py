@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from regard.core import DataError
 from regard.files.paths import files_below, printable, subfolders, visible
 from regard.images.folders import split_of_name
-from regard.images.images import SUFFIXES as IMAGES
+from regard.images.images import SUFFIXES as OF_IMAGES
 from regard.images.images import AsStored, size_of
 
 from .coco import CLIPPED, LARGEST_SIDE, Categories, Reading, beyond, box_problem
@@ -16,6 +16,8 @@ from .scenes import Scene, objects_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 """Of images, in this order; others after them."""
+IMAGES = "JPEGImages"
+"""The folder of the images of data with lists."""
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _FLAGS = ("1", "-1", "0")
 """Second words of a line of a list: whether the image has an object of a class."""
@@ -66,14 +68,14 @@ def read_lists(path: Path, reading: Reading) -> tuple[Categories, dict[str, list
             raise DataError(f"{folder / 'train.txt'} does not exist; it names the images for training, one a line")
         others = {name for part in names.values() for name in part}
         names = {"train": [name for name in _names(whole) if name not in others], **names}
-    annotations, images = path / "Annotations", path / "JPEGImages"
+    annotations, images = path / "Annotations", path / IMAGES
     files = {split: [(annotations / f"{name}.xml", images / name) for name in part] for split, part in names.items()}
     return _read_all(annotations, files, reading)
 
 
 def read_files(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene]]]:
     """As `read_lists`, for annotations without lists: in folders of splits, or all for training."""
-    beside = {file.with_suffix("").name: file for file in reversed(files_below(path, IMAGES))}
+    beside = {file.with_suffix("").name: file for file in reversed(files_below(path, OF_IMAGES))}
     files: dict[str, list[tuple[Path, Path]]] = {}
     for xml in xml_files(path):
         split = split_of_name(xml.parent.name) if xml.parent != path else ""
@@ -128,7 +130,7 @@ def _names(file: Path) -> list[str]:
     return names
 
 
-def image_of(stem: Path, suffixes: Iterable[str] = (*SUFFIXES, *sorted(IMAGES))) -> Path | None:
+def image_of(stem: Path, suffixes: Iterable[str] = (*SUFFIXES, *sorted(OF_IMAGES))) -> Path | None:
     """The image of a path without suffix; None if there is none."""
     return next((file for end in suffixes if (file := stem.with_name(f"{stem.name}{end}")).is_file()), None)
 
@@ -139,6 +141,9 @@ def _read(file: Path, image: Path, reading: Reading) -> dict[str, Any] | None:
     if source is None:
         reading.wrong(f"there is no image {image} ({', '.join(SUFFIXES[:3])})", annotation=False)
         return None
+    reading.named.add(source)
+    if file.exists() and not file.is_file():
+        raise DataError(f"{file} is no file; remove it, or put it elsewhere")
     try:
         root = ElementTree.parse(file).getroot()
         if root.find("size") is None:
@@ -178,8 +183,8 @@ def _read(file: Path, image: Path, reading: Reading) -> dict[str, Any] | None:
 
 
 def _text(element: ElementTree.Element, path: str) -> str:
-    """The text of a child. Raises: ValueError if it is missing."""
-    text = element.findtext(path)
-    if text is None:
-        raise ValueError(f"it has no {path}")
-    return text
+    """The text of a child. Raises: ValueError if it is missing, or there are several."""
+    found = element.findall(path)
+    if len(found) != 1:
+        raise ValueError(f"it has {len(found)} of {path}; expected one" if found else f"it has no {path}")
+    return found[0].text or ""

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from regard.core import DataError
+from regard.files.atomic import without_repetition
 from regard.files.paths import files_below, printable, visible
 from regard.images.folders import split_of_name
 from regard.images.images import SUFFIXES, AsStored, size_of
@@ -34,11 +35,20 @@ def _yaml_files(path: Path) -> list[Path]:
     return [file for file in files if "names" in _yaml(file)]
 
 
-def _yaml(file: Path) -> dict[str, Any]:
+class _Texts(yaml.BaseLoader):
+    """Takes values as the texts that are written: a class `no` is not False."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        return without_repetition(
+            [(self.construct_object(key), self.construct_object(value)) for key, value in node.value]
+        )
+
+
+def _yaml(file: Path, loader: type[Any] = _Texts) -> dict[str, Any]:
     """The content of a .yaml file; {} if it is no mapping. Raises: DataError if it cannot be read."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        content = yaml.load(file.read_text(encoding="utf-8-sig"), loader)
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     return content if isinstance(content, dict) else {}
 
@@ -75,16 +85,26 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
     training. A line is the class, and the box as centre, width and height, or the points of a polygon; polygons have
     boxes, boxes have no masks. Raises: DataError that names the file and the line.
     """
-    config = next((_yaml(file) for file in _yaml_files(path)), {})
+    configs = _yaml_files(path)
+    config = _yaml(configs[0]) if configs else {}
     images = files_below(path, SUFFIXES)
-    listed = {name: split for split, file in _lists(path).items() for name in _listed(file)}
+    listed: dict[str, list[str]] = {}
+    for split, file in _lists(path).items():
+        for name in _listed(file):
+            listed.setdefault(name, []).append(split)
     splits: dict[str, list[Path]] = {}
     for image in images:
         folders = image.relative_to(path).parts[:-1]
         split = next((split for folder in folders if (split := split_of_name(folder))), "")
-        splits.setdefault(split or listed.get(image.name, "" if listed else "train"), []).append(image)
-    for image in splits.pop("", []):
-        reading.notes.add("images that no list names, which are not used", image)
+        given = listed.get(image.name, [] if listed else ["train"])
+        if not split and len(given) > 1:
+            raise DataError(f"{image} has a name of the lists of {' and '.join(given)}; keep one, or rename the image")
+        splits.setdefault(split or "".join(given), []).append(image)
+    splits.pop("", None)
+    labels = {label_of(path, image) for image in images}
+    for file in files_below(path, frozenset({".txt"})):
+        if file not in labels and _looks_right(file):
+            reading.notes.add("label files without an image, which are not used", file)
     if "train" not in splits:
         raise DataError(
             f"{path} has no images for training; expected images/train/ and labels/train/, or train/images/"
@@ -95,6 +115,7 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
         found[split] = _content(path, part, "kpt_shape" in config, reading)
         classes = max([classes, *(entry["category_id"] + 1 for entry in found[split][0]["annotations"])])
     names = _names(path, config, classes)
+    reading.renamed |= bool(configs) and _names_in(_yaml(configs[0], yaml.SafeLoader)) != _names_in(config)
     categories = [{"id": label, "name": name} for label, name in enumerate(names)]
     scenes: dict[str, list[Scene]] = {}
     for split in ("train", "val", "test"):
@@ -110,14 +131,13 @@ def _names(path: Path, config: dict[str, Any], classes: int) -> list[str]:
     """The names of the classes, else their numbers. Raises: DataError."""
     names = config.get("names")
     given = [*names.values()] if isinstance(names, dict) else names
-    if isinstance(given, list) and not all(isinstance(name, str | int | float) for name in given):
+    if isinstance(given, list) and not all(isinstance(name, str) and name.strip() for name in given):
         raise DataError(f"{_yaml_files(path)[0]} has names that are no texts; expected a list or a mapping of them")
-    if isinstance(names, dict):
-        numbers = {str(key): str(value) for key, value in names.items()}
-        count = 1 + max((int(key) for key in numbers if key.isdigit()), default=-1)
-        return [numbers.get(str(label), str(label)) for label in range(count)]
-    if isinstance(names, list):
-        return list(map(str, names))
+    other = next((key for key in names if not _is_label(key)), None) if isinstance(names, dict) else None
+    if other is not None:
+        raise DataError(f"{_yaml_files(path)[0]} has a name of {other!r}; expected whole numbers from 0 with names")
+    if isinstance(given, list):
+        return _names_in(config)
     file = next((path / name for name in _NAMES if (path / name).is_file()), None)
     if file is None:
         return [str(label) for label in range(classes)]
@@ -125,6 +145,20 @@ def _names(path: Path, config: dict[str, Any], classes: int) -> list[str]:
         return [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _is_label(key: Any) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 7 and key == str(int(key))
+
+
+def _names_in(config: dict[str, Any]) -> list[str]:
+    """The names in the content of a .yaml file in the order of their numbers, which stand for missing names."""
+    names = config.get("names")
+    if isinstance(names, list):
+        return list(map(str, names))
+    numbers = {str(key): str(value) for key, value in names.items()} if isinstance(names, dict) else {}
+    count = 1 + max((int(key) for key in numbers if key.isdigit()), default=-1)
+    return [numbers.get(str(label), str(label)) for label in range(count)]
 
 
 def _listed(file: Path) -> set[str]:
@@ -141,6 +175,7 @@ def _content(path: Path, images: list[Path], points: bool, reading: Reading) -> 
     annotations: list[Any] = []
     places: list[str] = []
     for number, image in enumerate(images, 1):
+        reading.named.add(image)
         label = label_of(path, image)
         lines = list(_lines(label)) if label.is_file() else []
         if not label.is_file():

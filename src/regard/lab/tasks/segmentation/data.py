@@ -369,9 +369,8 @@ def own_digest(path: Path, kind: str = "", whole: bool = False) -> str:
         divided(path, layout.pairs)
     _names(path)
     texts = digest.relative(path, layout.texts)
-    return (
-        digest.identity_of(path, _files(path), kind, texts) if texts else digest.identity_of(path, _files(path), kind)
-    )
+    total = digest.identity_of(path, _files(path), kind, texts or digest.NO_FILES)
+    return f"{total}{'@3' * layout.renamed}"
 
 
 def _files(path: Path) -> dict[str, Path]:

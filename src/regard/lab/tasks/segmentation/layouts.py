@@ -73,7 +73,7 @@ Pairs = dict[str, list[tuple[Path, Mask]]]
 class Layout:
     """Images and masks of "train" and others, or "all". names, labels: of the classes, where the layout tells them.
     others: whether further labels are void. colours: the label of each colour of masks in colour. texts: files that
-    belong to the data besides images."""
+    belong to the data besides images. renamed: as in `Reading` of detection."""
 
     pairs: Pairs
     names: tuple[str, ...] = ()
@@ -81,6 +81,7 @@ class Layout:
     others: bool = False
     colours: Mapping[tuple[int, int, int], int] = field(default_factory=dict)
     texts: Sequence[Path] = ()
+    renamed: bool = False
 
 
 def read_layout(path: Path, notes: Notes, void: int = VOID) -> Layout:
@@ -340,7 +341,7 @@ def _read_polygons(path: Path, notes: Notes, void: int) -> Layout:
     names = own.categories.names
     known = names if void == 0 else ("background", *names)
     labels = tuple(range(len(names) + 1))[-len(known) :]
-    return Layout(pairs, known, labels, texts=format_of(path).files(path))
+    return Layout(pairs, known, labels, texts=format_of(path).files(path), renamed=own.renamed)
 
 
 _POLYGONS = "polygons of the formats of detection"

@@ -152,9 +152,9 @@ def _split(folder: Path, names: tuple[str, ...], source: str, target: str) -> Se
 
 def _file(folder: Path, name: str) -> Path | None:
     plain, packed = folder / name, folder / f"{name}.gz"
-    if plain.exists() and packed.exists():
+    if plain.is_file() and packed.is_file():
         raise DataError(f"{plain} and {packed.name} are the same text; remove one of them")
-    return plain if plain.exists() else packed if packed.exists() else None
+    return plain if plain.is_file() else packed if packed.is_file() else None
 
 
 def _numbers(source: str, target: str) -> Corpus:
