@@ -96,7 +96,8 @@ def test_the_committed_figures_follow_from_the_outcomes(file: Path) -> None:
         survives[index] = True
     for claim, d, value, holds, within in zip(table["claims"], x, p, survives, claims.values(), strict=True):
         verdict = claim["verdict"]
-        if not passed or len(d) < 3:
+        equal = verdict["p"] is None and len(set(d)) == 1  # which tells no deviation
+        if not passed or len(d) < 3 or equal:
             assert verdict["word"] == "not judged"
             continue
         assert verdict["p"] == pytest.approx(value)
