@@ -3,11 +3,9 @@
 Names are imported when they are first used, so that `import regard` and the command line's help do not load torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # as of typing, which is not imported: `python -m regard` would take it from the current folder
 if TYPE_CHECKING:
     from regard import ops as ops
     from regard import testing as testing
@@ -159,6 +157,8 @@ __all__ = ["__version__", *_MODULES, "ops", "testing"]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:
+    from importlib import import_module
+
     if name in ("ops", "testing"):
         return import_module(f"regard.{name}")
     if name not in _MODULES:

@@ -134,3 +134,29 @@ def test_wrong_words_are_one_sentence(
     assert run([word.replace("MODULE", own_module) for word in command]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("regard: ")]
     assert message in line
+
+
+def test_a_classifier_of_transformers_predicts_and_is_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its output is a class of its own, of which the scores are taken."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=4,
+        num_labels=3, initializer_range=1.0,
+    )  # fmt: skip
+    model = transformers.ViTForImageClassification(config).eval()
+    model.save_pretrained("folder")
+    Image.fromarray(np.full((16, 16, 3), 51, np.uint8)).save("grey.png")
+    given = ["--mean", "0,0,0", "--std", "1,1,1"]
+    assert run(["predict", "hf:folder", "grey.png", *given]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    with torch.no_grad():
+        scores = model(torch.full((1, 3, 16, 16), 0.2)).logits[0].softmax(-1)
+    assert found["label"] == str(int(scores.argmax()))
+    assert found["probability"] == pytest.approx(float(scores.max()), abs=1e-4)
+    assert run(["export", "hf:folder", "--onnx", "m.onnx", *given]) == 0
+    assert run(["cost", "host", "SKA()", "--host", "hf:folder"]) == 0

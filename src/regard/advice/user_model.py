@@ -169,7 +169,7 @@ def _label(network: nn.Module, text: str) -> str:
     """The text, with the host's spelling where it names a folder or a run."""
     record = network.__dict__.get("regard_host")
     host = "" if record is None else spell_host(*record)
-    return text if host == text or not host else f"{host.partition('(')[0]} ({Path(text).name})"
+    return text if host == text or not host or ":" in text else f"{host.partition('(')[0]} ({Path(text).name})"
 
 
 def usual_normal(network: nn.Module, channels: int) -> Statistics:

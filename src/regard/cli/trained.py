@@ -14,8 +14,9 @@ from .run_options import find_run, optional_run, recorded_data
 from .user_model import ModelOptions, progress, read_model
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
+    from regard.advice.judges import Judge
     from regard.lab.tasks.base import Task
 
 TrainedArgument = Annotated[
@@ -74,8 +75,25 @@ def read_trained(
     )
 
 
+def _scores_alone(network: "nn.Module", judge: "Judge") -> "nn.Module":
+    """A network that gives the class scores among its outputs."""
+    from torch import nn
+
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, images: "Tensor") -> "Tensor":
+            return judge.read(self.network(images))
+
+    return Scores().eval()
+
+
 def _of_user(text: str, results: Path, extra: Extra, options: ModelOptions, any_output: bool) -> Trained:
     """The user's model; says what is not known of its classes."""
+    from torch import Tensor
+
     from regard.advice.judges.embedding import Embedding
     from regard.advice.judges.scores import Scores
     from regard.lab.tasks.classification import Classification
@@ -99,4 +117,5 @@ def _of_user(text: str, results: Path, extra: Extra, options: ModelOptions, any_
     if not user.trained:
         progress(f"the weights of {user.label} are random: give --pretrained or --weights")
     task = Classification(host="own", data=user.data.get("name", text), size=user.size, init="host", extra=extra)
-    return Trained(user.network, task, record | {"class_names": known}, "32-true", lambda: (user.example,))
+    network = user.network if isinstance(output, Tensor) else _scores_alone(user.network, judge)
+    return Trained(network, task, record | {"class_names": known}, "32-true", lambda: (user.example,))

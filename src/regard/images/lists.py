@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -45,12 +46,12 @@ def list_files(path: Path) -> dict[Path, str]:
 def _columns(file: Path) -> tuple[str, str] | None:
     """The names of the columns of files and of labels; None if it lacks one of them, or cannot be read."""
     try:
-        first = next(rows_in(file, strict=False), {})
+        rows = list(islice(rows_in(file, strict=False), 20))
     except DataError:
         return None
-    lower = {str(name).strip().lower(): str(name) for name in first}
+    lower = {str(name).strip().lower(): str(name) for name in (rows[0] if rows else {})}
     found = [next((lower[name] for name in names if name in lower), "") for names in (FILES, LABELS)]
-    is_image = found[0] and Path(str(first[found[0]])).suffix.lower() in SUFFIXES
+    is_image = found[0] and any(Path(str(row.get(found[0]))).suffix.lower() in SUFFIXES for row in rows)
     return (found[0], found[1]) if is_image and found[1] else None
 
 
@@ -107,6 +108,12 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> dict[str, list[tup
             name, label = row.get(columns[0]), row.get(columns[1])
             if name in (None, "") or label is None or not str(label).strip() or isinstance(label, list | dict):
                 problems.append(f"{file}, line {number}: expected a file and one label, not {printable(str(row))[:80]}")
+                continue
+            own = _split_of(row) if any(str(name).strip().lower() == "split" for name in row) else split
+            if split and own != split:
+                problems.append(
+                    f"{file}, line {number}: its column split does not say {split}, as the file's name does"
+                )
                 continue
             given = split or _split_of(row)
             found = find_image(file, root, str(name), below)

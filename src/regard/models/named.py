@@ -177,9 +177,10 @@ def _of_transformers(text: str, extra: Extra) -> NamedNetwork:
     if code := hub_attention(config):
         raise StoreError(f"{folder}/config.json takes its attention {code!r} from the hub, which is not asked")
     try:
-        network, found = cast(Any, kind).from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
-        )
+        with torch.device("cpu"):  # also where costs are counted, on the meta device
+            network, found = cast(Any, kind).from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+            )
     except Exception as error:  # of transformers, for a configuration or weights that are damaged, it may be any
         raise StoreError(f"{folder} cannot be loaded: {str(error).strip().partition(chr(10))[0]}") from error
     if lost := sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}):

@@ -3,12 +3,14 @@
 import logging
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from regard.core import ConfigError, StoreError, require
 
@@ -71,10 +73,10 @@ def export_onnx(
 
 
 def _cause(error: BaseException) -> str:
-    """The error that the exporter's own ones are about, and the first line of its text."""
+    """The error that the exporter's own ones are about, and the beginning of its text."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+    return f"{type(error).__name__}: {shorten(str(error), 300, placeholder=' ...')}"
 
 
 def _traced(model: nn.Module, inputs: tuple[Tensor, ...], shapes: tuple[Any, ...] | None) -> Any:
@@ -97,7 +99,7 @@ def compare_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> fl
     values = session.run(None, {name: item.numpy() for name, item in zip(names, inputs, strict=True)})
     with torch.inference_mode():
         outputs = model(*inputs)
-    expected: Sequence[Tensor] = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    expected = [part for part in tree_leaves(outputs) if isinstance(part, Tensor)]
     differences = [
         float((torch.as_tensor(value) - tensor).abs().max() / tensor.abs().max().clamp_min(1e-12))
         for value, tensor in zip(values, expected, strict=True)

@@ -22,6 +22,7 @@ from layouts_of_boxes import (
     coco,
     labelme,
     picture,
+    pictures,
     standard,
     write,
 )  # fmt: skip
@@ -195,6 +196,21 @@ def a_pipe(layout: str, file: str) -> Callable[[Path], object]:
     return make
 
 
+def fractions(root: Path) -> None:
+    pictures(root, range(2))
+    write(root / "train.csv", "file,class,xmin,ymin,xmax,ymax\n0.jpg,cat,.1,.1,.5,.6\n1.jpg,cat,.2,.1,.5,.6\n")
+
+
+def two_of_one_name(root: Path) -> None:
+    {**WITH_SPLITS, **WHOLE}["YOLO with lists"](root)
+    picture(root / "images" / "more" / "0.jpg")
+
+
+def a_list_against_a_folder(root: Path) -> None:
+    {**WITH_SPLITS, **WHOLE}["YOLO, images/train"](root)
+    write(root / "val.txt", "images/train/0.jpg\n")
+
+
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "all are crowds": (all_crowds, "iscrowd"),
     "a class has crowds alone": (a_class_of_crowds, "dog"),
@@ -240,6 +256,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "table, an empty class": (altered("tables", "train.csv", ("cat", "")), "line 2: .*the name ''"),
     "table, a comma in a class": (altered("tables", "train.csv", ("cat", "cat, small")), "line 2 has more fields"),
     "table, a column twice": (altered("tables", "train.csv", ("width", "class")), "'class' twice"),
+    "table, a column split": (altered("tables", "train.csv", ("width", "split")), "line 2: .*no column split"),
+    "table, fractions": (fractions, "line 2: .*fractions of the image"),
+    "YOLO, two images of one name in a list": (two_of_one_name, "2 images are named 0.jpg"),
+    "YOLO, a list against a folder": (a_list_against_a_folder, "is of train by its folder, and of val by a list"),
     "table of the Hub, a key twice": (
         altered("table of the Hub", "train/metadata.jsonl", ('"objects"', '"objects": {}, "objects"')),
         "line 1: 'objects' occurs twice",

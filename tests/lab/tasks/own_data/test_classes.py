@@ -259,6 +259,12 @@ def test_images_and_pipes_that_no_list_names(tmp_path: Path) -> None:
         ("labels.csv", HEAD + "0.png,cat\n1.png,dog\n0.png,dog\n", r"0\.png is 'dog' .*'cat' .*line 2"),
         ("labels.csv", HEAD + "0.png,  \n1.png,dog\n", "line 2: expected a file and one label"),
         ("labels.csv", "file,label,split\n0.png,cat,test\n1.png,dog,train\n0.png,cat,train\n", "of train, .* of test"),
+        (
+            "train.csv",
+            "file,label,split\n0.png,cat,train\n1.png,dog,test\n",
+            "line 3: its column split does not say train",
+        ),
+        ("labels.csv", HEAD + "x,cat\n0.png,dog\n1.png,cat\n", "line 2: .*x"),
         ("labels.jsonl", '{"file": "0.png", "label": 1, "label": 2}\n', "line 1: 'label' occurs twice"),
     ],
 )

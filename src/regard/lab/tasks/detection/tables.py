@@ -51,6 +51,11 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
         for number, row in enumerate(rows_in(file), 1 + (file.suffix.lower() != ".jsonl")):
             place = f"{file}, line {number}"
             row = {str(name).lower(): value for name, value in row.items()}
+            if row.get("split") and split_of_name(str(row["split"])) != split:
+                raise DataError(
+                    f"{place}: tables of boxes have no column split; write each split into a file of its own, "
+                    "train.csv, val.csv and test.csv"
+                )
             source = find_image(file, path, str(next((row[name] for name in FILES if name in row), "")), below)
             if isinstance(source, str):
                 reading.wrong(f"{place}: {source}", annotation=False)
@@ -90,6 +95,8 @@ def _objects(row: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
         for box, label in zip(objects["bbox"], labels, strict=True):
             yield class_name(label), [float(value) for value in box]
     elif any(str(row[side] or "").strip() for side in _SIDES):  # an empty row is an image without objects
-        left, top, right, bottom = (float(row[side]) for side in _SIDES)
+        left, top, right, bottom = sides = [float(row[side]) for side in _SIDES]
+        if max(sides) <= 1 and any(side % 1 for side in sides):
+            raise ValueError("its box is in fractions of the image; boxes are in pixels")
         label = class_name(next(row[name] for name in _CLASSES if name in row))
         yield label.strip(), [left, top, right - left, bottom - top]
