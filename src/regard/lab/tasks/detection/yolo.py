@@ -96,16 +96,16 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
     if missing := sorted(listed.keys() - {image.name for image in images}):
         reading.notes.add("names in lists without an image, which are not used", path / missing[0])
     splits: dict[str, list[Path]] = {}
-    names = Counter(image.name for image in images)
+    alike = Counter(image.name for image in images)
     for image in images:
         folders = image.relative_to(path).parts[:-1]
         split = next((split for folder in folders if (split := split_of_name(folder))), "")
         given = listed.get(image.name, [] if listed else ["train"])
-        if not split and listed.get(image.name) and names[image.name] > 1:
+        if not split and listed.get(image.name) and alike[image.name] > 1:
             raise DataError(
-                f"{names[image.name]} images are named {image.name}, so that a list does not tell them apart"
+                f"{alike[image.name]} images are named {image.name}, so that a list does not tell them apart"
             )
-        if split and listed.get(image.name) and names[image.name] == 1 and split not in given:
+        if split and listed.get(image.name) and alike[image.name] == 1 and split not in given:
             raise DataError(f"{image} is of {split} by its folder, and of {given[0]} by a list; correct one of them")
         if not split and len(given) > 1:
             raise DataError(f"{image} has a name of the lists of {' and '.join(given)}; keep one, or rename the image")
