@@ -165,7 +165,7 @@ def test_what_cannot_be_built_has_no_cost_and_no_time(capsys, verb: str, mixer: 
         (HOST, ("--results", "elsewhere"), ("--results is given 2 times",)),
         (HOST, ("--set", "task.limit=8", "--set", "task.limit=9"), ("task.limit is set to 8 and to 9",)),
         (HOST, ("--set", "task.digest=bytes", "--digest", "index"), ("task.digest is set to bytes and to index",)),
-        (HOST, ("--digest", "bytes"), ("--digest is for your own images, and digits is a built-in set",)),
+        (HOST, ("--digest", "bytes"), ("--digest is for your own images, and digits-canvas is a built-in set",)),
         (HOST, ("--set", "task.host=vit_desk"), ("task.host is set to vit_desk(", "set it once")),
         (HOST, ("--seed", "3", "--data-root", " "), ("--data-root is empty; give a value, or leave it out",)),
         (HOST, ("--set", ""), ("--set is empty",)),
