@@ -213,7 +213,7 @@ def test_python_m_regard_is_the_command() -> None:
 
 
 def test_python_m_regard_runs_no_file_of_the_current_folder(tmp_path: Path) -> None:
-    for name in ("typer", "numpy", "rich", "typing", "importlib", "json"):
+    for name in ("typer", "numpy", "rich", "typing", "json"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('executed')")
     command = [sys.executable, "-m", "regard", "list", "data"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
