@@ -108,7 +108,8 @@ def main() -> None:
             raise SystemExit(f"regard {command}: exit {code}: {errors}")
     for command in NEEDS_LAB:
         code, _, errors = output(command)
-        if code != 2 or errors.count("\n") != 1 or "pip install 'regard[lab]'" not in errors:
+        lines = [line for line in errors.splitlines() if line.startswith("regard: ")]
+        if code != 2 or len(lines) != 1 or "pip install 'regard[lab]'" not in lines[0] or "Traceback" in errors:
             raise SystemExit(f"regard {command}: exit {code}: {errors}")
     for name in LAB_NAMES:
         try:
