@@ -214,8 +214,9 @@ def make_run(
     if options.digest and data in kind.sets:
         raise ConfigError(f"--digest is for your own images, and {data} is a built-in set: leave it out")
     changed = read_changes(changes, fields)
+    usual = kind.defaults(data)
     values: dict[str, dict[str, Any]] = {
-        part: {**kind.defaults(data).get(part, {}), **(defaults or {}).get(part, {})} for part in fields
+        part: {**usual.get(part, {}), **(defaults or {}).get(part, {})} for part in fields
     }
     values["task"] |= own | changed["task"]
     values["recipe"] |= changed["recipe"]

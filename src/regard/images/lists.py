@@ -109,13 +109,13 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> dict[str, list[tup
             if name in (None, "") or label is None or not str(label).strip() or isinstance(label, list | dict):
                 problems.append(f"{file}, line {number}: expected a file and one label, not {printable(str(row))[:80]}")
                 continue
-            own = _split_of(row) if any(str(name).strip().lower() == "split" for name in row) else split
-            if split and own != split:
+            own = _split_of(row)
+            if split and own != split and any(str(name).strip().lower() == "split" for name in row):
                 problems.append(
                     f"{file}, line {number}: its column split does not say {split}, as the file's name does"
                 )
                 continue
-            given = split or _split_of(row)
+            given = split or own
             found = find_image(file, root, str(name), below)
             if not given:
                 problems.append(f"{file}, line {number}: its split is none of {', '.join(SPLITS)}")

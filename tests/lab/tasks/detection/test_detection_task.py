@@ -14,6 +14,7 @@ from layouts_of_boxes import standard
 from regard.core import ConfigError, DataError
 from regard.images import digest
 from regard.lab.tasks.detection import Detection, Instances
+from regard.lab.tasks.detection import data as data_sets
 from regard.lab.tasks.detection.masks import decode
 from regard.lab.tasks.detection.presets import defaults
 from regard.lab.tasks.detection.score import Found, evaluate, results
@@ -266,7 +267,9 @@ def test_cued_digits_need_no_files() -> None:
     assert len(trial.forward(2)) == 2
 
 
-def test_few_pictures_of_ones_own_get_more_epochs(tmp_path: Path) -> None:
+def test_few_pictures_of_ones_own_get_more_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The annotations tell their number: no picture is read for it."""
+    monkeypatch.setattr(data_sets, "digest", lambda *_: pytest.fail("the pictures were read"))
     standard(tmp_path)
     assert Detection.defaults(str(tmp_path))["recipe"]["epochs"] == 60
     assert Detection.defaults(str(tmp_path / "missing"))["recipe"]["epochs"] == 9

@@ -130,7 +130,8 @@ def floor(user: UserModel, images: Float[Tensor, "n 3 height width"]) -> tuple[f
 
 @dataclass
 class _Size:
-    """One size of pictures. folder: keeps what a search of plans has found. rows, steps, drawn: what was measured."""
+    """One size of pictures. folder: keeps what a search of plans has found. rows, steps: what was measured. taught:
+    the network of each budget after distillation."""
 
     size: int
     folder: Path
@@ -148,18 +149,24 @@ class _Size:
         before = outputs(self.model, seen)
         for budget in BUDGETS[self.size]:
             if budget <= least / own:
-                text = "out of reach: without any attention it takes longer"
-                self.rows.append((self.size, budget, text, *(None,) * (len(COLUMNS) - 3)))
+                self._say(budget, "out of reach: without any attention it takes longer")
             else:
                 self._budget(user, budget, learned, seen, before)
         share = round(least / own, 3)
         return (self.size, (self.size // PATCH) ** 2, round(1000 * own, 1), round(1000 * least, 1), share)
+
+    def _say(self, budget: float, why: str) -> None:
+        """The row of a budget without a plan."""
+        self.rows.append((self.size, budget, why, *(None,) * (len(COLUMNS) - 3)))
 
     def _budget(self, user: UserModel, budget: float, learned: Images, seen: Tensor, before: Outputs) -> None:
         start, folder = time.process_time(), self.folder / f"{self.size}-{budget:g}"
         folder.mkdir(parents=True, exist_ok=True)
         question = Question(budget=read_budget(f"latency={budget}x"), minutes=MINUTES)
         plan = recommend(user, learned, question, folder=folder, report=progress).best
+        if not plan.spelling:
+            self._say(budget, "no change of a layer saves time")
+            return
         about = (self.size, budget, short_plan(plan), round(plan.latency, 3))
 
         def add(step: str, model: FocusViT) -> None:

@@ -93,10 +93,10 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
     for split, file in _lists(path).items():
         for name in _listed(file):
             listed.setdefault(name, []).append(split)
-    if missing := sorted(listed.keys() - {image.name for image in images}):
-        reading.notes.add("names in lists without an image, which are not used", path / missing[0])
-    splits: dict[str, list[Path]] = {}
     alike = Counter(image.name for image in images)
+    for name in sorted(listed.keys() - alike.keys()):
+        reading.notes.add("names in lists without an image, which are not used", path / name)
+    splits: dict[str, list[Path]] = {}
     for image in images:
         folders = image.relative_to(path).parts[:-1]
         split = next((split for folder in folders if (split := split_of_name(folder))), "")
