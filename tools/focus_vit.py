@@ -30,7 +30,7 @@ def converted(graph: onnx.GraphProto) -> tuple[dict[str, Tensor], dict[str, Tens
         if node.op_type == "Add" and node.input[0].endswith(".bias") and products.get(node.input[1]) in found:
             found[f"{node.input[0].removesuffix('bias')}weight"] = found[products[node.input[1]]].T
     old = "backbone.embeddings"
-    backbone = {
+    backbone: dict[str, Tensor] = {
         "cls_token": found[f"{old}.cls_token"],
         "pos_embed": torch.cat([found[name] for name in POSITIONS], 1),
         **{f"patch_embed.proj.{end}": found[f"{old}.patch_embeddings.projection.{end}"] for end in ("weight", "bias")},
@@ -44,7 +44,8 @@ def converted(graph: onnx.GraphProto) -> tuple[dict[str, Tensor], dict[str, Tens
             backbone |= {f"{new}.{part}.{end}": found[f"{old}.{name}.{end}"] for name, part in LAYER.items()}
         backbone |= {f"{new}.ls{i}.gamma": found[f"{old}.layer_scale{i}.lambda1"] for i in (1, 2)}
     head = {name.removeprefix("decoder."): value for name, value in found.items() if name.startswith("decoder.")}
-    return tuple({name: value.half().contiguous() for name, value in part.items()} for part in (backbone, head))
+    backbone, head = ({name: value.half().contiguous() for name, value in part.items()} for part in (backbone, head))
+    return backbone, head
 
 
 def main(folder: str) -> None:

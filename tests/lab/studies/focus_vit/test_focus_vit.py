@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard.advice.user_model import as_user_model
 from regard.core import DataError
 from regard.images.images import Images
 from regard.lab.engine.analysis import Source
@@ -62,19 +61,21 @@ def test_the_study_of_a_small_network(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(0 < float(row["correlation"]) <= 1 for row in rows[:2])  # type: ignore[arg-type]
     assert floor.rows[0][:2] == (28, 4)  # type: ignore[union-attr]
     assert steps.rows[0][2] == "swapped"  # type: ignore[union-attr]
+    monkeypatch.setattr(half_the_time, "recommend", None)  # what was found is kept
+    monkeypatch.setattr(half_the_time, "distill_model", None)
+    again = ANALYSIS.compute(Source(Results(tmp_path / "runs"), ""))
+    assert again[:3] == [plans, floor, steps]
 
 
 def test_a_budget_without_a_plan_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hours of work before it are not lost."""
     unchanged = SimpleNamespace(best=SimpleNamespace(spelling=""))
     monkeypatch.setattr(half_the_time, "recommend", lambda *_, **__: unchanged)
-    size, images = (
-        half_the_time._Size(28, tmp_path, small()),
-        Images(np.zeros((1, 28, 28, 3), np.uint8), np.zeros(1, int)),
-    )
-    user = as_user_model(size.model, "small", size=(28, 28))
-    size._budget(user, 0.8, images, user.example, outputs(size.model, user.example))
-    assert size.rows == [(28, 0.8, "no change of a layer saves time", *(None,) * (len(COLUMNS) - 3))]
+    nothing = Images(np.zeros((1, 28, 28, 3), np.uint8), np.zeros(1, int))
+    monkeypatch.setattr(half_the_time, "pictures", lambda *_: nothing)
+    size = half_the_time._Size(28, tmp_path, small())
+    size._plan(0.8)
+    assert size.rows("rows") == [(28, 0.8, "no change of a layer saves time", *(None,) * (len(COLUMNS) - 3))]
 
 
 def test_without_the_weights_it_is_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

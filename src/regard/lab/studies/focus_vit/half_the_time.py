@@ -6,16 +6,19 @@ without labels; other pictures judge. Sizes, budgets and steps were fixed before
 
 import base64
 import copy
+import io
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor
 
 from regard.advice.answer import Question
@@ -29,6 +32,7 @@ from regard.advice.substitutes import Substitutes
 from regard.advice.user_model import UserModel, as_user_model, tensors
 from regard.core.eval_mode import eval_mode
 from regard.explain.pictures import png
+from regard.files.records import read_record_if_present, write_record
 from regard.images.imagenet import NORMAL
 from regard.images.images import Images, read_image
 from regard.images.normalise import normalised
@@ -128,60 +132,90 @@ def floor(user: UserModel, images: Float[Tensor, "n 3 height width"]) -> tuple[f
     return usage["own"].seconds, usage["none"].seconds
 
 
-@dataclass
 class _Size:
-    """One size of pictures. folder: keeps what a search of plans has found. rows, steps: what was measured. taught:
-    the network of each budget after distillation."""
+    """One size of pictures. known: what its record in the folder keeps, so that an interrupted study goes on: "floor",
+    and for each budget a dict with its plan, rows of all steps, CPU seconds and, once learned, the map of the sample.
+    """
 
-    size: int
-    folder: Path
-    model: FocusViT
-    rows: list[tuple[Cell, ...]] = field(default_factory=list)
-    steps: list[tuple[Cell, ...]] = field(default_factory=list)
-    taught: dict[float, FocusViT] = field(default_factory=dict)
+    def __init__(self, size: int, folder: Path, model: FocusViT) -> None:
+        self.size, self.folder, self.model = size, folder, model
+        self.record = folder / f"{size}.json"
+        self.known: dict[str, Any] = read_record_if_present(self.record) or {"budgets": {}}
+        self.user = as_user_model(model, f"{NAME} at {size}", size=(size, size), judge="map")
 
-    def run(self) -> tuple[Cell, ...]:
-        """Measure every budget; returns the row of the floor."""
-        user = as_user_model(self.model, f"{NAME} at {self.size}", size=(self.size, self.size), judge="map")
-        learned, judged = (pictures(self.size, *which) for which in (("train", LEARNED), ("test", JUDGED)))
-        seen = user.prepared(tensors(judged))
-        own, least = floor(user, seen)
-        before = outputs(self.model, seen)
+    @cached_property
+    def learned(self) -> Images:
+        return pictures(self.size, "train", LEARNED)
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """The pictures that judge."""
+        return self.user.prepared(tensors(pictures(self.size, "test", JUDGED)))
+
+    @cached_property
+    def before(self) -> Outputs:
+        return outputs(self.model, self.seen)
+
+    def measure(self) -> None:
+        """All that is timed: the floor, and the plan of each budget."""
+        if "floor" not in self.known:
+            own, least = floor(self.user, self.seen)
+            tokens = (self.size // PATCH) ** 2
+            self._keep(floor=(self.size, tokens, round(1000 * own, 1), round(1000 * least, 1), round(least / own, 3)))
         for budget in BUDGETS[self.size]:
-            if budget <= least / own:
-                self._say(budget, "out of reach: without any attention it takes longer")
-            else:
-                self._budget(user, budget, learned, seen, before)
-        share = round(least / own, 3)
-        return (self.size, (self.size // PATCH) ** 2, round(1000 * own, 1), round(1000 * least, 1), share)
+            if f"{budget:g}" not in self.known["budgets"]:
+                if budget <= self.known["floor"][-1]:
+                    self._without_plan(budget, "out of reach: without any attention it takes longer")
+                else:
+                    self._plan(budget)
 
-    def _say(self, budget: float, why: str) -> None:
-        """The row of a budget without a plan."""
-        self.rows.append((self.size, budget, why, *(None,) * (len(COLUMNS) - 3)))
-
-    def _budget(self, user: UserModel, budget: float, learned: Images, seen: Tensor, before: Outputs) -> None:
-        start, folder = time.process_time(), self.folder / f"{self.size}-{budget:g}"
-        folder.mkdir(parents=True, exist_ok=True)
+    def _plan(self, budget: float) -> None:
+        """Seek a plan; what was learned for another budget serves this one too."""
+        start, searched = time.process_time(), self.known.get("searched", 0.0)
         question = Question(budget=read_budget(f"latency={budget}x"), minutes=MINUTES)
-        plan = recommend(user, learned, question, folder=folder, report=progress).best
+        plan = recommend(self.user, self.learned, question, folder=self.folder / str(self.size), report=progress).best
+        searched += time.process_time() - start
         if not plan.spelling:
-            self._say(budget, "no change of a layer saves time")
+            self._without_plan(budget, "no change of a layer saves time")
             return
         about = (self.size, budget, short_plan(plan), round(plan.latency, 3))
+        swapped = swap(copy.deepcopy(self.model), plan.spelling, example=self.user.example)
+        cells = change(self.before, outputs(cast(FocusViT, swapped), self.seen)).cells
+        rows = [(*about, "swapped", *cells, round(searched / 60, 1))]
+        found = {"plan": plan.spelling, "seconds": searched, "rows": rows, "steps": []}
+        self._keep(searched=searched, budgets=self.known["budgets"] | {f"{budget:g}": found})
 
-        def add(step: str, model: FocusViT) -> None:
-            minutes = round((time.process_time() - start) / 60, 1)
-            self.rows.append((*about, step, *change(before, outputs(model, seen)).cells, minutes))
+    def _without_plan(self, budget: float, why: str) -> None:
+        row = (self.size, budget, why, *(None,) * (len(COLUMNS) - 3))
+        self._keep(budgets=self.known["budgets"] | {f"{budget:g}": {"plan": "", "rows": [row], "steps": []}})
 
-        add("swapped", cast(FocusViT, swap(copy.deepcopy(self.model), plan.spelling, example=user.example)))
-        layers, last = (
-            Distillation(steps=n, batch=4, lr=rate) for n, rate in zip(STEPS[self.size], RATES, strict=True)
-        )
-        taught = distill_model(user, plan.spelling, learned, layers, last, report=progress)
-        self.taught[budget] = cast(FocusViT, taught.model)
-        add("distilled", self.taught[budget])
-        for step, found in taught.changes.items():
-            self.steps.append((self.size, budget, step, round(found.loss, 4), round(found.agreement.mean or 0.0, 2)))
+    def learn(self) -> None:
+        """Teach the plan of each budget."""
+        for budget, found in self.known["budgets"].items():
+            if not found["plan"] or len(found["rows"]) > 1:
+                continue
+            start = time.process_time()
+            layers, last = (
+                Distillation(steps=n, batch=4, lr=rate) for n, rate in zip(STEPS[self.size], RATES, strict=True)
+            )
+            taught = distill_model(self.user, found["plan"], self.learned, layers, last, report=progress)
+            model = cast(FocusViT, taught.model)
+            minutes = (found["seconds"] + time.process_time() - start) / 60
+            about, cells = found["rows"][0][:4], change(self.before, outputs(model, self.seen)).cells
+            found["rows"].append((*about, "distilled", *cells, round(minutes, 1)))
+            for step, each in taught.changes.items():
+                shares = (round(each.loss, 4), round(each.agreement.mean or 0.0, 2))
+                found["steps"].append((self.size, float(budget), step, *shares))
+            found["map"] = _sample_map(model, self.size)
+            self._keep()
+
+    def _keep(self, **known: Any) -> None:
+        self.known |= known
+        write_record(self.record, self.known)
+
+    def rows(self, name: str) -> list[tuple[Cell, ...]]:
+        """ "rows" or "steps" of all budgets."""
+        return [tuple(row) for found in self.known["budgets"].values() for row in found[name]]
 
 
 def progress(line: str) -> None:
@@ -192,23 +226,29 @@ def progress(line: str) -> None:
 def compute(source: Source) -> Sequence[Sheet | Picture]:
     """The floor of each size, the plans, the steps of learning, and maps of a free picture."""
     folder = analysis_path(source.store.root, NAME).with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
     sizes = [_Size(size, folder, focus_vit(size)) for size in BUDGETS]
-    floors = tuple(one.run() for one in sizes)
+    for one in sizes:
+        one.measure()
+    progress("all that is timed is measured: from here on the machine may do other work too")
+    for one in sizes:
+        one.learn()
     judged = f"{JUDGED} pictures of imagenette_small's val, {LEARNED} of its train to learn from, without labels"
     return [
         Sheet(
-            title="Plans", columns=COLUMNS, rows=tuple(row for one in sizes for row in one.rows),
+            title="Plans", columns=COLUMNS, rows=tuple(row for one in sizes for row in one.rows("rows")),
             note=f"{judged}. Time: of the plan, divided by the network's own, one thread. Correlation of the maps, IoU "
             "of their most salient fifths, each with its 95 % interval over pictures; cosine of the patch tokens. CPU "
             "minutes: of the search and all learning up to there, the original's passes included, and of judging.",
         ),
         Sheet(
-            title="Floor", columns=("pixels", "tokens", "ms", "ms without attention", "floor"), rows=floors,
+            title="Floor", columns=("pixels", "tokens", "ms", "ms without attention", "floor"),
+            rows=tuple(tuple(one.known["floor"]) for one in sizes),
             note="Of one picture on one thread. A budget below the floor cannot be met, whatever the attention.",
         ),
         Sheet(
             title="Steps of learning", columns=("pixels", "budget", "step", "error", "correlation %"),
-            rows=tuple(row for one in sizes for row in one.steps), folded=True,
+            rows=tuple(row for one in sizes for row in one.rows("steps")), folded=True,
             note="On the quarter of the pictures that does not teach, as `regard distill` prints it: the error of all "
             "maps, divided by their deviation, and the correlation. A step that leads away is left out.",
         ),
@@ -216,19 +256,39 @@ def compute(source: Source) -> Sequence[Sheet | Picture]:
     ]  # fmt: skip
 
 
-def _drawn(sizes: Sequence[_Size]) -> list[Picture]:
-    """Maps of a picture of `nuclei`, before and after, where that set is there."""
+def _sample(size: int) -> np.ndarray | None:
+    """A picture of `nuclei`, (size, size, 3), where that set is there."""
     files = sorted((catalog.data_root() / "nuclei" / "images").glob("*"))
+    return read_image(files[0], (size, size), 3) if files else None
+
+
+@torch.no_grad()
+def _sample_map(model: FocusViT, size: int) -> str:
+    """The map of the sample, as the text of a PNG; "" without that set."""
+    pixels = _sample(size)
+    if pixels is None:
+        return ""
+    image = normalised(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None], NORMAL, torch.device("cpu"))
+    grey = (255 * model(image)[0, 0].numpy()).astype(np.uint8)
+    return _encoded(np.repeat(grey[..., None], 3, -1))
+
+
+def _encoded(pixels: np.ndarray) -> str:
+    return base64.b64encode(png(np.ascontiguousarray(pixels))).decode()
+
+
+def _drawn(sizes: Sequence[_Size]) -> list[Picture]:
+    """The sample and its maps before and after, each size side by side."""
     found = []
-    for one in sizes if files else ():
-        pixels = read_image(files[0], (one.size, one.size), 3)
-        image = normalised(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None], NORMAL, torch.device("cpu"))
-        with torch.no_grad():
-            maps = [model(image)[0, 0].numpy() for model in (one.model, *one.taught.values())]
-        strip = [pixels, *(np.repeat((255 * values).astype(np.uint8)[..., None], 3, -1) for values in maps)]
-        names = ", ".join(["picture", "original", *(f"within {budget:g}x" for budget in one.taught)])
-        encoded = base64.b64encode(png(np.ascontiguousarray(np.concatenate(strip, 1)))).decode()
-        found.append(Picture(title=f"Saliency at {one.size} pixels: {names}", image=encoded))
+    for one in sizes:
+        pixels = _sample(one.size)
+        if pixels is not None:
+            maps = {f"within {name}x": each["map"] for name, each in one.known["budgets"].items() if each.get("map")}
+            maps = {"original": _sample_map(one.model, one.size)} | maps
+            strip = [pixels, *(np.asarray(Image.open(io.BytesIO(base64.b64decode(text)))) for text in maps.values())]
+            names = ", ".join(["picture", *maps])
+            drawn = _encoded(np.concatenate(strip, 1))
+            found.append(Picture(title=f"Saliency at {one.size} pixels: {names}", image=drawn))
     return found
 
 
