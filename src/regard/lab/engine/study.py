@@ -110,7 +110,7 @@ def paper_claims(rows: Sequence[Row], metric: str = "top1", within: int | float 
     return tuple(claims)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Setting:
     """One scale of a study: task, recipe, rows and seeds.
 

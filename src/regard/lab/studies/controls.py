@@ -25,21 +25,9 @@ CIFAR = Classification(host="vit_desk(size=32, patch=4, dim=64, depth=4, heads=2
 CIFAR_RECIPE = Recipe(epochs=10, batch=64, lr=2e-3, precision="bf16-mixed")
 
 DEIT_RECIPE = Recipe(
-    epochs=300,
-    batch=1024,
-    lr=1e-3,
-    betas=(0.9, 0.999),
-    weight_decay=0.05,
-    warmup=5 / 300,
-    floor=0.01,
-    clip=0.0,
-    smoothing=0.1,
-    mixup=0.8,
-    cutmix=1.0,
-    augment="timm:rand-m9-mstd0.5-inc1",
-    erasing=0.25,
-    precision="bf16-mixed",
-)
+    epochs=300, batch=1024, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, warmup=5 / 300, floor=0.01, clip=0.0,
+    smoothing=0.1, mixup=0.8, cutmix=1.0, augment="timm:rand-m9-mstd0.5-inc1", erasing=0.25, precision="bf16-mixed",
+)  # fmt: skip
 """The recipe of DeiT; those of XCiT, MetaFormer and ViT-5 differ from it in a few fields."""
 
 
@@ -53,6 +41,6 @@ def small_settings(
 ) -> dict[str, Setting]:
     """Smoke scale on digits and desk scale on CIFAR-10. desk: None for the rows of smoke. seeds: of smoke, of desk."""
     return {
-        "smoke": Setting(task=DIGITS, recipe=DIGITS_RECIPE, seeds=seeds[0], rows=smoke),
-        "desk": Setting(task=CIFAR, recipe=CIFAR_RECIPE, seeds=seeds[1], rows=smoke if desk is None else desk),
+        "smoke": Setting(DIGITS, DIGITS_RECIPE, smoke, seeds[0]),
+        "desk": Setting(CIFAR, CIFAR_RECIPE, smoke if desk is None else desk, seeds[1]),
     }

@@ -1,7 +1,6 @@
 """Static Key Attention in Vision, Tables 6 and 7 and Figure 4: costs and shared weights of four mechanisms."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from regard.core import Cost, Grid, Site
 from regard.lab.engine.analysis import Analysis, Source
@@ -10,9 +9,6 @@ from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.cska import CSKA
 from regard.mixers.static_keys.ska import SKA
 from regard.pages.sheets import Chart, Picture, Sheet
-
-if TYPE_CHECKING:
-    from regard.core import MixerConfig
 
 _SIDES = (8, 12, 16, 24, 28, 32)
 _WIDTHS = (64, 128, 256, 384, 512, 768)
@@ -24,16 +20,9 @@ def _sepconv(site: Site) -> Cost:
     return Cost(width, site.grid.tokens * width)
 
 
-def _of(config: "MixerConfig") -> Callable[[Site], Cost]:
-    return config.cost
-
-
 _MECHANISMS: dict[str, Callable[[Site], Cost]] = {
-    "SepConv": _sepconv,
-    "self-attention": _of(Softmax()),
-    "SKA": _of(SKA()),
-    "CSKA": _of(CSKA(bias=False)),
-}
+    "SepConv": _sepconv, "self-attention": Softmax().cost, "SKA": SKA().cost, "CSKA": CSKA(bias=False).cost,
+}  # fmt: skip
 # the formulas as Table 6 prints them, for N tokens and width D: (parameters, FLOPs)
 _PRINTED: dict[str, Callable[[int, int], tuple[int, int]]] = {
     "SepConv": lambda n, d: (9 * d + 2 * d * d, n * (9 * d + 2 * d * d)),
@@ -72,37 +61,26 @@ def table6(source: Source) -> Sequence[Sheet | Picture]:
 def figure4(source: Source) -> Sequence[Sheet | Picture]:
     """Ratio of multiply-accumulates to parameters, against tokens at D = 256 and against width at N = 256."""
 
-    def ratios(points: Sequence[tuple[int, int]], name: str) -> tuple[tuple[str | int | float, ...], ...]:
-        return tuple(
-            (mechanism, side * side if name == "N" else dim, (total := cost(_site(side, dim))).macs / total.params)
-            for mechanism, cost in _MECHANISMS.items()
-            for side, dim in points
+    sheets: list[Sheet | Picture] = []
+    for name, fixed, points in (
+        ("N", "D = 256", [(side, 256) for side in _SIDES]), ("D", "N = 256", [(16, width) for width in _WIDTHS]),
+    ):  # fmt: skip
+        xs = [side * side if name == "N" else dim for side, dim in points]
+        costs = {mechanism: [cost(_site(*point)) for point in points] for mechanism, cost in _MECHANISMS.items()}
+        ratios = {mechanism: [total.macs / total.params for total in totals] for mechanism, totals in costs.items()}
+        edges = [sorted(ends) for ends in zip(ratios["SepConv"], ratios["self-attention"], strict=True)]
+        between = ", ".join(
+            f"{key} at {sum(low <= ratio <= high for ratio, (low, high) in zip(ratios[key], edges, strict=True))} of "
+            f"{len(points)} points"
+            for key in ("SKA", "CSKA")
         )
-
-    def between(points: Sequence[tuple[int, int]]) -> str:
-        """At how many points static keys lie between the outer curves."""
-        counts = dict.fromkeys(("SKA", "CSKA"), 0)
-        for side, dim in points:
-            value = {name: (total := cost(_site(side, dim))).macs / total.params for name, cost in _MECHANISMS.items()}
-            low, high = sorted((value["SepConv"], value["self-attention"]))
-            for name in counts:
-                counts[name] += low <= value[name] <= high
-        found = ", ".join(f"{name} at {count} of {len(points)} points" for name, count in counts.items())
-        return f"Between the curves of SepConv and self-attention: {found}."
-
-    sweeps = (
-        ("N", [(side, 256) for side in _SIDES], "D = 256"), ("D", [(16, width) for width in _WIDTHS], "N = 256"),
-    )  # fmt: skip
-    return [
-        Sheet(
-            title=f"MACs per parameter against {name}, {fixed}",
-            columns=("mechanism", name, "MACs per parameter"),
-            rows=ratios(points, name),
-            note=between(points),
+        sheets.append(Sheet(
+            title=f"MACs per parameter against {name}, {fixed}", columns=("mechanism", name, "MACs per parameter"),
+            rows=tuple((key, *cell) for key, values in ratios.items() for cell in zip(xs, values, strict=True)),
+            note=f"Between the curves of SepConv and self-attention: {between}.",
             chart=Chart(x=name, y="MACs per parameter", series="mechanism", logs="xy"),
-        )
-        for name, points, fixed in sweeps
-    ]
+        ))  # fmt: skip
+    return sheets
 
 
 def table7(source: Source) -> Sequence[Sheet | Picture]:
@@ -135,16 +113,10 @@ TABLE6 = Analysis(
     ),
 )
 FIGURE4 = Analysis(
-    name="ska_fig4",
-    title="Multiply-accumulates per parameter",
-    source=f"{SKA_PAPER}, Figure 4",
-    question=_QUESTION,
-    compute=figure4,
-)
+    name="ska_fig4", title="Multiply-accumulates per parameter", source=f"{SKA_PAPER}, Figure 4",
+    question=_QUESTION, compute=figure4,
+)  # fmt: skip
 TABLE7 = Analysis(
-    name="ska_table7",
-    title="Shared and dynamic weights",
-    source=f"{SKA_PAPER}, Table 7",
+    name="ska_table7", title="Shared and dynamic weights", source=f"{SKA_PAPER}, Table 7", compute=table7,
     question="Which weights depend on the input, and which are shared over positions?",
-    compute=table7,
-)
+)  # fmt: skip

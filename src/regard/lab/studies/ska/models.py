@@ -15,33 +15,18 @@ from regard.mixers.static_keys.ska import SKA
 NAMES = {"ViT": "ViT-S", "CaiT": "CaiT-S", "Swin": "Swin-T", "CvT": "CvT-13"}
 """Hosts, as rows are called here and in the paper."""
 RECIPE = Recipe(
-    epochs=400,
-    batch=512,
-    optimizer="adam",
-    lr=1e-4,
-    betas=(0.9, 0.999),
-    weight_decay=0.0,
-    warmup=0.0,
-    clip=0.0,
-    smoothing=0.0,
-    augment="randaugment+crop",
-    precision="16-mixed",
-)
+    epochs=400, batch=512, optimizer="adam", lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0, warmup=0.0, clip=0.0,
+    smoothing=0.0, augment="randaugment+crop", precision="16-mixed",
+)  # fmt: skip
 """The recipe of the authors' scripts; the paper states none. Rows with fewer epochs change it."""
 RECIPE_NOTE = (
     "The paper states no recipe; the paper scale follows the authors' scripts: torchvision's RandAugment, then padded "
     "crops and flips. They keep the best test accuracy over the epochs, this study reports the last."
 )
 METAFORMER_RECIPE = replace(
-    DEIT_RECIPE,
-    epochs=310,
-    batch=4096,
-    optimizer="lamb",
-    lr=8e-3,
-    warmup=20 / 310,
-    floor=1e-5 / 8e-3,
+    DEIT_RECIPE, epochs=310, batch=4096, optimizer="lamb", lr=8e-3, warmup=20 / 310, floor=1e-5 / 8e-3,
     cooldown=10 / 310,
-)
+)  # fmt: skip
 S18, B36 = "drop_path_rate=0.15", "drop_path_rate=0.6, drop_rate=0.5"
 """Stochastic depth of S18; B36 has more, and dropout before its classifier."""
 METAFORMER_TASK = imagenet(f"caformer_s18({S18})")
@@ -85,16 +70,9 @@ def printed(host: str, kind: str) -> Printed:
 
 
 def model_row(
-    label: str,
-    host: str,
-    kind: str,
-    paper: Mapping[str, int | float],
-    *,
-    classes: int = 10,
-    task: Mapping[str, Any] | None = None,
-    recipe: Mapping[str, Any] | None = None,
-    against: str,
-) -> Row:
+    label: str, host: str, kind: str, paper: Mapping[str, int | float], against: str, *, classes: int = 10,
+    task: Mapping[str, Any] = {}, recipe: Mapping[str, Any] = {},
+) -> Row:  # fmt: skip
     """A model of Table 1 as a row, with its number of parameters. classes: 10 or 100. Keys start as in the paper.
 
     against: the row of the same host with its own attention.
@@ -103,13 +81,8 @@ def model_row(
     mixer = parse_mixer(row.mixer) if row.mixer else None
     params = row.counts[0 if classes == 10 else 1]
     return Row(
-        label,
-        replace(mixer, init="paper") if isinstance(mixer, SKA | CSKA) else None,
-        host=row.host,
-        paper=paper,
-        exact={"params": params} if params is not None else {},
+        label, replace(mixer, init="paper") if isinstance(mixer, SKA | CSKA) else None, host=row.host, paper=paper,
+        exact={"params": params} if params is not None else {}, task=task, recipe=recipe,
         notes=(*_NOTES.get(row.label, ()), *([f"{row.note[0].upper()}{row.note[1:]}."] if row.note else [])),
-        task=task or {},
-        recipe=recipe or {},
         against="" if label == against else against,
-    )
+    )  # fmt: skip

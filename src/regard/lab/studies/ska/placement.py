@@ -37,16 +37,16 @@ _NOTES = {
 }
 
 
-_FOREIGN = {
-    "RSB-ResNet-50": ("resnet50", 79.8), "RegNetY-4G": ("regnety_040", 81.3), "ConvNeXt-T": ("convnext_tiny", 82.1),
-    "ConvFormer-S18": (f"convformer_s18({S18})", 83.0), "DeiT-S": ("deit_small_patch16_224", 79.8),
-    "Swin-T": ("swin_tiny_patch4_window7_224", 81.3), "MViTv2-T": ("mvitv2_tiny", 82.3),
-    "CoAtNet-0": ("coatnet_0_224", 81.6), "RegNetY-16G": ("regnety_160", 82.2), "RegNetY-32G": ("regnety_320", 82.4),
-    "ConvNeXt-B": ("convnext_base", 83.8), "ConvNeXt-L": ("convnext_large", 84.3),
-    "DeiT-B": ("deit_base_patch16_224", 81.8), "Swin-B": ("swin_base_patch4_window7_224", 83.5),
-    "MViTv2-L": ("mvitv2_large", 85.3), "CoAtNet-3": ("coatnet_3_224", 84.5),
-}  # fmt: skip
-"""Networks of others in Table 2, which the paper cites: the host, and top-1 as printed."""
+# networks of others in Table 2, which the paper cites: the host, and top-1 as printed
+_FOREIGN = tuple(Row(label, None, host=host, paper={"top1": top1}) for label, host, top1 in (
+    ("RSB-ResNet-50", "resnet50", 79.8), ("RegNetY-4G", "regnety_040", 81.3), ("ConvNeXt-T", "convnext_tiny", 82.1),
+    ("ConvFormer-S18", f"convformer_s18({S18})", 83.0), ("DeiT-S", "deit_small_patch16_224", 79.8),
+    ("Swin-T", "swin_tiny_patch4_window7_224", 81.3), ("MViTv2-T", "mvitv2_tiny", 82.3),
+    ("CoAtNet-0", "coatnet_0_224", 81.6), ("RegNetY-16G", "regnety_160", 82.2), ("RegNetY-32G", "regnety_320", 82.4),
+    ("ConvNeXt-B", "convnext_base", 83.8), ("ConvNeXt-L", "convnext_large", 84.3),
+    ("DeiT-B", "deit_base_patch16_224", 81.8), ("Swin-B", "swin_base_patch4_window7_224", 83.5),
+    ("MViTv2-L", "mvitv2_large", 85.3), ("CoAtNet-3", "coatnet_3_224", 84.5),
+))  # fmt: skip
 
 
 def _row2(label: str) -> Row:
@@ -60,30 +60,24 @@ def _row2(label: str) -> Row:
                against="" if label == base else base)  # fmt: skip
 
 
-def _foreign(label: str) -> Row:
-    host, top1 = _FOREIGN[label]
-    return Row(label, None, host=host, paper={"top1": top1})
-
-
+_ROWS2 = tuple(map(_row2, _TABLE2))
+# top-1 as printed in Table 5
+_TOP1 = {
+    "C, C, A, A": 77.6, "C, SKA, A, A": 77.6, "C, C, SKA, A": 77.0, "C, C, A, SKA": 76.7, "C, CSKA, A, A": 77.8,
+    "C, C, CSKA, A": 77.4, "C, C, A, CSKA": 76.7,
+}  # fmt: skip
 _STAGES = {
-    "C, C, A, A": (("conv", "conv", "attn", "attn"), 77.6),
-    "C, SKA, A, A": (("conv", "ska", "attn", "attn"), 77.6),
-    "C, C, SKA, A": (("conv", "conv", "ska", "attn"), 77.0),
-    "C, C, A, SKA": (("conv", "conv", "attn", "ska"), 76.7),
-    "C, CSKA, A, A": (("conv", "cska", "attn", "attn"), 77.8),
-    "C, C, CSKA, A": (("conv", "conv", "cska", "attn"), 77.4),
-    "C, C, A, CSKA": (("conv", "conv", "attn", "cska"), 76.7),
-}
+    label: tuple({"C": "conv", "A": "attn"}.get(stage, stage.lower()) for stage in label.split(", "))
+    for label in _TOP1
+}  # fmt: skip
 _TABLE5 = tuple(
-    Row(label, None, host=metaformer(paper_stages(stages), "cskaformer_s18", S18), paper={"top1": top1})
-    for label, (stages, top1) in _STAGES.items()
+    Row(label, None, host=metaformer(paper_stages(stages), "cskaformer_s18", S18), paper={"top1": _TOP1[label]})
+    for label, stages in _STAGES.items()
 )
+_STAGES2 = {label: stages for label, (stages, *_) in _TABLE2.items() if label.endswith("S18")}
 _SMALL5, _SMALL2 = (
-    (*(Row(label, None, host=metaformer(stages, "skaformer_desk")) for label, stages in rows), *CONTROLS)
-    for rows in (
-        [(label, stages) for label, (stages, _) in _STAGES.items()],
-        [(label, stages) for label, (stages, *_) in _TABLE2.items() if label.endswith("S18")],
-    )
+    (*(Row(label, None, host=metaformer(stages, "skaformer_desk")) for label, stages in rows.items()), *CONTROLS)
+    for rows in (_STAGES, _STAGES2)
 )
 
 
@@ -112,9 +106,9 @@ _DESK_NOTE = "Small scales train a small CAFormer (widths 32 to 128, 5 blocks) o
 def _settings(small: tuple[Row, ...], paper: tuple[Row, ...], recipe: Recipe, seeds: int) -> dict[str, Setting]:
     """seeds: at desk scale."""
     return {
-        "smoke": Setting(task=_SMOKE, recipe=_SMOKE_RECIPE, seeds=2, rows=small),
-        "desk": Setting(task=_NETTE, recipe=_NETTE_RECIPE, seeds=seeds, rows=small),
-        "paper": Setting(task=METAFORMER_TASK, recipe=recipe, seeds=3, rows=paper),
+        "smoke": Setting(_SMOKE, _SMOKE_RECIPE, small, seeds=2),
+        "desk": Setting(_NETTE, _NETTE_RECIPE, small, seeds),
+        "paper": Setting(METAFORMER_TASK, recipe, paper),
     }
 
 
@@ -124,17 +118,10 @@ TABLE2 = Study(
     source=f"{SKA_PAPER}, Table 2",
     question="Do static keys in the second stage of CAFormer keep or raise its accuracy?",
     baseline="CAFormer-S18",
-    settings=_settings(
-        _SMALL2,
-        (*map(_row2, _TABLE2), *map(_foreign, _FOREIGN)),
-        METAFORMER_RECIPE,
-        5,
-    ),
-    claims=paper_claims(tuple(map(_row2, _TABLE2))),
+    settings=_settings(_SMALL2, (*_ROWS2, *_FOREIGN), METAFORMER_RECIPE, 5),
+    claims=paper_claims(_ROWS2),
     notes=(
-        METAFORMER_NOTE,
-        START_NOTE,
-        _DESK_NOTE,
+        *(METAFORMER_NOTE, START_NOTE, _DESK_NOTE),
         "The printed FLOPs of the CSKA rows are impossible; see the analysis `errata`.",
         "The rows below those of the paper are networks that it cites from others, whose own recipes differ: here they "
         "are trained as the paper's are. docs/papers.md has the networks that no installed package has.",
@@ -157,10 +144,7 @@ TABLE5 = Study(
     ),
     notes=(
         "C is a separable convolution, A attention; the letters are the four stages.",
-        _STOP_NOTE,
-        _DESK_NOTE,
-        METAFORMER_NOTE,
-        START_NOTE,
+        *(_STOP_NOTE, _DESK_NOTE, METAFORMER_NOTE, START_NOTE),
     ),
 )
 FIGURE3 = Study(
@@ -175,9 +159,7 @@ FIGURE3 = Study(
             _heads("size=32, patch=4, dim=64, depth=4", (2, 1, 4, 8)),
             seeds=(3, 3),
         ),
-        "paper": Setting(
-            task=METAFORMER_TASK, recipe=replace(METAFORMER_RECIPE, stop_after=160), seeds=3, rows=_PAPER_HEADS
-        ),
+        "paper": Setting(METAFORMER_TASK, replace(METAFORMER_RECIPE, stop_after=160), _PAPER_HEADS),
     },
     claims=(Claim("8 heads", "1 heads", "top1"),),
     notes=(

@@ -48,35 +48,20 @@ def _label(host: str, kind: str) -> str:
     return (kind or "Softmax") if host == "ViT" else f"{host} {kind}".strip()
 
 
-def _cifar10(host: str, index: int) -> Row:
-    row = printed(host, _KINDS[index])
-    top1, _, speed = _PRINTED[host]
-    millions, flops = float(row.params.removesuffix("M")), float(row.gflops)
-    paper = {
-        "params": millions * 1e6,
-        "macs": flops * 1e9 / 2,
-        "top1": top1[index],
-        "inference_per_second": speed[index],
-    }
-    return model_row(
-        _label(host, _KINDS[index]), host, _KINDS[index], paper, recipe=_ON_10.get(host), against=_label(host, "")
-    )
+def _paper() -> tuple[Row, ...]:
+    on_10, on_100 = [], []
+    for host, (*printed_top1, speeds) in _PRINTED.items():
+        for kind, top1_10, top1_100, speed in zip(_KINDS, *printed_top1, speeds, strict=True):
+            label, base, row = _label(host, kind), _label(host, ""), printed(host, kind)
+            paper = {"params": float(row.params.removesuffix("M")) * 1e6, "macs": float(row.gflops) * 1e9 / 2,
+                     "top1": top1_10, "inference_per_second": speed}  # fmt: skip
+            on_10.append(model_row(label, host, kind, paper, base, recipe=_ON_10.get(host, {})))
+            on_100.append(model_row(f"CIFAR-100 {label}", host, kind, {"top1": top1_100}, f"CIFAR-100 {base}",
+                                    classes=100, task={"data": "CIFAR100"}, recipe=_ON_100.get(host, {})))  # fmt: skip
+    return (*on_10, *on_100, *CONTROLS)
 
 
-def _cifar100(host: str, index: int) -> Row:
-    label, task = f"CIFAR-100 {_label(host, _KINDS[index])}", {"data": "CIFAR100"}
-    paper = {"top1": _PRINTED[host][1][index]}
-    against = f"CIFAR-100 {_label(host, '')}"
-    return model_row(
-        label, host, _KINDS[index], paper, classes=100, task=task, recipe=_ON_100.get(host), against=against
-    )
-
-
-_PAPER = (
-    *(_cifar10(host, index) for host in _PRINTED for index in range(len(_KINDS))),
-    *(_cifar100(host, index) for host in _PRINTED for index in range(len(_KINDS))),
-    *CONTROLS,
-)
+_PAPER = _paper()
 
 STUDY = Study(
     name="ska_table1",
@@ -87,18 +72,16 @@ STUDY = Study(
     settings={
         **small_settings(_SMALL, (*_SMALL, *_BUDGETS)),
         "paper": Setting(
-            task=Classification(host="vit_s_32_spt", data="CIFAR10", size=(32, 32), init="host"),
-            recipe=RECIPE,
-            seeds=3,
-            rows=_PAPER,
+            Classification(host="vit_s_32_spt", data="CIFAR10", size=(32, 32), init="host"), RECIPE, _PAPER
         ),
     },
     claims=(
         *paper_claims(_PAPER),
         *(Claim("CSKA", other, "top1") for other in ("SKA a", "SKA b")),
-        Claim("SKA a, 3 epochs", "Softmax, 3 epochs", "top1"),
-        Claim("SKA a, plain start", "Softmax, plain start", "top1"),
-        Claim("SKA a, plain start, 3 epochs", "Softmax, plain start, 3 epochs", "top1"),
+        *(
+            Claim(f"SKA a, {how}", f"Softmax, {how}", "top1")
+            for how in ("3 epochs", "plain start", "plain start, 3 epochs")
+        ),
     ),
     notes=(
         "At desk scale 64 tokens meet width 64: static keys have as many parameters as a key projection. So model a "
@@ -106,8 +89,7 @@ STUDY = Study(
         "The small scales have the ViT on CIFAR-10 only. In pilots the sign of the difference depended on the budget "
         "and on the initial weights: each comparison is made at 10 and at 3 epochs, and with branch outputs that start "
         "at zero or like other matrices.",
-        RECIPE_NOTE,
-        START_NOTE,
+        *(RECIPE_NOTE, START_NOTE),
         "At paper scale rows without a name are the ViT's, and all but the CIFAR-100 rows are on CIFAR-10. In Swin "
         "each window has static keys of its own. The controls of the gate are in the ViT on CIFAR-10.",
         "The paper counts two FLOPs per multiply-accumulate: the paper's MACs here are half of the printed FLOPs.",
