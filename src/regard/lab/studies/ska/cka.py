@@ -87,19 +87,13 @@ def sheets(source: Source) -> Sequence[Sheet | Picture]:
         "the mean lies below that."
     )
     note += f" Not trained yet: {', '.join(missing)}." if missing else ""
+    columns = ("softmax beside", "depth", "layer", "CKA", "least", "greatest", "pairs", "below softmax")
+    of_pairs = ("softmax beside", "depth of softmax", "depth of the other", "CKA")
+    chart = Chart(x="depth", y="CKA", series="softmax beside")
+    title = "The same layer of two networks"
     return [
-        Sheet(
-            title="The same layer of two networks",
-            columns=("softmax beside", "depth", "layer", "CKA", "least", "greatest", "pairs", "below softmax"),
-            rows=tuple(_layer_lines(found)),
-            note=note,
-            chart=Chart(x="depth", y="CKA", series="softmax beside"),
-        ),
-        Sheet(
-            title="All pairs of layers",
-            columns=("softmax beside", "depth of softmax", "depth of the other", "CKA"),
-            rows=tuple(_pair_lines(found)),
-        ),
+        Sheet(title=title, columns=columns, rows=tuple(_layer_lines(found)), note=note, chart=chart),
+        Sheet(title="All pairs of layers", columns=of_pairs, rows=tuple(_pair_lines(found))),
     ]
 
 

@@ -45,17 +45,12 @@ def table6(source: Source) -> Sequence[Sheet | Picture]:
             agree = "equal" if (counted.params, counted.macs) == (params, macs) else "differs"
             ratio = counted.macs / counted.params
             rows.append((name, side * side, dim, counted.params, params, counted.macs, macs, ratio, agree))
-    return [
-        Sheet(
-            title="Parameters, multiply-accumulates and their ratio",
-            columns=(
-                "mechanism", "N", "D", "parameters", "printed formula", "MACs", "printed MACs", "ratio", "verdict",
-            ),
-            rows=tuple(rows),
-            published=("printed formula", "printed MACs"),
-            note="No biases and no class token, heads of width 32. The paper's FLOPs are multiply-accumulates here.",
-        )
-    ]  # fmt: skip
+    return [Sheet(
+        title="Parameters, multiply-accumulates and their ratio", rows=tuple(rows),
+        columns=("mechanism", "N", "D", "parameters", "printed formula", "MACs", "printed MACs", "ratio", "verdict"),
+        published=("printed formula", "printed MACs"),
+        note="No biases and no class token, heads of width 32. The paper's FLOPs are multiply-accumulates here.",
+    )]  # fmt: skip
 
 
 def figure4(source: Source) -> Sequence[Sheet | Picture]:
@@ -85,33 +80,26 @@ def figure4(source: Source) -> Sequence[Sheet | Picture]:
 
 def table7(source: Source) -> Sequence[Sheet | Picture]:
     """Which weights are shared over positions, and how many of the two weights of a mechanism depend on the input."""
-    return [
-        Sheet(
-            title="Shared and dynamic weights",
-            columns=("mechanism", "weights shared over positions", "dynamic weights", "which"),
-            rows=(
-                ("SepConv", "spatially global", 0, "none"),
-                ("self-attention", "no", 2, "queries and keys"),
-                ("SKA", "no", 1, "queries; a key belongs to a position"),
-                ("CSKA", "spatially global", 1, "queries; their logits are a convolution of them"),
-            ),
-            note="The cards of all mechanisms (`regard card SKA`) have this too.",
-        )
-    ]
+    rows = (
+        ("SepConv", "spatially global", 0, "none"),
+        ("self-attention", "no", 2, "queries and keys"),
+        ("SKA", "no", 1, "queries; a key belongs to a position"),
+        ("CSKA", "spatially global", 1, "queries; their logits are a convolution of them"),
+    )
+    columns = ("mechanism", "weights shared over positions", "dynamic weights", "which")
+    note = "The cards of all mechanisms (`regard card SKA`) have this too."
+    return [Sheet(title="Shared and dynamic weights", columns=columns, rows=rows, note=note)]
 
 
 _QUESTION = "How do parameters and multiply-accumulates grow with tokens and width?"
 TABLE6 = Analysis(
-    name="ska_table6",
-    title="What static keys cost",
-    source=f"{SKA_PAPER}, Table 6",
-    question=_QUESTION,
+    name="ska_table6", title="What static keys cost", source=f"{SKA_PAPER}, Table 6", question=_QUESTION,
     compute=table6,
     notes=(
         "Static keys are N D parameters in the place of D^2: more than projected keys where tokens outnumber the "
         "width. DeiT-T grows from 5,717,416 to 5,726,632.",
     ),
-)
+)  # fmt: skip
 FIGURE4 = Analysis(
     name="ska_fig4", title="Multiply-accumulates per parameter", source=f"{SKA_PAPER}, Figure 4",
     question=_QUESTION, compute=figure4,

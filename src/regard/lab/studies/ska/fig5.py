@@ -16,15 +16,6 @@ from regard.core.eval_mode import eval_mode
 from regard.explain.layer_inputs import effective_cells
 from regard.explain.pictures import SAMPLES
 from regard.lab.engine.analysis import Analysis, Source
-from regard.lab.studies.overlays import (
-    SMOKE_NOTE,
-    Photograph,
-    cell_frame,
-    first_inputs,
-    first_runs,
-    overlay,
-    photograph,
-)
 from regard.lab.studies.papers import SKA_PAPER
 from regard.lab.tasks.base import Task
 from regard.lab.train.load import trained
@@ -32,6 +23,8 @@ from regard.lab.train.run import Run
 from regard.pages.sheets import Cell, Chart, Picture, Sheet
 from regard.swapping.capture import capture, with_regard_softmax
 from regard.swapping.inspect import attention_layers, layer_grids, matching_layers
+
+from ..overlays import SMOKE_NOTE, Photograph, cell_frame, first_inputs, first_runs, overlay, photograph
 
 TEST_IMAGES = 16
 """Test images over which the numbers are averaged."""
@@ -183,19 +176,16 @@ def figure5(source: Source) -> Sequence[Sheet | Picture]:
             continue
         lines += _lines(network.label, maps)
         pictures += _pictures(network, model)
+    note = (
+        f"Means over heads, queries and the first {TEST_IMAGES} test images; patch tokens only. Effective cells: "
+        "exp(entropy) of a query's weights. Distance: from the query, in grid cells. By query, by image: how much of a "
+        "query's weights lies elsewhere than in the mean over queries, or over images, 0 to 1."
+    )
     sheet = Sheet(
         title="How far a layer attends, and what its maps depend on",
         columns=("network", "depth", "layer", "cells", "effective cells", "distance", "by query", "by image"),
         rows=tuple(lines),
-        note=" ".join(
-            [
-                f"Means over heads, queries and the first {TEST_IMAGES} test images; patch tokens only. Effective "
-                "cells: "
-                "exp(entropy) of a query's weights. Distance: from the query, in grid cells. By query, by image: how "
-                "much of a query's weights lies elsewhere than in the mean over queries, or over images, 0 to 1.",
-                *remarks,
-            ]
-        ),
+        note=" ".join([note, *remarks]),
         chart=Chart(x="depth", y="by image", series="network"),
     )
     return [sheet, *pictures]
