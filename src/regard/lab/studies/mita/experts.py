@@ -25,11 +25,10 @@ STUDY = Study(
     baseline=_BASELINE,
     settings={
         **small_settings(_rows(4, 4), _rows(16, 16)),
-        "paper": Setting(task=DEIT_TASK, recipe=DEIT_RECIPE, seeds=3, rows=_rows(25, 24)),
+        "paper": Setting(DEIT_TASK, DEIT_RECIPE, _rows(25, 24)),
     },
     claims=(
-        Claim("2 experts", _BASELINE, "top1"),
-        Claim("4 experts", _BASELINE, "top1"),
+        *(Claim(experts, _BASELINE, "top1") for experts in ("2 experts", "4 experts")),
         Claim("4 experts", _BASELINE, "top1", within=1.0),
     ),
     notes=(

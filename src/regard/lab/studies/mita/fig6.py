@@ -37,20 +37,13 @@ STUDY = Study(
     question="What does accuracy gain from more landmarks, and what from more keys?",
     baseline=_BASELINE,
     settings={
-        "smoke": Setting(task=SMOKE_TASK, recipe=CANVAS_RECIPE, seeds=2, rows=_rows((4, 9), (4, 9))),
-        "desk": Setting(task=CIFAR100_TASK, recipe=CIFAR100_RECIPE, seeds=3, rows=_rows((4, 16, 36), (4, 16, 36, 64))),
-        "paper": Setting(
-            task=replace(DEIT_TASK, data="CIFAR100", classes=100),
-            recipe=DEIT_RECIPE,
-            seeds=3,
-            rows=_rows(_NUMBERS, _NUMBERS),
-        ),
+        "smoke": Setting(SMOKE_TASK, CANVAS_RECIPE, _rows((4, 9), (4, 9)), seeds=2),
+        "desk": Setting(CIFAR100_TASK, CIFAR100_RECIPE, _rows((4, 16, 36), (4, 16, 36, 64))),
+        "paper": Setting(replace(DEIT_TASK, data="CIFAR100", classes=100), DEIT_RECIPE, _rows(_NUMBERS, _NUMBERS)),
     },
     claims=(
-        Claim("m 36, k 36", "m 16, k 16", "top1"),
-        Claim("m 16, k 64", "m 16, k 16", "top1"),
-        Claim("m 36, k 16", "m 16, k 16", "top1"),
-        Claim("m 16, k 36", "m 36, k 16", "top1"),
+        *(Claim(label(m, k), label(16, 16), "top1") for m, k in ((36, 36), (16, 64), (36, 16))),
+        Claim(label(16, 36), label(36, 16), "top1"),
     ),
     notes=(
         "The paper names neither the network nor the recipe and prints no numbers: here DeiT-T and its recipe on "
@@ -79,23 +72,14 @@ def heat(source: Source) -> Sequence[Sheet | Picture]:
             millions = None if count is None else round(count / 1e6, 2)
             lines.append((mixer.number, mixer.k, round(top1, 2), difference, len(accuracies[name]), millions))
     against = "Softmax is not trained yet." if plain is None else f"Softmax attention has {plain:.2f}."
-    return [
-        Sheet(
-            title="Accuracy over landmarks and keys",
-            columns=("m", "k", "top-1", "against softmax", "seeds", "MMACs"),
-            rows=tuple(lines),
-            note=f"{len(lines)} of {len(pairs)} pairs are trained; means over their finished seeds. {against}",
-            chart=Chart(kind="heat", x="m", y="k", value="top-1"),
-        )
-    ]
+    note = f"{len(lines)} of {len(pairs)} pairs are trained; means over their finished seeds. {against}"
+    columns = ("m", "k", "top-1", "against softmax", "seeds", "MMACs")
+    chart = Chart(kind="heat", x="m", y="k", value="top-1")
+    return [Sheet(title=ANALYSIS.title, columns=columns, rows=tuple(lines), note=note, chart=chart)]
 
 
 ANALYSIS = Analysis(
-    name="mita_fig6_map",
-    title="Accuracy over landmarks and keys",
-    source=f"{MITA_SOURCE}, Figure 6",
-    question="Which pairs of m and k are worth their cost?",
-    compute=heat,
-    of=NAME,
+    name="mita_fig6_map", title="Accuracy over landmarks and keys", source=f"{MITA_SOURCE}, Figure 6", of=NAME,
+    question="Which pairs of m and k are worth their cost?", compute=heat,
     notes=("The paper's map is of CIFAR-100 and prints no numbers.",),
-)
+)  # fmt: skip

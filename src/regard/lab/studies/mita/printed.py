@@ -1,6 +1,8 @@
 """Tables 2 and 3 of the MiTA paper: every row as printed, with the network whose parameters and MACs are counted."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from regard.core import Grid, MixerConfig, Site
 from regard.lab.engine.study import Row
@@ -83,10 +85,13 @@ class Published:
     mixer: MixerConfig | None = None
     note: str = ""
 
-    def row(self, label: str, exact: int, *notes: str, host: str = "", mixer: MixerConfig | None = None) -> Row:
-        """The row of a study. exact: parameters by hand. mixer: instead of `self.mixer`."""
+    def row(
+        self, label: str, exact: int, *notes: str, host: str = "", mixer: MixerConfig | None = None,
+        task: Mapping[str, Any] = {},
+    ) -> Row:  # fmt: skip
+        """The row of a study. exact: parameters by hand. mixer: instead of `self.mixer`. task: as in `Row`."""
         paper = {"params": float(f"{self.params[:-1]}e6"), "macs": float(f"{self.macs[:-1]}e9"), "top1": self.top1}
-        return Row(label, mixer or self.mixer, host=host, paper=paper, exact={"params": exact}, notes=notes)
+        return Row(label, mixer or self.mixer, host=host, paper=paper, exact={"params": exact}, notes=notes, task=task)
 
 
 _CITED = "weights pruned by its own code during training; cited, not counted"

@@ -9,7 +9,7 @@ from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.studies.papers import MITA_SOURCE
 from regard.measure.taxonomy import picture, taxonomy_rows
 from regard.mixers.spelling import parse, spell
-from regard.pages.sheets import Cell, Picture, Sheet
+from regard.pages.sheets import Picture, Sheet
 
 _COLUMNS = ("mechanism", "strategy", "experts", "number", "construction", "topology", "conditions", "cost")
 _KERNEL = ("compress", "linear layer", "1", "kernelisation", "all-to-one")
@@ -67,22 +67,18 @@ def named_sheet() -> Sheet:
         cells = [a if a == b else f"{a} [{b}]" for a, b in zip(ours, printed, strict=True)]
         equal += sum(a == b for a, b in zip(ours, printed, strict=True))
         rows.append((name, spell(config), *cells, _DIFFERENCES.get(name, "")))
-    return Sheet(
-        title="The paper's mechanisms by name",
-        columns=("name", "spelling", *_COLUMNS[1:6], "why it differs"),
-        rows=tuple(rows),
-        note=f"{equal} of {5 * len(rows)} cells are those that this project reads in the paper.",
-    )
+    columns = ("name", "spelling", *_COLUMNS[1:6], "why it differs")
+    note = f"{equal} of {5 * len(rows)} cells are those that this project reads in the paper."
+    return Sheet(title="The paper's mechanisms by name", columns=columns, rows=tuple(rows), note=note)
 
 
 def compute(source: Source) -> Sequence[Sheet | Picture]:
     """The paper's mechanisms, the table of all and its picture, from the cards; it needs no runs."""
     rows = taxonomy_rows()
-    cells: tuple[tuple[Cell, ...], ...] = tuple(tuple(row[name] for name in _COLUMNS) for row in rows)
     sheet = Sheet(
         title="How mechanisms reduce the cost",
         columns=_COLUMNS,
-        rows=cells,
+        rows=tuple(tuple(row[name] for name in _COLUMNS) for row in rows),
         note="Attention is described as a layer that a query passes through and whose weights are computed from keys "
         "and values: an expert. strategy: whether keys are compressed, queries are routed, or both. number: of "
         "experts; N is one for each query. conditions: what the construction and choice of experts depend on.",
@@ -91,10 +87,7 @@ def compute(source: Source) -> Sequence[Sheet | Picture]:
 
 
 def _png(rows: Sequence[dict[str, Any]]) -> str:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     figure, out = picture(rows), io.BytesIO()
-    FigureCanvasAgg(figure)
     figure.savefig(out, format="png", dpi=110, metadata={"Software": None})
     return base64.b64encode(out.getvalue()).decode()
 

@@ -50,17 +50,13 @@ _IN_DEIT = (
         "DeiT-III", 22_059_496, "Trained with the recipe of ViT-5, which has the parts of DeiT-III's.",
         host="deit3_small_patch16_224(drop_path_rate=0.05)",
     ),
-    replace(
-        PUBLISHED["InLine-S"].row(
-            "InLine", 16_734_760, "Width 320, 10 heads, images of 288: not DeiT-S.", host=_INLINE_HOST
-        ),
+    PUBLISHED["InLine-S"].row(
+        "InLine", 16_734_760, "Width 320, 10 heads, images of 288: not DeiT-S.", host=_INLINE_HOST,
         task={"size": (288, 288)},
     ),
     PUBLISHED["Sparsifiner-S"].row("Sparsifiner", 22_214_056, host=DEIT_S),
     PUBLISHED["Agent-S, bias, DWC"].row("Agent + bias + DWC", 22_647_112, host=DEIT_S),
-    replace(
-        PUBLISHED["MHLA-S, DWC"].row("MHLA + DWC", 22_205_032, _MHLA, host=_MHLA_HOST), task={"size": (256, 256)}
-    ),
+    PUBLISHED["MHLA-S, DWC"].row("MHLA + DWC", 22_205_032, _MHLA, host=_MHLA_HOST, task={"size": (256, 256)}),
 )  # fmt: skip
 _PAPER = (
     PUBLISHED["ViT-5-S"].row("ViT-5", 22_039_144),
@@ -71,6 +67,8 @@ _PAPER = (
     *(row if row.label == "DeiT-III" else replace(row, recipe=DEIT_FIELDS) for row in _IN_DEIT),
 )
 
+_BELOW_MITA = {"DeiT-III": 0.3, "Sparsifiner": 1.8, "InLine": 1.5, "Agent + bias + DWC": 1.2, "MHLA + DWC": 0.7}
+
 STUDY = Study(
     name="mita_table3",
     title="MiTA in ViT-5",
@@ -79,31 +77,19 @@ STUDY = Study(
     baseline="ViT-5",
     settings={
         "smoke": Setting(
-            task=replace(SMOKE_TASK, host=_SMALL_VIT5.format(12, 32, 2)),
-            recipe=CANVAS_RECIPE,
-            seeds=2,
-            rows=_small(4, SMOKE_TASK.host),
+            replace(SMOKE_TASK, host=_SMALL_VIT5.format(12, 32, 2)), CANVAS_RECIPE, _small(4, SMOKE_TASK.host), seeds=2
         ),
         "desk": Setting(
-            task=replace(DESK_TASK, host=_SMALL_VIT5.format(24, 64, 4)),
-            recipe=DESK_RECIPE,
-            seeds=3,
-            rows=_small(16, DESK_TASK.host),
+            replace(DESK_TASK, host=_SMALL_VIT5.format(24, 64, 4)), DESK_RECIPE, _small(16, DESK_TASK.host)
         ),
-        "paper": Setting(
-            task=replace(DEIT_TASK, host="vit5_small(drop_path_rate=0.05)"), recipe=VIT5_RECIPE, seeds=3, rows=_PAPER
-        ),
+        "paper": Setting(replace(DEIT_TASK, host="vit5_small(drop_path_rate=0.05)"), VIT5_RECIPE, _PAPER),
     },
     claims=(
         Claim("ViT-5", "MiTA", "top1", by=0.9),
         Claim("ViT-5", "MiTA + DWC", "top1", by=0.5),
         Claim("MiTA + DWC", "MiTA", "top1", by=0.4),
         Claim("MiTA", "DeiT", "top1", by=1.4),
-        Claim("MiTA + DWC", "DeiT-III", "top1", by=0.3),
-        Claim("MiTA + DWC", "Sparsifiner", "top1", by=1.8),
-        Claim("MiTA + DWC", "InLine", "top1", by=1.5),
-        Claim("MiTA + DWC", "Agent + bias + DWC", "top1", by=1.2),
-        Claim("MiTA + DWC", "MHLA + DWC", "top1", by=0.7),
+        *(Claim("MiTA + DWC", other, "top1", by=by) for other, by in _BELOW_MITA.items()),
     ),
     notes=(
         "SViTE-S (11M, 2.5G, 79.7) is cited by the paper: it prunes weights, and is not built here. Sparsifiner is "

@@ -5,7 +5,7 @@ first test images of the study's data.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -96,10 +96,8 @@ def figure3(source: Source) -> Sequence[Sheet | Picture]:
         expert = middle(mixer, choice.grid)
         keys, queries = (tokens[0, :, expert].mean(0) for tokens in (keys_of(choice), queries_of(choice)))
         frame = _window(mixer, choice, expert)
-        layers = {
-            "gathered keys": overlay(keys, choice.grid, frame),
-            "routed queries": overlay(queries, choice.grid, frame),
-        }
+        drawn = {"gathered keys": keys, "routed queries": queries}
+        layers = {name: overlay(share, choice.grid, frame) for name, share in drawn.items()}
         parts.append(Picture(title=f"{layer}, expert {expert}", image=picture.image, note=picture.note, layers=layers))
         lines.append((layer, expert, int((keys > 0).sum()), int((queries > 0).sum()), len(keys)))
     sheet = Sheet(
@@ -201,12 +199,8 @@ def figure8(source: Source) -> Sequence[Sheet | Picture]:
     empty: list[tuple[Cell, ...]] = []
     for depth, (layer, choice) in enumerate(_choices_on_test_images(run, trained(run, source.store)).items(), 1):
         result = overlap(keys_of(choice), queries_of(choice))
-        for name, value in (
-            ("trained", round(result.measured, 4)),
-            ("random sets", round(result.by_chance, 4)),
-            ("hard clustering", 1.0),
-        ):
-            lines.append((depth, layer, name, value))
+        shares = {"trained": result.measured, "random sets": result.by_chance, "hard clustering": 1.0}
+        lines += [(depth, layer, name, round(value, 4)) for name, value in shares.items()]
         empty.append((depth, layer, round(result.empty, 4)))
     return [
         Sheet(
@@ -259,15 +253,10 @@ def figure9(source: Source) -> Sequence[Sheet | Picture]:
             rows=tuple(lines),
             note=f"{spellings}, on {EVALUATED} test images at most. All have the same parameters (Agent without bias), "
             f"so that every network runs with each. The paper omits the diagonal.{missing}",
-            chart=Chart(
-                kind="heat",
-                x="trained with",
-                y="run with",
-                value="top-1",
-                outlines={"run as trained": tuple((row, row) for row in runs_of)},
-            ),
+            chart=Chart(kind="heat", x="trained with", y="run with", value="top-1",
+                        outlines={"run as trained": tuple((row, row) for row in runs_of)}),
         )
-    ]
+    ]  # fmt: skip
 
 
 def retuned(model: nn.Module, run: Run, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
@@ -284,6 +273,9 @@ def retuned(model: nn.Module, run: Run, pairs: Sequence[tuple[int, int]]) -> dic
     return accuracies
 
 
+_BANDS = ("at least as trained", "at least 99 %")
+
+
 def boundaries(accuracies: Mapping[tuple[int, int], float], trained_at: tuple[int, int]) -> dict[tuple[int, int], str]:
     """The band of each accuracy: at least that of the trained pair, at least 99 % of it, or below."""
     reference = accuracies[trained_at]
@@ -291,9 +283,6 @@ def boundaries(accuracies: Mapping[tuple[int, int], float], trained_at: tuple[in
         pair: _BANDS[0] if top1 >= reference else _BANDS[1] if top1 >= 0.99 * reference else "below"
         for pair, top1 in accuracies.items()
     }
-
-
-_BANDS = ("at least as trained", "at least 99 %")
 
 
 def figure10(source: Source) -> Sequence[Sheet | Picture]:
@@ -315,8 +304,7 @@ def figure10(source: Source) -> Sequence[Sheet | Picture]:
             columns=("m", "k", "top-1", "percent of trained", "where"),
             rows=rows,
             note=f"Trained with m = {point[0]}, k = {point[1]} (marked): {reference:.2f} on {EVALUATED} test images at "
-            f"most. "
-            f"{' '.join(_band_note(band, inside, len(bands)) for band, inside in outlines(bands).items())}",
+            f"most. {' '.join(_band_note(band, inside, len(bands)) for band, inside in outlines(bands).items())}",
             chart=Chart(kind="heat", x="m", y="k", value="top-1", mark=point, outlines=outlines(bands)),
         )
     ]
@@ -341,57 +329,30 @@ def _band_note(name: str, inside: Sequence[tuple[int, int]], number: int) -> str
 _NOTE = f"The network is the first finished seed of the row MiTA; {SMOKE_NOTE}"
 
 
-def _figure(
-    number: int,
-    title: str,
-    question: str,
-    compute: Callable[[Source], Sequence[Sheet | Picture]],
-    notes: tuple[str, ...] = (_NOTE,),
-) -> Analysis:
-    return Analysis(
-        name=f"mita_fig{number}",
-        title=title,
-        source=f"{MITA_SOURCE}, Figure {number}",
-        question=question,
-        compute=compute,
-        of=STUDY.name,
-        notes=notes,
+_NOTES9 = (
+    "The paper prints no numbers here; its text says that networks trained with softmax attention keep more than 95 % "
+    "with MiTA.",
+    "This is Figure 9a, with the networks of `mita_table2` at the scale of the analysis; 9b (DeiT-S) is not drawn.",
+    f"Means over the first {SEEDS} finished seeds of each row.",
+)
+_NOTES10 = (
+    _NOTE,
+    "The paper has ViT-T at 512 pixels, 1024 tokens (10a), and ViT-L at 224 pixels, 196 tokens (10b), and prints no "
+    "numbers. Here the network is that of `mita_table2`: DeiT-T at 224 pixels at paper scale.",
+)
+FIGURE3, FIGURE4, FIGURE8, FIGURE9, FIGURE10 = (
+    Analysis(name=f"mita_fig{number}", title=title, source=f"{MITA_SOURCE}, Figure {number}", question=question,
+             compute=compute, of=STUDY.name, notes=notes)
+    for number, title, question, compute, notes in (
+        (3, "Keys and queries of one expert", "Do the keys and queries of an expert belong together?", figure3,
+         (_NOTE,)),
+        (4, "Patch tokens that no expert gathers", "Does choosing keys prune the picture?", figure4, (_NOTE,)),
+        (8, "Overlap of keys and queries",
+         "How similar is an expert to a cluster, whose keys and queries are the same tokens?", figure8, (_NOTE,)),
+        (9, "Another mechanism at inference",
+         "How much of its accuracy does a network keep with another mechanism than it was trained with?", figure9,
+         _NOTES9),
+        (10, "Other numbers of landmarks and keys at inference",
+         "How many landmarks and keys does a trained network need?", figure10, _NOTES10),
     )
-
-
-FIGURE3 = _figure(
-    3,
-    "Keys and queries of one expert",
-    "Do the keys and queries of an expert belong together?",
-    figure3,
-)
-FIGURE4 = _figure(4, "Patch tokens that no expert gathers", "Does choosing keys prune the picture?", figure4)
-FIGURE8 = _figure(
-    8,
-    "Overlap of keys and queries",
-    "How similar is an expert to a cluster, whose keys and queries are the same tokens?",
-    figure8,
-)
-FIGURE9 = _figure(
-    9,
-    "Another mechanism at inference",
-    "How much of its accuracy does a network keep with another mechanism than it was trained with?",
-    figure9,
-    (
-        "The paper prints no numbers here; its text says that networks trained with softmax attention keep more than "
-        "95 % with MiTA.",
-        "This is Figure 9a, with the networks of `mita_table2` at the scale of the analysis; 9b (DeiT-S) is not drawn.",
-        f"Means over the first {SEEDS} finished seeds of each row.",
-    ),
-)
-FIGURE10 = _figure(
-    10,
-    "Other numbers of landmarks and keys at inference",
-    "How many landmarks and keys does a trained network need?",
-    figure10,
-    (
-        _NOTE,
-        "The paper has ViT-T at 512 pixels, 1024 tokens (10a), and ViT-L at 224 pixels, 196 tokens (10b), and prints "
-        "no numbers. Here the network is that of `mita_table2`: DeiT-T at 224 pixels at paper scale.",
-    ),
-)
+)  # fmt: skip
