@@ -20,13 +20,12 @@ def printed_sheet() -> Sheet:
     """Every printed row, with the parameters and MACs that are counted here."""
     rows: list[tuple[Cell, ...]] = []
     for row in PUBLISHED.values():
-        params, macs = row.body.count(row.mixer) if row.mixer is not None else (None, None)
-        verdicts = [
-            "cited" if count is None else VERDICTS[verdict(count, printed)]
-            for count, printed in ((params, row.params), (macs, row.macs))
-        ]
-        gmacs = None if macs is None else round(macs / 1e9, 3)
-        rows.append((row.table, row.label, params, row.params, verdicts[0], gmacs, row.macs, verdicts[1], row.note))
+        cells: tuple[Cell, ...] = (None, row.params, "cited", None, row.macs, "cited")
+        if row.mixer is not None:
+            params, macs = row.body.count(row.mixer)
+            judged_params, judged_macs = VERDICTS[verdict(params, row.params)], VERDICTS[verdict(macs, row.macs)]
+            cells = (params, row.params, judged_params, round(macs / 1e9, 3), row.macs, judged_macs)
+        rows.append((row.table, row.label, *cells, row.note))
     judged = [row for row in rows if row[4] != "cited"]
     reproduced = [sum(row[column] != "not reproduced" for row in judged) for column in (4, 7)]
     return Sheet(
@@ -51,16 +50,14 @@ def library_sheet() -> Sheet:
             cells, note = [None] * 4, str(error)  # type: ignore[list-item]
         card = config.card
         rows.append((card.title, spell(config), *cells, card.expert_count, card.topology, note))
+    columns = ("mechanism", "configuration", *(f"{count} {size}" for size in "TS" for count in ("parameters", "MACs")))
     return Sheet(
         title="Every mechanism in DeiT-T and DeiT-S",
-        columns=(
-            "mechanism", "configuration", "parameters T", "MACs T", "parameters S", "MACs S", "experts", "topology",
-            "note",
-        ),
+        columns=(*columns, "experts", "topology", "note"),
         rows=tuple(rows),
         note="Images of 224 in patches of 16 with a class token, 1000 classes, biases of q, k and v where a mechanism "
         "projects them. Norms, activations and softmax are not counted.",
-    )  # fmt: skip
+    )
 
 
 def compute(source: Source) -> Sequence[Sheet | Picture]:

@@ -29,19 +29,16 @@ def throughput(sides: Sequence[int] = SIDES, seconds: float = SECONDS) -> Sheet:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     labels = {OWN: "softmax", **{spell(config): name for name, config in _MECHANISMS.items()}}
     rows: list[tuple[Cell, ...]] = []
-    for timing in bench_model(
-        _HOST, list(_MECHANISMS.values()), [(_PATCH * side, _PATCH * side) for side in sides], batch=1,
-        device=device, seconds=seconds,
-    ):  # fmt: skip
+    sizes = [(_PATCH * side, _PATCH * side) for side in sides]
+    for timing in bench_model(_HOST, list(_MECHANISMS.values()), sizes, batch=1, device=device, seconds=seconds):
         side = int(timing.grid.split("x")[0]) // _PATCH
         speeds = [float(f"{1 / value:.3g}") for value in (timing.seconds, timing.high, timing.low)]
         ratio = None if timing.ratio is None else round(1 / timing.ratio, 2)
         rows.append((labels[timing.mixer], side**2, *speeds, ratio, timing.rounds))
+    speed = ("inputs per second", "lower quartile", "upper quartile", "ratio to softmax")
     return Sheet(
         title="Inputs per second",
-        columns=(
-            "mechanism", "N", "inputs per second", "lower quartile", "upper quartile", "ratio to softmax", "rounds",
-        ),
+        columns=("mechanism", "N", *speed, "rounds"),
         rows=tuple(rows),
         note=f"Medians of {'GPU seconds' if device == 'cuda' else 'CPU seconds of one thread'}, float32, one input "
         "at a time, networks in turn: patches, three layers with MLPs, head. A row of 0 rounds is estimated from the "

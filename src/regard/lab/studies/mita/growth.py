@@ -31,23 +31,18 @@ def _label(side: int, m: int = 0, k: int = 0) -> str:
 
 
 def _rows(boards: str, sides: tuple[int, ...]) -> tuple[Row, ...]:
-    return (
-        *(
-            Row(label, mixer, task={} if side == 12 else {"data": _data(side, boards)})
-            for side in sides
-            for label, mixer in (
-                (_label(side), Softmax()),
-                *((_label(side, m, k), MiTA(m=m, k=k)) for m, k in NUMBERS[side]),
-            )
-        ),
-        *CONTROLS,
-    )
+    rows = []
+    for side in sides:
+        task = {} if side == 12 else {"data": _data(side, boards)}
+        rows.append(Row(_label(side), Softmax(), task=task))
+        rows += [Row(_label(side, m, k), MiTA(m=m, k=k), task=task) for m, k in NUMBERS[side]]
+    return (*rows, *CONTROLS)
 
 
 def _setting(boards: str, sides: tuple[int, ...], seeds: int, **small: int | str) -> Setting:
     data = _data(12, boards)
     task = Cells(data=data, **{**Cells.defaults(data)["task"], **small})
-    return Setting(task=task, recipe=recipe_of(task), seeds=seeds, rows=_rows(boards, sides))
+    return Setting(task, recipe_of(task), _rows(boards, sides), seeds)
 
 
 STUDY = Study(
@@ -58,15 +53,12 @@ STUDY = Study(
     baseline=_label(12),
     metric=METRIC,
     settings={
-        "smoke": _setting(
-            "digit_boards", (6, 12), 2, host="vit_desk(patch=14, dim=16, depth=1, heads=2)", limit=64
-        ),
+        "smoke": _setting("digit_boards", (6, 12), 2, host="vit_desk(patch=14, dim=16, depth=1, heads=2)", limit=64),
         "desk": _setting("boards", SIDES, 4),
     },
     claims=(
         Claim(_label(12), _label(12, 9, 9), METRIC, than=(_label(6), _label(6, 9, 9))),
-        Claim(_label(12, 16, 16), _label(12), METRIC, within=3),
-        Claim(_label(12, 36, 36), _label(12), METRIC, within=3),
+        *(Claim(_label(12, m, m), _label(12), METRIC, within=3) for m in (16, 36)),
         Claim(_label(12, 9, 36), _label(12, 36, 9), METRIC),
     ),
     notes=(

@@ -1,6 +1,7 @@
 """Mixture-of-Top-k Attention, Table 5: long sequences, the tasks of the Long Range Arena."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from regard.core import MixerConfig
 from regard.lab.engine.study import Claim, Row, Setting, Study
@@ -52,40 +53,24 @@ _NOTES = (
 
 def rows(m: int, wide: int, position: int | None = None) -> tuple[Row, ...]:
     """The table's mechanisms. m: landmarks, keys, block; wide: of Linformer and Performer; position: in TASKS."""
-    mixers: dict[str, MixerConfig] = {
-        "softmax": Softmax(),
-        "Reformer": Reformer(chunk=m, rounds=2),
-        "Linformer": Linformer(m=wide),
-        "Performer": Performer(features=wide),
-        "Nystrom": Nystrom(m=m),
-        "Agent": Agent(m=m),
-        "MoBA": MoBA(block=(1, m), k=2),
-        "MiTA route only": MiTA(m=m, k=2 * m, branches="route"),
-        "MiTA": MiTA(m=m, k=m),
-    }
-    return (
-        *(
-            Row(label, mixer, paper={} if position is None else _printed(label, position))
-            for label, mixer in mixers.items()
-        ),
-        *CONTROLS,
-    )
-
-
-def _printed(label: str, position: int) -> dict[str, int | float]:
-    accuracies, speeds, _ = PRINTED[label]
-    return {"top1": accuracies[position], "steps_per_second": speeds[position]}
+    mixers: tuple[MixerConfig, ...] = (
+        Softmax(), Reformer(chunk=m, rounds=2), Linformer(m=wide), Performer(features=wide), Nystrom(m=m), Agent(m=m),
+        MoBA(block=(1, m), k=2), MiTA(m=m, k=2 * m, branches="route"), MiTA(m=m, k=m),
+    )  # fmt: skip
+    found = []
+    for (label, (accuracies, speeds, _)), mixer in zip(PRINTED.items(), mixers, strict=True):
+        printed = {"top1": accuracies[position or 0], "steps_per_second": speeds[position or 0]}
+        found.append(Row(label, mixer, paper={} if position is None else printed))
+    return (*found, *CONTROLS)
 
 
 def _study(
     name: str, position: int, title: str, desk: Setting, paper: Setting, smoke_data: str = "listops-mini"
 ) -> Study:
     smoke = Setting(
-        task=Sequences(host="sequence_encoder(dim=16, depth=1, ffn=32)", data=smoke_data, limit=96),
-        recipe=Recipe(epochs=1, batch=32, augment="none", smoothing=0.0),
-        seeds=2,
-        rows=rows(4, 8),
-    )
+        Sequences(host="sequence_encoder(dim=16, depth=1, ffn=32)", data=smoke_data, limit=96),
+        Recipe(epochs=1, batch=32, augment="none", smoothing=0.0), rows(4, 8), seeds=2,
+    )  # fmt: skip
     return Study(
         name=f"mita_table5_{name}",
         title=f"Efficient attention on long sequences: {title}",
@@ -94,59 +79,41 @@ def _study(
         baseline="softmax",
         settings={"smoke": smoke, "desk": desk, "paper": paper},
         claims=(
-            Claim("MiTA", "softmax", "top1", within=1.0),
-            Claim("MiTA route only", "softmax", "top1", within=1.0),
+            *(Claim(row, "softmax", "top1", within=1.0) for row in ("MiTA", "MiTA route only")),
             *(Claim("MiTA", other, "top1") for other in RIVALS),
         ),
         notes=_NOTES,
     )
 
 
-def _desk(task: Sequences, recipe: Recipe, m: int) -> Setting:
-    return Setting(task=task, recipe=recipe, seeds=4, rows=rows(m, 2 * m))
+def _desk(m: int, data: str, epochs: int, batch: int = 64, lr: float = 2e-3, **part: Any) -> Setting:
+    """part: limits of the samples that are used."""
+    recipe = Recipe(epochs=epochs, batch=batch, lr=lr, smoothing=0.0, augment="none")
+    return Setting(Sequences(host="sequence_encoder", data=data, **part), recipe, rows(m, 2 * m), seeds=4)
 
 
 def _paper(position: int, data: str, length: int, epochs: int, batch: int, warmup: float) -> Setting:
-    return Setting(
-        task=Sequences(host='sequence_encoder(pool="padded_mean")', data=data, length=length),
-        recipe=Recipe(
-            epochs=epochs, batch=batch, lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0, warmup=warmup,
-            schedule="linear", clip=0.0, smoothing=0.0, augment="none", precision="bf16-mixed",
-        ),
-        seeds=3,
-        rows=rows(128, 256, position),
+    recipe = Recipe(
+        epochs=epochs, batch=batch, lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0, warmup=warmup, schedule="linear",
+        clip=0.0, smoothing=0.0, augment="none", precision="bf16-mixed",
     )  # fmt: skip
+    task = Sequences(host='sequence_encoder(pool="padded_mean")', data=data, length=length)
+    return Setting(task, recipe, rows(128, 256, position))
 
 
-_DESK_RECIPE = Recipe(epochs=5, batch=64, lr=2e-3, smoothing=0.0, augment="none")
-LISTOPS = _study(
-    "listops", 0, "ListOps",
-    _desk(Sequences(host="sequence_encoder", data="listops-mini"), _DESK_RECIPE, 8),
-    _paper(0, "listops", 2048, 2, 32, 0.2),
-)  # fmt: skip
+LISTOPS = _study("listops", 0, "ListOps", _desk(8, "listops-mini", 5), _paper(0, "listops", 2048, 2, 32, 0.2))
 TEXT = _study(
-    "text", 1, "bytes of reviews",
-    _desk(Sequences(host="sequence_encoder", data="imdb", tested=2000),
-          Recipe(epochs=1, batch=32, lr=2e-3, smoothing=0.0, augment="none"), 16),
-    _paper(1, "imdb", 4000, 28, 32, 0.4),
-)  # fmt: skip
+    "text", 1, "bytes of reviews", _desk(16, "imdb", 1, 32, tested=2000), _paper(1, "imdb", 4000, 28, 32, 0.4)
+)
 RETRIEVAL = _study(
-    "retrieval", 2, "pairs of texts",
-    _desk(Sequences(host="sequence_encoder", data="matching-mini"),
-          Recipe(epochs=6, batch=64, lr=2e-3, smoothing=0.0, augment="none"), 4),
-    _paper(2, "aan", 4000, 7, 32, 800 / 30_000),
-    smoke_data="matching-mini",
+    "retrieval", 2, "pairs of texts", _desk(4, "matching-mini", 6), _paper(2, "aan", 4000, 7, 32, 800 / 30_000),
+    "matching-mini",
 )  # fmt: skip
 IMAGE = _study(
-    "image", 3, "pixels of CIFAR-10",
-    _desk(Sequences(host="sequence_encoder", data="cifar10", limit=16_000, tested=2000),
-          Recipe(epochs=8, batch=64, lr=2e-3, smoothing=0.0, augment="none"), 16),
-    _paper(3, "cifar10", 1024, 200, 256, 0.005),
-    smoke_data="digits",
+    "image", 3, "pixels of CIFAR-10", _desk(16, "cifar10", 8, limit=16_000, tested=2000),
+    _paper(3, "cifar10", 1024, 200, 256, 0.005), "digits",
 )  # fmt: skip
 PATHFINDER = _study(
-    "pathfinder", 4, "Pathfinder",
-    _desk(Sequences(host="sequence_encoder", data="pathfinder-mini", tested=1000),
-          Recipe(epochs=1, batch=64, lr=1e-3, smoothing=0.0, augment="none"), 16),
+    "pathfinder", 4, "Pathfinder", _desk(16, "pathfinder-mini", 1, lr=1e-3, tested=1000),
     _paper(4, "pathfinder", 1024, 100, 256, 0.005),
 )  # fmt: skip

@@ -55,11 +55,8 @@ def sheets(source: Source) -> Sequence[Sheet | Picture]:
 
 
 ANALYSIS = Analysis(
-    name="mita_table5_average",
-    title="Efficient attention on long sequences, on average",
-    source=f"{MITA_SOURCE}, Table 5",
+    name="mita_table5_average", title="Efficient attention on long sequences, on average", compute=sheets,
+    source=f"{MITA_SOURCE}, Table 5", of="mita_table5_listops",
     question="Is a mixture of top-k experts as good as softmax attention over all tasks, and better than its rivals?",
-    compute=sheets,
-    of="mita_table5_listops",
     notes=("The average is of the tasks that have runs; its interval is over the seeds that all of them have.",),
-)
+)  # fmt: skip

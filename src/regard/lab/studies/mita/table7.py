@@ -18,57 +18,40 @@ from .recipes import CIFAR100_RECIPE, CIFAR100_TASK, SMOKE_TASK
 
 _HOST = "vit_{0}_patch16_224.augreg_in21k(pretrained=True)"
 _SIZES = {"T": "tiny", "S": "small", "B": "base", "L": "large"}
-_MECHANISMS: dict[str, tuple[MixerConfig, tuple[float, float, float, float]]] = {
-    "Softmax": (Softmax(), (76.9, 81.2, 84.4, 85.9)),
-    "Linear": (LINEAR, (73.2, 78.6, 79.8, 80.7)),
-    "Agent 49": (Agent(m=49), (74.6, 79.7, 81.4, 83.5)),
-    "Agent 64": (Agent(m=64), (74.7, 79.9, 81.5, 83.8)),
-    "MiTA": (MiTA(m=25, k=25), (75.6, 80.9, 82.8, 85.5)),
-}
+# top-1 as printed for `_SIZES`, of the rows of `_mechanisms(49, 64)` with m = k = 25
+_PRINTED = (
+    (76.9, 81.2, 84.4, 85.9), (73.2, 78.6, 79.8, 80.7), (74.6, 79.7, 81.4, 83.5), (74.7, 79.9, 81.5, 83.8),
+    (75.6, 80.9, 82.8, 85.5),
+)  # fmt: skip
+
+
+def _mechanisms(few: int, many: int, m: int) -> dict[str, MixerConfig]:
+    """few, many: agents. m: landmarks of MiTA, and keys of an expert."""
+    agents = {f"Agent {number}": Agent(m=number) for number in (few, many)}
+    return {"Softmax": Softmax(), "Linear": LINEAR, **agents, "MiTA": MiTA(m=m, k=m)}
 
 
 def _small(few: int, many: int, pretraining: Mapping[str, Any], lr: float) -> tuple[Row, ...]:
     """few, many: agents; m and k of MiTA are few. pretraining: the task that every row starts from, with softmax."""
     start = Row("before", Softmax(), task=pretraining)
     untrained = Row("MiTA from nothing", MiTA(m=few, k=few))
-    rows = (
-        Row("Softmax", Softmax()),
-        Row("Linear", LINEAR),
-        Row(f"Agent {few}", Agent(m=few)),
-        Row(f"Agent {many}", Agent(m=many)),
-        Row("MiTA", MiTA(m=few, k=few)),
-        untrained,
-        *CONTROLS,
-    )
+    rows = (*(Row(*each) for each in _mechanisms(few, many, few).items()), untrained, *CONTROLS)
     return tuple(row if row is untrained else replace(row, start=start, recipe={"lr": lr}) for row in rows)
 
 
 def _paper() -> tuple[Row, ...]:
     """Sizes T, S, B and L; rows without a letter are T."""
     return tuple(
-        Row(
-            label if size == "T" else f"{label}, {size}",
-            mixer,
-            host=_HOST.format(name),
-            paper={"top1": printed[index]},
-        )
+        Row(label if size == "T" else f"{label}, {size}", mixer, host=_HOST.format(name), paper={"top1": top1[index]})
         for index, (size, name) in enumerate(_SIZES.items())
-        for label, (mixer, printed) in _MECHANISMS.items()
+        for (label, mixer), top1 in zip(_mechanisms(49, 64, 25).items(), _PRINTED, strict=True)
     )
 
 
 _TUNING = Recipe(
-    epochs=50,
-    batch=512,
-    lr=1e-4,
-    betas=(0.9, 0.999),
-    weight_decay=0.05,
-    warmup=0.1,
-    floor=0.01,
-    smoothing=0.1,
-    augment="timm:rand-m9-mstd0.5-inc1",
-    precision="bf16-mixed",
-)
+    epochs=50, batch=512, lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05, warmup=0.1, floor=0.01, smoothing=0.1,
+    augment="timm:rand-m9-mstd0.5-inc1", precision="bf16-mixed",
+)  # fmt: skip
 
 STUDY = Study(
     name="mita_table7",
@@ -78,34 +61,16 @@ STUDY = Study(
     baseline="Softmax",
     settings={
         "smoke": Setting(
-            task=replace(SMOKE_TASK, data="digits"),
-            recipe=CANVAS_RECIPE,
-            seeds=2,
-            rows=_small(4, 9, {"data": "digits-canvas"}, 1e-3),
+            replace(SMOKE_TASK, data="digits"), CANVAS_RECIPE, _small(4, 9, {"data": "digits-canvas"}, 1e-3), seeds=2
         ),
-        "desk": Setting(
-            task=CIFAR100_TASK,
-            recipe=CIFAR100_RECIPE,
-            seeds=3,
-            rows=_small(16, 25, {"data": "cifar10"}, 5e-4),
-        ),
-        "paper": Setting(
-            task=imagenet(_HOST.format("tiny")),
-            recipe=_TUNING,
-            seeds=3,
-            rows=_paper(),
-        ),
+        "desk": Setting(CIFAR100_TASK, CIFAR100_RECIPE, _small(16, 25, {"data": "cifar10"}, 5e-4)),
+        "paper": Setting(imagenet(_HOST.format("tiny")), _TUNING, _paper()),
     },
     claims=(
         Claim("Softmax", "MiTA", "top1", by=1.3),
-        Claim("MiTA", "Linear", "top1", by=2.4),
-        Claim("MiTA", "Agent 49", "top1", by=1.0),
-        Claim("MiTA", "Agent 64", "top1", by=0.9),
-        Claim("MiTA", "Agent 16", "top1"),
-        Claim("MiTA", "MiTA from nothing", "top1"),
-        Claim("MiTA, S", "Agent 49, S", "top1", by=1.2),
-        Claim("MiTA, B", "Agent 49, B", "top1", by=1.4),
-        Claim("MiTA, L", "Agent 49, L", "top1", by=2.0),
+        *(Claim("MiTA", other, "top1", by=by) for other, by in (("Linear", 2.4), ("Agent 49", 1.0), ("Agent 64", 0.9))),
+        *(Claim("MiTA", other, "top1") for other in ("Agent 16", "MiTA from nothing")),
+        *(Claim(f"MiTA, {n}", f"Agent 49, {n}", "top1", by=by) for n, by in (("S", 1.2), ("B", 1.4), ("L", 2.0))),
     ),
     notes=(
         "Small scales train a network with softmax attention on one set (desk: CIFAR-10), and fine-tune it with each "
