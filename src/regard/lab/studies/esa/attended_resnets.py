@@ -27,41 +27,23 @@ def controls(start: Row) -> tuple[Row, ...]:
 def settings(rows: Callable[[str, Row], tuple[Row, ...]]) -> dict[str, Setting]:
     """Three scales. rows(host, start): start is the row of the plain network that all others start from."""
 
-    def setting(task: Classification, recipe: Recipe, seeds: int, **first: int | float) -> Setting:
+    def setting(task: Classification, recipe: Recipe, seeds: int = 3, **first: int | float) -> Setting:
         start = Row("start", None, removed=True, recipe=first)
-        return Setting(task=task, recipe=recipe, seeds=seeds, rows=rows(task.host, start))
+        return Setting(task, recipe, rows(task.host, start), seeds)
 
+    smoke = Classification(host=SMOKE, data="digits-canvas", size=(12, 12), limit=320, init="host")
+    desk = Classification(host=DESK, data="cifar10", size=(32, 32), init="host")
     return {
-        "smoke": setting(
-            Classification(host=SMOKE, data="digits-canvas", size=(12, 12), limit=320, init="host"),
-            Recipe(epochs=1, batch=32, lr=2e-3, augment="none"),
-            2,
-            epochs=2,
-        ),
-        "desk": setting(
-            Classification(host=DESK, data="cifar10", size=(32, 32), init="host"),
-            Recipe(epochs=6, batch=64, lr=4e-3),
-            3,
-            epochs=6,
-            lr=2e-3,
-        ),
-        "paper": setting(imagenet(PAPER), _PAPER_RECIPE, 3, epochs=90, lr=0.1, warmup=5 / 90),
+        "smoke": setting(smoke, Recipe(epochs=1, batch=32, lr=2e-3, augment="none"), 2, epochs=2),
+        "desk": setting(desk, Recipe(epochs=6, batch=64, lr=4e-3), epochs=6, lr=2e-3),
+        "paper": setting(imagenet(PAPER), _PAPER_RECIPE, epochs=90, lr=0.1, warmup=5 / 90),
     }
 
 
 _PAPER_RECIPE = Recipe(
-    epochs=30,
-    batch=256,
-    optimizer="momentum",
-    lr=0.02,
-    betas=(0.9, 0.999),
-    weight_decay=1e-4,
-    warmup=1 / 30,
-    clip=0.0,
-    smoothing=0.0,
-    augment="timm",
-    precision="bf16-mixed",
-)
+    epochs=30, batch=256, optimizer="momentum", lr=0.02, betas=(0.9, 0.999), weight_decay=1e-4, warmup=1 / 30,
+    clip=0.0, smoothing=0.0, augment="timm", precision="bf16-mixed",
+)  # fmt: skip
 NOTES = (
     "Every row starts from the same trained plain ResNet-18 of its seed, with gamma at zero: at first it computes the "
     "same. w/o is trained further for as long as the others.",

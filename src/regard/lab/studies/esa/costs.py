@@ -36,13 +36,8 @@ SEGMENTATION = Layout(
     "segmentation", 449.5, ((Grid(96, 96), 256, 6), (Grid(96, 96), 512, 3), (Grid(96, 96), 512, 1)), 2, 0.2
 )
 TEXT_TOKENS = 32
-TRANSLATION = Layout(
-    "translation",
-    (12 * 8 * 512**2 + 512 * 37_000) * TEXT_TOKENS / 1e9,
-    ((Grid.sequence(TEXT_TOKENS), 512, 18),),
-    0,
-    0.0,
-)
+_TEXT_BASE = (12 * 8 * 512**2 + 512 * 37_000) * TEXT_TOKENS / 1e9
+TRANSLATION = Layout("translation", _TEXT_BASE, ((Grid.sequence(TEXT_TOKENS), 512, 18),), 0, 0.0)
 """The Transformer base on pairs of sentences of `TEXT_TOKENS` tokens; the base is feed-forward nets and vocabulary."""
 # the printed GMACs of configurations that the tables have
 PRINTED = {
@@ -133,17 +128,18 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def _summary(rows: Sequence[Sequence[Cell]], verdict_at: int = 5) -> str:
+def _summary(rows: Sequence[Sequence[Cell]]) -> str:
     """How many of the printed numbers are reproduced, and which are not; base networks are not judged."""
+    verdict_at = _COLUMNS.index("verdict")
     judged = [row for row in rows if row[verdict_at] not in ("not printed", "base")]
     off = [row for row in judged if row[verdict_at] != "reproduced"]
     differing = "; ".join(f"{row[1]} in {row[0]} ({row[verdict_at]})" for row in off)
-    return f"{len(judged) - len(off)} of {len(judged)} printed numbers reproduced" + (
-        f"; not: {differing}" if off else ""
-    )
+    count = f"{len(judged) - len(off)} of {len(judged)} printed numbers reproduced"
+    return f"{count}; not: {differing}" if off else count
 
 
-def _config(terms: str) -> Factors | None:
+def factors(terms: str) -> Factors | None:
+    """The mechanism of a configuration, None for "w/o"."""
     return None if terms == "w/o" else Factors(terms=terms)
 
 
@@ -153,9 +149,9 @@ def figure3() -> Sheet:
     for layout in (DETECTION, SEGMENTATION, TRANSLATION):
         printed = PRINTED[layout.name]
         for terms in ("w/o", *_TERMS):
-            rows.append(_line(layout, terms, _config(terms), False, printed.get(terms)))
+            rows.append(_line(layout, terms, factors(terms), False, printed.get(terms)))
         for terms in ("w/o", "0010") if layout.blocks else ():
-            rows.append(_line(layout, f"{terms} + deformable", _config(terms), True, printed[terms]))
+            rows.append(_line(layout, f"{terms} + deformable", factors(terms), True, printed[terms]))
     return Sheet(
         title="Figure 3: what the configurations cost",
         columns=_COLUMNS,
@@ -173,17 +169,14 @@ def table2() -> Sheet:
     for layout in (DETECTION, SEGMENTATION):
         column, printed = (2 if layout is DETECTION else 3), PRINTED[layout.name]
         for pair in PRINTED_PAIRS:
-            rows.append([*_line(layout, pair[0], _config(pair[0]), False, printed[pair[0]]), None, None])
-            line = _line(layout, f"{pair[1]} + deformable", _config(pair[1]), True, printed[pair[1]])
+            rows.append([*_line(layout, pair[0], factors(pair[0]), False, printed[pair[0]]), None, None])
+            line = _line(layout, f"{pair[1]} + deformable", factors(pair[1]), True, printed[pair[1]])
             rows.append([*line, pair[column], pair[4]])
-    return Sheet(
-        title="Table 2: deformable convolution in the place of query content and relative position",
-        columns=(*_COLUMNS, "printed accuracy (mAP, mIoU)", "printed BLEU"),
-        rows=tuple(map(tuple, rows)),
-        published=("printed GMACs", "printed accuracy (mAP, mIoU)", "printed BLEU"),
-        note=f"{_summary(rows)}. Rows are pairs: from, then to. The paper counts neither the prediction of offsets nor "
-        "interpolation; the executed column counts the prediction (3x3), interpolation has a column of its own.",
-    )
+    return _pairs_sheet(
+        "Table 2: deformable convolution in the place of query content and relative position", rows,
+        "The paper counts neither the prediction of offsets nor interpolation; the executed column counts the "
+        "prediction (3x3), interpolation has a column of its own.",
+    )  # fmt: skip
 
 
 def table3() -> Sheet:
@@ -198,16 +191,21 @@ def table3() -> Sheet:
             rows.append([*line, None, None])
             line = _line(layout, f"dynamic {window}x{window}", DynamicConv(kernel=window), False, dynamic)
             rows.append([*line, accuracy[column], accuracy[2]])
+    return _pairs_sheet(
+        "Table 3: dynamic convolution and query content with relative position, in the same window", rows,
+        "Windows are counted whole at the border. The form of 0100 that is executed works on tiles where the window "
+        "is small beside the map; elsewhere it computes all weights and masks them. The taps of dynamic convolution "
+        "are elementwise products; the paper and both columns count them.",
+    )  # fmt: skip
+
+
+def _pairs_sheet(title: str, rows: Sequence[Sequence[Cell]], note: str) -> Sheet:
+    """A table whose rows are pairs, with the printed accuracies."""
+    further = ("printed accuracy (mAP, mIoU)", "printed BLEU")
     return Sheet(
-        title="Table 3: dynamic convolution and query content with relative position, in the same window",
-        columns=(*_COLUMNS, "printed accuracy (mAP, mIoU)", "printed BLEU"),
-        rows=tuple(map(tuple, rows)),
-        published=("printed GMACs", "printed accuracy (mAP, mIoU)", "printed BLEU"),
-        note=f"{_summary(rows)}. Rows are pairs: from, then to. Windows are counted whole at the border. The form of "
-        "0100 that is executed works on tiles where the window is small beside the map; elsewhere it computes all "
-        "weights and masks them. The taps of dynamic convolution are elementwise products; the paper and both "
-        "columns count them.",
-    )
+        title=title, columns=(*_COLUMNS, *further), rows=tuple(map(tuple, rows)),
+        published=("printed GMACs", *further), note=f"{_summary(rows)}. Rows are pairs: from, then to. {note}",
+    )  # fmt: skip
 
 
 _SAME_ORDER = 3
@@ -228,21 +226,10 @@ def table1() -> Sheet:
     """What each mechanism depends on, and whether its cost grows as printed."""
     rows = []
     for name, config, printed, terms in _COMPLEXITY:
-        ratios = [
-            config.cost(Site(dim=dim, heads=8, grid=Grid(side, side), qkv_bias=False), "paper").macs
-            / terms(side * side, dim)
-            for side, dim in _SWEEP
-        ]
-        card = config.card
-        depends = [
-            label
-            for label, used in (
-                ("query content", card.query_content),
-                ("key content", card.key_content),
-                ("relative position", card.relative_position),
-            )
-            if used
-        ]
+        sites = [Site(dim=dim, heads=8, grid=Grid(side, side), qkv_bias=False) for side, dim in _SWEEP]
+        ratios = [config.cost(site, "paper").macs / terms(site.grid.tokens, site.dim) for site in sites]
+        parts = ("query_content", "key_content", "relative_position")
+        depends = [part.replace("_", " ") for part in parts if getattr(config.card, part)]
         same = "same order" if max(ratios) / min(ratios) <= _SAME_ORDER else "another order"
         rows.append((name, ", ".join(depends), printed, round(min(ratios), 2), round(max(ratios), 2), same))
     matching = sum(row[-1] == "same order" for row in rows)

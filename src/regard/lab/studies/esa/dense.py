@@ -1,8 +1,7 @@
 """An Empirical Study of Spatial Attention Mechanisms on images: Figure 3a and 3b, Tables 2 and 3."""
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from regard.lab.engine.study import Claim, Row, Setting, Study
 from regard.lab.studies.papers import ESA_PAPER
@@ -11,8 +10,9 @@ from regard.lab.tasks.detection import Detection
 from regard.lab.tasks.detection.presets import COCO
 from regard.lab.tasks.segmentation import Segmentation
 from regard.lab.train.recipe import Recipe
-from regard.mixers.factors.factors import Factors
 
+from .attended_resnets import deformable
+from .costs import factors
 from .rows import PAIRS, Printed, controls, factor_claims, factor_rows, pair_rows, printed, window_rows
 
 SEEDS = {"smoke": 2, "desk": 4, "paper": 3}
@@ -23,12 +23,11 @@ _SMALL = "attended_resnet18(channels=({channels}), {more}heads=2)"
 _EARLY = "stages=(2, 3), "
 """Attention where the pyramid takes its maps."""
 _SMOKE = Recipe(epochs=1, batch=8, lr=1e-3, smoothing=0.0, augment="none")
-_DETECTOR: dict[str, Any] = {"width": 32, "head": 32, "anchor": 2.0, "proposals": (60, 40), "rois": 32}
 TASKS: Mapping[str, Mapping[str, Task]] = {
     "detection": {
         "smoke": Detection(
             host=_SMALL.format(channels="8, 16, 16, 16", more=_EARLY), data="cued-digits", size=(84, 84), limit=16,
-            strides=(8, 16), **_DETECTOR,
+            strides=(8, 16), width=32, head=32, anchor=2.0, proposals=(60, 40), rois=32,
         ),
         "desk": Detection(
             host=_SMALL.format(channels="16, 32, 64, 64", more=_EARLY), data="cued", size=(84, 84), strides=(8, 16),
@@ -56,7 +55,7 @@ TASKS: Mapping[str, Mapping[str, Task]] = {
 }  # fmt: skip
 RECIPES = {
     "detection": {
-        "smoke": replace(_SMOKE, smoothing=0.0),
+        "smoke": _SMOKE,
         "desk": Recipe(epochs=1, batch=32, lr=2e-3, weight_decay=1e-4, clip=5.0, smoothing=0.0, augment="none"),
         "paper": Recipe(epochs=12, batch=16, optimizer="momentum", lr=0.02, betas=(0.9, 0.999), weight_decay=1e-4,
                         warmup=500 / 88_000, schedule="step", milestones=(8 / 12, 11 / 12), clip=0.0, smoothing=0.0,
@@ -98,43 +97,32 @@ def _values(task: str, scale: str) -> Printed:
 
 
 def _deformable(task: str, scale: str, terms: str, values: Mapping[str, int | float]) -> Row:
-    host = f"{TASKS[task][scale].host[:-1]}, deformable=True)"
-    mixer = None if terms == "w/o" else Factors(terms=terms)
-    return Row(f"{terms} + deformable", mixer, host=host, removed=terms == "w/o", paper=dict(values))
+    host = deformable(TASKS[task][scale].host)
+    return Row(f"{terms} + deformable", factors(terms), host=host, removed=terms == "w/o", paper=dict(values))
 
 
-def _settings(task: str, rows: Mapping[str, tuple[Row, ...]]) -> dict[str, Setting]:
-    return {
-        scale: Setting(task=TASKS[task][scale], recipe=RECIPES[task][scale], seeds=SEEDS[scale], rows=rows[scale])
-        for scale in SCALES
-    }
+def settings(task: str, rows: Mapping[str, tuple[Row, ...]]) -> dict[str, Setting]:
+    return {scale: Setting(TASKS[task][scale], RECIPES[task][scale], rows[scale], SEEDS[scale]) for scale in SCALES}
 
 
 def _figure3(task: str, panel: str) -> Study:
-    rows = {}
+    rows, metric = {}, _METRIC[task]
     for scale in SCALES:
         values = _values(task, scale)
         added = _deformable(task, scale, "0010", values.row("0010", deformable=True))
         rows[scale] = (*factor_rows(values), *controls(values), added)
     return Study(
-        name=f"esa_fig3_{task}",
-        title=f"Which of the four factors does {_TITLE[task]} need?",
-        source=f"{ESA_PAPER}, Figure 3{panel}",
+        name=f"esa_fig3_{task}", title=f"Which of the four factors does {_TITLE[task]} need?",
+        source=f"{ESA_PAPER}, Figure 3{panel}", baseline="1111", metric=metric,
         question="What do query content, key content and relative position each add to attention?",
-        baseline="1111",
-        metric=_METRIC[task],
-        settings=_settings(task, rows),
-        claims=(*factor_claims(_METRIC[task]), Claim("0010 + deformable", "1111", _METRIC[task])),
-        notes=(*NOTES[task], *_COMMON),
-    )
+        settings=settings(task, rows), notes=(*NOTES[task], *_COMMON),
+        claims=(*factor_claims(metric), Claim("0010 + deformable", "1111", metric)),
+    )  # fmt: skip
 
 
 def _table2(task: str) -> Study:
     metric = _METRIC[task]
-
-    def rows(scale: str) -> tuple[Row, ...]:
-        return pair_rows(_values(task, scale), lambda terms, values: _deformable(task, scale, terms, values))
-
+    rows = {scale: pair_rows(_values(task, scale), partial(_deformable, task, scale)) for scale in SCALES}
     return Study(
         name=f"esa_table2_{task}",
         title=f"Deformable convolution, or query content and relative position, in {_TITLE[task]}",
@@ -142,7 +130,7 @@ def _table2(task: str) -> Study:
         question="Does deformable convolution do the work of query content and relative position (E2), and more?",
         baseline="1111",
         metric=metric,
-        settings=_settings(task, {scale: rows(scale) for scale in SCALES}),
+        settings=settings(task, rows),
         claims=(
             *(Claim(f"{after} + deformable", before, metric) for before, after in PAIRS),
             Claim("0010 + deformable", "1111 + deformable", metric, within=1.0),
@@ -162,7 +150,7 @@ def _table3(task: str) -> Study:
         question="In the same window, is dynamic convolution worse on images than attention by E2?",
         baseline="0100 in 13x13",
         metric=metric,
-        settings=_settings(task, {"smoke": small, "desk": small, "paper": paper}),
+        settings=settings(task, {"smoke": small, "desk": small, "paper": paper}),
         claims=(
             *(Claim(f"0100 in {n}x{n}", f"dynamic {n}x{n}", metric) for n in dict.fromkeys((*WINDOWS, *SMALL_WINDOWS))),
             *(

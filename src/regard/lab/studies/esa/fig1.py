@@ -76,10 +76,8 @@ def network(source: Source, study: str, rows: Sequence[str]) -> Network:
             run = source.run(keys[row])
             model, picture = trained(run, source.store), photograph(run.task)
             return Network(label=f"{row} ({study})", model=model, photograph=picture)
-    raise StoreError(
-        f"no finished run of {study} ({source.scale} scale) in a row of the figure: {', '.join(rows)}; "
-        f"regard study run {study} --scale {source.scale} --rows '{rows[0]}'"
-    )
+    raise StoreError(f"no finished run of {study} ({source.scale} scale) in a row of the figure: {', '.join(rows)}; "
+                     f"regard study run {study} --scale {source.scale} --rows '{rows[0]}'")  # fmt: skip
 
 
 def queries(grid: Grid, number: int = QUERIES) -> list[tuple[int, int]]:
@@ -207,20 +205,10 @@ def read_kernels(net: Network) -> list[Sheet | Picture]:
 PARTS = (
     Part(study="esa_fig3", rows=("1111",), read=read_terms),
     Part(
-        study="esa_table2",
-        rows=("0010 + deformable", "w/o + deformable", "1111 + deformable"),
-        read=read_offsets,
+        study="esa_table2", rows=tuple(f"{terms} + deformable" for terms in ("0010", "w/o", "1111")), read=read_offsets
     ),
-    Part(
-        study="esa_table3",
-        rows=("0100 in 7x7", "0100 in 5x5", "0100 in 13x13", "0100 in 3x3"),
-        read=read_terms,
-    ),
-    Part(
-        study="esa_table3",
-        rows=("dynamic 7x7", "dynamic 5x5", "dynamic 13x13", "dynamic 3x3"),
-        read=read_kernels,
-    ),
+    Part(study="esa_table3", rows=tuple(f"0100 in {n}x{n}" for n in (7, 5, 13, 3)), read=read_terms),
+    Part(study="esa_table3", rows=tuple(f"dynamic {n}x{n}" for n in (7, 5, 13, 3)), read=read_kernels),
 )
 
 
@@ -242,10 +230,8 @@ def compute(source: Source) -> Sequence[Sheet | Picture]:
         pages += part.read(net)
     if not pages:
         raise errors[0]
-    overview = Sheet(
-        title="Rows in this figure", columns=("study", "preferred row", "row drawn", "state"), rows=tuple(states)
-    )
-    return [overview, *pages]
+    columns = ("study", "preferred row", "row drawn", "state")
+    return [Sheet(title="Rows in this figure", columns=columns, rows=tuple(states)), *pages]
 
 
 ANALYSIS = Analysis(

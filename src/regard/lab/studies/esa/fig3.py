@@ -7,10 +7,9 @@ from regard.lab.studies.controls import CANVAS, CANVAS_RECIPE, CIFAR, CIFAR_RECI
 from regard.lab.studies.papers import ESA_PAPER
 from regard.mixers.factors.factors import Factors
 
-from .rows import factor_claims
+from .rows import TERMS, factor_claims
 
 _MEANING = ("query and key content", "query content and relative position", "key content", "relative position")
-_TERMS = tuple(f"{number:04b}" for number in range(15, 0, -1))
 
 
 def _meaning(terms: str) -> str:
@@ -18,7 +17,7 @@ def _meaning(terms: str) -> str:
 
 
 _ROWS = (
-    *(Row(terms, Factors(terms=terms, scale=None), notes=(f"{_meaning(terms).capitalize()}.",)) for terms in _TERMS),
+    *(Row(terms, Factors(terms=terms, scale=None), notes=(f"{_meaning(terms).capitalize()}.",)) for terms in TERMS),
     *CONTROLS,
     *(Row(f"{terms} unscaled", Factors(terms=terms), notes=("The paper's formula.",)) for terms in ("1111", "0111")),
 )
@@ -29,16 +28,11 @@ STUDY = Study(
     question="What do query content, key content and relative position each add to self-attention?",
     baseline="1111",
     settings={
-        "smoke": Setting(task=replace(CANVAS, limit=320), recipe=CANVAS_RECIPE, seeds=2, rows=_ROWS),
-        "desk": Setting(task=CIFAR, recipe=CIFAR_RECIPE, seeds=3, rows=_ROWS),
-        "paper": Setting(
-            task=imagenet("deit_small_patch16_224(qkv_bias=False, drop_path_rate=0.1)"),
-            recipe=DEIT_RECIPE,
-            seeds=3,
-            rows=_ROWS,
-        ),
+        "smoke": Setting(replace(CANVAS, limit=320), CANVAS_RECIPE, _ROWS, seeds=2),
+        "desk": Setting(CIFAR, CIFAR_RECIPE, _ROWS),
+        "paper": Setting(imagenet("deit_small_patch16_224(qkv_bias=False, drop_path_rate=0.1)"), DEIT_RECIPE, _ROWS),
     },
-    claims=(*factor_claims("top1"),),
+    claims=factor_claims("top1"),
     notes=(
         "The digits are E1 to E4: query and key content, query content and relative position, key content alone, "
         "relative position alone.",

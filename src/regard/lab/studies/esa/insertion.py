@@ -31,37 +31,22 @@ def rows(host: str, start: Row) -> tuple[Row, ...]:
     return (
         replace(start, label="before", notes=("The plain network that all other rows start from.",)),
         *(Row(terms, Factors(terms=terms), start=start) for terms in ("0010", "0110", "1111")),
-        Row(
-            "1111 parallel",
-            Factors(terms="1111"),
-            host=f"{host[:-1]}, parallel=True)",
-            start=start,
-            notes=("Beside the 3x3 convolution instead of after it, in all blocks of a stage but the first.",),
-        ),
-        Row(
-            "deformable unit", DeformableConv(), start=start, notes=("In the place of attention, multiplied by gamma.",)
-        ),
-        Row(
-            "0010 + deformable",
-            Factors(terms="0010"),
-            host=deformable(host),
-            start=start,
-            notes=("The 3x3 convolution before attention becomes deformable; its offsets start at zero.",),
-        ),
+        Row("1111 parallel", Factors(terms="1111"), host=f"{host[:-1]}, parallel=True)", start=start,
+            notes=("Beside the 3x3 convolution instead of after it, in all blocks of a stage but the first.",)),
+        Row("deformable unit", DeformableConv(), start=start,
+            notes=("In the place of attention, multiplied by gamma.",)),
+        Row("0010 + deformable", Factors(terms="0010"), host=deformable(host), start=start,
+            notes=("The 3x3 convolution before attention becomes deformable; its offsets start at zero.",)),
         *controls(start),
-    )
+    )  # fmt: skip
 
 
 def _settings() -> dict[str, Setting]:
     """Desk and paper scale are those of Table 2; runs of the same rows are shared with it."""
     start = Row("start", None, removed=True, recipe={"epochs": 6, "lr": 4e-3})
-    smoke = Setting(
-        task=Classification(host=SMOKE, data="digits", size=(12, 12), limit=448, init="host"),
-        recipe=Recipe(epochs=3, batch=64, lr=2e-3, augment="none"),
-        seeds=2,
-        rows=rows(SMOKE, start),
-    )
-    return {**settings(rows), "smoke": smoke}
+    task = Classification(host=SMOKE, data="digits", size=(12, 12), limit=448, init="host")
+    recipe = Recipe(epochs=3, batch=64, lr=2e-3, augment="none")
+    return {**settings(rows), "smoke": Setting(task, recipe, rows(SMOKE, start), seeds=2)}
 
 
 STUDY = Study(
@@ -72,9 +57,7 @@ STUDY = Study(
     baseline="1111",
     settings=_settings(),
     claims=(
-        Claim("0010 + deformable", "w/o", "top1"),
-        Claim("0110", "w/o", "top1"),
-        Claim("0010", "w/o", "top1"),
+        *(Claim(row, "w/o", "top1") for row in ("0010 + deformable", "0110", "0010")),
         Claim("0010 + deformable", "0010", "top1"),
     ),
     notes=(
@@ -108,13 +91,9 @@ def inserted(run: Run, plain: nn.Module) -> Inserted:
     task = cast(Classification, run.task)
     (before, labels), (after, _) = _logits(task, plain), _logits(task, model)
     classes_before, classes_after = before.argmax(-1), after.argmax(-1)
-    return Inserted(
-        difference=(before - after).abs().max().item(),
-        changed=int((classes_before != classes_after).sum()),
-        images=len(labels),
-        before=100 * (classes_before == labels).double().mean().item(),
-        after=100 * (classes_after == labels).double().mean().item(),
-    )
+    top1 = [100 * (classes == labels).double().mean().item() for classes in (classes_before, classes_after)]
+    changed = int((classes_before != classes_after).sum())
+    return Inserted((before - after).abs().max().item(), changed, len(labels), *top1)
 
 
 def _logits(task: Classification, model: nn.Module) -> tuple[Tensor, Tensor]:
@@ -178,11 +157,8 @@ def _gamma(source: Source, run: Run) -> float | None:
 
 
 ANALYSIS = Analysis(
-    name="esa_insertion_curve",
-    title="A trained ResNet before and after insertion, and fine-tuned",
-    source=f"{ESA_PAPER}, Figure 2a",
+    name="esa_insertion_curve", title="A trained ResNet before and after insertion, and fine-tuned",
+    source=f"{ESA_PAPER}, Figure 2a", compute=curve, of=STUDY.name,
     question="Does insertion leave a trained network unchanged, and what does fine-tuning add?",
-    compute=curve,
-    of=STUDY.name,
     notes=("At smoke scale, missing runs of `esa_insertion` are executed first, in seconds.",),
-)
+)  # fmt: skip

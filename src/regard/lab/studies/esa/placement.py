@@ -1,23 +1,14 @@
 """An Empirical Study of Spatial Attention Mechanisms, Section 4: where attention is put into a residual block."""
 
-from regard.lab.engine.study import Claim, Row, Setting, Study
+from regard.lab.engine.study import Claim, Row, Study
 from regard.lab.studies.controls import CONTROLS
 from regard.lab.studies.papers import ESA_PAPER
 from regard.mixers.factors.factors import Factors
 
-from .dense import NOTES, RECIPES, SCALES, SEEDS, TASKS
+from .dense import NOTES, SCALES, TASKS, settings
 
 _ALL = Factors(terms="1111")
-_PLACES = {
-    "1111 parallel": "parallel=True",
-    "1111 in conv4": "stages=(3,)",
-    "1111 in conv5": "stages=(4,)",
-}
-_HEAD = {
-    "smoke": "conv(heads=2)",
-    "desk": "conv(heads=2)",
-    "paper": "conv",
-}
+_PLACES = {"1111 parallel": "parallel=True", "1111 in conv4": "stages=(3,)", "1111 in conv5": "stages=(4,)"}
 
 
 def _rows(scale: str) -> tuple[Row, ...]:
@@ -25,7 +16,7 @@ def _rows(scale: str) -> tuple[Row, ...]:
     return (
         Row("1111", _ALL, notes=("After the 3x3 convolution of each block of conv4 and conv5, and in the head.",)),
         *(Row(label, _ALL, host=f"{host[:-1]}, {option})") for label, option in _PLACES.items()),
-        Row("1111 without the head's", _ALL, task={"head": _HEAD[scale]}),
+        Row("1111 without the head's", _ALL, task={"head": "conv" if scale == "paper" else "conv(heads=2)"}),
         *CONTROLS,
     )
 
@@ -37,19 +28,11 @@ STUDY = Study(
     question="Does it matter whether attention is after the convolution of a residual block or beside it, and where?",
     baseline="1111",
     metric="miou",
-    settings={
-        scale: Setting(
-            task=TASKS["segmentation"][scale], recipe=RECIPES["segmentation"][scale], seeds=SEEDS[scale],
-            rows=_rows(scale),
-        )
-        for scale in SCALES
-    },
-    claims=tuple(
-        Claim(label, "1111", "miou", within=2.0) for label in (*_PLACES, "1111 without the head's")
-    ),
+    settings=settings("segmentation", {scale: _rows(scale) for scale in SCALES}),
+    claims=tuple(Claim(label, "1111", "miou", within=2.0) for label in (*_PLACES, "1111 without the head's")),
     notes=(
         "The paper says in a sentence that results are similar for different designs; it prints no numbers.",
         "1111 and both controls are those of `esa_fig3_segmentation`, and are trained once for both.",
         *NOTES["segmentation"],
     ),
-)  # fmt: skip
+)

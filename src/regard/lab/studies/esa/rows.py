@@ -85,11 +85,9 @@ def _window(metric: str, width: int, side: int) -> dict[str, int | float]:
 
 def factor_claims(metric: str) -> tuple[Claim, ...]:
     """The findings of Figure 3 on self-attention."""
+    alike = (("0111", "1111"), ("0110", "1111"), ("1100", "0011"))
     return (
-        Claim("0011", "w/o", metric),
-        Claim("0011", "w/o", metric, than=("1111", "0011")),
-        Claim("0111", "1111", metric, within=1.0),
-        Claim("0110", "1111", metric, within=1.0),
-        Claim("1100", "0011", metric, within=1.0),
+        *(Claim("0011", "w/o", metric), Claim("0011", "w/o", metric, than=("1111", "0011"))),
+        *(Claim(*pair, metric, within=1.0) for pair in alike),
         Claim("0010", "w/o", metric),
     )

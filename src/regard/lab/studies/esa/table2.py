@@ -1,25 +1,18 @@
 """An Empirical Study of Spatial Attention Mechanisms, Table 2: deformable convolution in the place of E2."""
 
-from regard.core import MixerConfig
 from regard.lab.engine.study import Claim, Row, Study
 from regard.lab.studies.papers import ESA_PAPER
-from regard.mixers.factors.factors import Factors
 
 from .attended_resnets import NOTES, controls, deformable, settings
-from .costs import PRINTED_PAIRS
-
-PAIRS = tuple((before, after) for before, after, *_ in PRINTED_PAIRS)
-
-
-def _mixer(terms: str) -> MixerConfig | None:
-    return None if terms == "w/o" else Factors(terms=terms)
+from .costs import factors
+from .rows import PAIRS
 
 
 def rows(host: str, start: Row) -> tuple[Row, ...]:
     """Both sides of every pair, and the controls."""
-    attention = (Row(terms, _mixer(terms), start=start) for terms, _ in PAIRS if terms != "w/o")
+    attention = (Row(terms, factors(terms), start=start) for terms, _ in PAIRS if terms != "w/o")
     convolution = (
-        Row(f"{terms} + deformable", _mixer(terms), host=deformable(host), removed=terms == "w/o", start=start,
+        Row(f"{terms} + deformable", factors(terms), host=deformable(host), removed=terms == "w/o", start=start,
             notes=(f"In the place of {before}.",))
         for before, terms in PAIRS
     )  # fmt: skip

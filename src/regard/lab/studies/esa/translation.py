@@ -1,6 +1,7 @@
 """An Empirical Study of Spatial Attention Mechanisms on translation: Figure 3c and 3d, Tables 2 and 3."""
 
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from regard.lab.engine.study import Claim, Row, Setting, Study
@@ -16,12 +17,13 @@ from .rows import PAIRS, Printed, controls, factor_claims, factor_rows, pair_row
 NONE = Printed(metric="bleu")
 WINDOWS, SMALL_WINDOWS = (31, 25, 19, 13), (13, 7, 3)
 """Widths of Table 3, and those of the small scales, whose sentences have about 15 tokens."""
-_THREE = ("smoke", "desk", "paper")
 _ALL = "'Factors(terms=\"1111\")'"
 _UNIT = "'DeformableConv(kernel=3)'"
-_WMT = 'translator(dim=512, depth=6, heads=8, hidden=2048, norm="post", positions="none", {studied})'
-_DESK = 'translator(drop=0.2, positions="none", {studied})'
-_SMOKE = 'translator(dim=16, depth=1, heads=2, hidden=32, positions="none", {studied})'
+_HOSTS = {
+    "smoke": 'translator(dim=16, depth=1, heads=2, hidden=32, positions="none", {studied})',
+    "desk": 'translator(drop=0.2, positions="none", {studied})',
+    "paper": 'translator(dim=512, depth=6, heads=8, hidden=2048, norm="post", positions="none", {studied})',
+}
 _PAPER_RECIPE = Recipe(
     epochs=25, batch=1140, optimizer="adam", lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0, warmup=0.04,
     schedule="rsqrt", clip=0.0, augment="none", precision="bf16-mixed", average=5,
@@ -46,43 +48,35 @@ NOTES = (
 
 def settings(rows: dict[str, tuple[Row, ...]], place: Literal["self", "cross"], studied: str) -> dict[str, Setting]:
     """Three scales. rows: by scale. studied: the host's option for the attention that is not studied."""
-    tasks = (
-        Translation(host=_SMOKE.format(studied=studied), data="numbers", vocabulary=300, limit=96, beam=1, place=place),
-        Translation(host=_DESK.format(studied=studied), data="multi30k", vocabulary=4000, place=place),
-        Translation(host=_WMT.format(studied=studied), data="wmt14", vocabulary=37_000, place=place),
-    )
-    recipes = (Recipe(epochs=1, batch=32, augment="none", weight_decay=0.0), _DESK_RECIPE, _PAPER_RECIPE)
+    smoke, desk, paper = (host.format(studied=studied) for host in _HOSTS.values())
+    smoke_recipe = Recipe(epochs=1, batch=32, augment="none", weight_decay=0.0)
+    task = Translation(host=paper, data="wmt14", vocabulary=37_000, place=place)
+    smoke_task = replace(task, host=smoke, data="numbers", vocabulary=300, limit=96, beam=1)
+    desk_task = replace(task, host=desk, data="multi30k", vocabulary=4000)
     return {
-        scale: Setting(task=task, recipe=recipe, seeds=seeds, rows=rows[scale])
-        for scale, task, recipe, seeds in zip(_THREE, tasks, recipes, (2, 4, 3), strict=True)
+        "smoke": Setting(smoke_task, smoke_recipe, rows["smoke"], seeds=2),
+        "desk": Setting(desk_task, _DESK_RECIPE, rows["desk"], seeds=4),
+        "paper": Setting(task, _PAPER_RECIPE, rows["paper"]),
     }
 
 
 def _values(scale: str) -> Printed:
-    return printed("bleu") if scale == "paper" else Printed(metric="bleu")
+    return printed("bleu") if scale == "paper" else NONE
 
 
-def _host(scale: str, option: str) -> str:
-    return dict(zip(_THREE, (_SMOKE, _DESK, _WMT), strict=True))[scale].format(studied=option)
-
-
-def _deformable(scale: str) -> Callable[[str, dict[str, int | float]], Row]:
-    """Rows with a deformable convolution before each self-attention (Figure 2c), or in its place."""
-    host = f"{_host(scale, f'cross={_ALL}')[:-1]}, unit={_UNIT})"
-
-    def row(terms: str, values: dict[str, int | float]) -> Row:
-        if terms == "w/o":
-            notes: tuple[str, ...] = ("The unit is in the place of self-attention.",)
-            return Row("w/o + deformable", DeformableConv(kernel=3), paper=values, notes=notes)
-        notes = ("The unit starts as the identity.",)
-        return Row(f"{terms} + deformable", Factors(terms=terms), host=host, paper=values, notes=notes)
-
-    return row
+def _deformable(scale: str, terms: str, values: dict[str, int | float]) -> Row:
+    """A row with a deformable convolution before each self-attention (Figure 2c), or in its place."""
+    if terms == "w/o":
+        unit, note = DeformableConv(kernel=3), "The unit is in the place of self-attention."
+        return Row("w/o + deformable", unit, paper=values, notes=(note,))
+    host = _HOSTS[scale].format(studied=f"cross={_ALL}, unit={_UNIT}")
+    note = "The unit starts as the identity."
+    return Row(f"{terms} + deformable", Factors(terms=terms), host=host, paper=values, notes=(note,))
 
 
 def _self_rows(scale: str) -> tuple[Row, ...]:
     values = _values(scale)
-    added = _deformable(scale)("0010", values.row("0010", deformable=True))
+    added = _deformable(scale, "0010", values.row("0010", deformable=True))
     return (*factor_rows(values), *controls(values), added)
 
 
@@ -93,11 +87,7 @@ FIGURE3_SELF = Study(
     question="What do query content, key content and relative position each add to self-attention in translation?",
     baseline="1111",
     metric="bleu",
-    settings=settings(
-        {scale: _self_rows(scale) for scale in _THREE},
-        "self",
-        f"cross={_ALL}",
-    ),
+    settings=settings({scale: _self_rows(scale) for scale in _HOSTS}, "self", f"cross={_ALL}"),
     claims=(*factor_claims("bleu"), Claim("1111", "1010", "bleu")),
     notes=("The last claim is not the paper's: without E2 and E4 the order of words is not known.", *NOTES),
 )
@@ -108,11 +98,10 @@ FIGURE3_CROSS = Study(
     question="Is query and key content (E1) what attention to the encoder lives on?",
     baseline="1111",
     metric="bleu",
-    settings=settings({scale: (*factor_rows(NONE), CONTROLS[1]) for scale in _THREE}, "cross", f"attention={_ALL}"),
+    settings=settings({scale: (*factor_rows(NONE), CONTROLS[1]) for scale in _HOSTS}, "cross", f"attention={_ALL}"),
     claims=(
         Claim("1000", "1111", "bleu", within=1.0),
-        Claim("1000", "0111", "bleu"),
-        Claim("1111", "0111", "bleu"),
+        *(Claim(row, "0111", "bleu") for row in ("1000", "1111")),
     ),
     notes=(
         "There is no row without this attention: the translation would not know its source. 0000 is its uniform "
@@ -128,11 +117,15 @@ TABLE2 = Study(
     baseline="1111",
     metric="bleu",
     settings=settings(
-        {scale: pair_rows(_values(scale), _deformable(scale)) for scale in _THREE}, "self", f"cross={_ALL}"
+        {scale: pair_rows(_values(scale), partial(_deformable, scale)) for scale in _HOSTS}, "self", f"cross={_ALL}"
     ),
     claims=tuple(Claim(f"{after} + deformable", before, "bleu", within=1.0) for before, after in PAIRS[1:]),
     notes=("On text the paper finds deformable convolution about as good as E2, on images better.", *NOTES),
 )
+_SMALL_ROWS = window_rows(SMALL_WINDOWS, 1)
+_WINDOW_ROWS = {
+    "smoke": _SMALL_ROWS, "desk": _SMALL_ROWS, "paper": window_rows(WINDOWS, 1, "bleu", kernel_bias=False),
+}  # fmt: skip
 TABLE3 = Study(
     name="esa_table3_translation",
     title="Dynamic convolution, or E2 in the same window, in translation",
@@ -140,15 +133,7 @@ TABLE3 = Study(
     question="In the same window, is dynamic convolution as good on text as attention by E2?",
     baseline="0100 in 13",
     metric="bleu",
-    settings=settings(
-        {
-            "smoke": window_rows(SMALL_WINDOWS, 1),
-            "desk": window_rows(SMALL_WINDOWS, 1),
-            "paper": window_rows(WINDOWS, 1, "bleu", kernel_bias=False),
-        },
-        "self",
-        f"cross={_ALL}",
-    ),
+    settings=settings(_WINDOW_ROWS, "self", f"cross={_ALL}"),
     claims=tuple(Claim(f"dynamic {n}", f"0100 in {n}", "bleu", within=1.0) for n in (*WINDOWS, *SMALL_WINDOWS[1:])),
     notes=NOTES,
 )
