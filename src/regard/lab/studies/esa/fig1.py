@@ -59,7 +59,7 @@ class Network:
         return Picture(title=title, image=base64.b64encode(image).decode(), note=self.photograph.note)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Part:
     """A part of the figure. rows: of a study; the first with a finished run is drawn. read: returns the sheets."""
 
@@ -203,12 +203,10 @@ def read_kernels(net: Network) -> list[Sheet | Picture]:
 
 
 PARTS = (
-    Part(study="esa_fig3", rows=("1111",), read=read_terms),
-    Part(
-        study="esa_table2", rows=tuple(f"{terms} + deformable" for terms in ("0010", "w/o", "1111")), read=read_offsets
-    ),
-    Part(study="esa_table3", rows=tuple(f"0100 in {n}x{n}" for n in (7, 5, 13, 3)), read=read_terms),
-    Part(study="esa_table3", rows=tuple(f"dynamic {n}x{n}" for n in (7, 5, 13, 3)), read=read_kernels),
+    Part("esa_fig3", ("1111",), read_terms),
+    Part("esa_table2", ("0010 + deformable", "w/o + deformable", "1111 + deformable"), read_offsets),
+    Part("esa_table3", tuple(f"0100 in {n}x{n}" for n in (7, 5, 13, 3)), read_terms),
+    Part("esa_table3", tuple(f"dynamic {n}x{n}" for n in (7, 5, 13, 3)), read_kernels),
 )
 
 

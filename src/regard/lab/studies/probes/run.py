@@ -53,15 +53,9 @@ class Probe:
 
 
 def profile_runs(
-    rows: Sequence[Row],
-    abilities: Sequence[str],
-    boards: str,
-    *,
-    seeds: int,
-    scale: str = "desk",
-    download: bool = False,
-    extra: Extra = (),
-) -> list[Probe]:
+    rows: Sequence[Row], abilities: Sequence[str], boards: str, *, seeds: int, scale: str = "desk",
+    download: bool = False, extra: Extra = (),
+) -> list[Probe]:  # fmt: skip
     """The runs of a profile, seed by seed; those that hypotheses need are the first. Raises: ConfigError."""
     needed = {row.label for row in ROWS}
     found = []
@@ -92,16 +86,12 @@ def _of_rows(rows: Sequence[Row], task: Cells, ability: str, scale: str, seed: i
         return []
     setting = setting_of(task, tuple(rows), scale)
     assert setting.recipe is not None
+    first = Run(task=setting.task, recipe=setting.recipe, seed=seed)
     return [
-        Probe(
-            label=row.label,
-            ability=ability,
-            run=Run(task=setting.task, mixer=row.mixer, recipe=setting.recipe, seed=seed, removed=row.removed),
-            study=study,
-            scale=scale,
-        )
+        Probe(label=row.label, ability=ability, study=study, scale=scale,
+              run=replace(first, mixer=row.mixer, removed=row.removed))
         for row in rows
-    ]
+    ]  # fmt: skip
 
 
 def check_data(probes: Sequence[Probe]) -> None:

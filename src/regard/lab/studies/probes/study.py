@@ -30,12 +30,8 @@ CONTROLS = (
 ROWS = (
     *CONTROLS,
     Row("SKA", SKA()),
-    Row("Factors 0110", Factors(terms="0110")),
-    Row("Factors 0100", Factors(terms="0100")),
-    Row("Factors 1000", Factors(terms="1000")),
-    Row("Linear", Linear()),
-    Row("Agent", Agent(m=9)),
-    Row("Linformer", Linformer(m=9)),
+    *(Row(f"Factors {terms}", Factors(terms=terms)) for terms in ("0110", "0100", "1000")),
+    *(Row("Linear", Linear()), Row("Agent", Agent(m=9)), Row("Linformer", Linformer(m=9))),
     Row("MiTA", MiTA(m=9, k=9)),
 )
 """The rows of the hypotheses."""
@@ -113,12 +109,12 @@ def recipe_of(task: Cells) -> Recipe:
     return Recipe(**Cells.defaults(task.data)["recipe"])
 
 
-def setting_of(task: Cells, rows: tuple[Row, ...], scale: str, seeds: int = SEEDS) -> Setting:
+def setting_of(task: Cells, rows: tuple[Row, ...], scale: str) -> Setting:
     """The setting of rows at desk scale, or at smoke scale, which tests in seconds that everything runs."""
     if scale == "desk":
-        return Setting(task=task, recipe=recipe_of(task), seeds=seeds, rows=rows)
+        return Setting(task, recipe_of(task), rows, SEEDS)
     small = replace(task, host="vit_desk(patch=14, dim=16, depth=1, heads=2)", limit=64)
-    return Setting(task=small, recipe=replace(recipe_of(task), epochs=1, batch=32), seeds=min(seeds, 2), rows=rows)
+    return Setting(small, replace(recipe_of(task), epochs=1, batch=32), rows, seeds=2)
 
 
 def study_of(ability: str) -> Study:

@@ -100,18 +100,10 @@ def accuracies(source: Source) -> Sequence[Sheet | Picture]:
 
 
 CODES = Analysis(
-    name="sne_fig4",
-    title="Codes of F-SNE before and after transfer",
-    source=f"{SNE_PAPER}, Table 6 and Figure 4",
-    question="Do codes keep their length and direction when a network is trained further?",
-    compute=codes,
-    of=_STUDY,
-)
+    name="sne_fig4", title="Codes of F-SNE before and after transfer", source=f"{SNE_PAPER}, Table 6 and Figure 4",
+    question="Do codes keep their length and direction when a network is trained further?", compute=codes, of=_STUDY,
+)  # fmt: skip
 ACCURACIES = Analysis(
-    name="sne_fig5",
-    title="Accuracy before and after transfer",
-    source=f"{SNE_PAPER}, Figure 5",
-    question="Does a better network on the first set transfer better?",
-    compute=accuracies,
-    of=_STUDY,
-)
+    name="sne_fig5", title="Accuracy before and after transfer", source=f"{SNE_PAPER}, Figure 5",
+    question="Does a better network on the first set transfer better?", compute=accuracies, of=_STUDY,
+)  # fmt: skip

@@ -10,7 +10,7 @@ from regard.lab.studies.papers import SNE_PAPER
 from regard.mixers.softmax import Softmax
 
 from .models import (
-    BATCHES,
+    BATCH,
     EMBEDDINGS,
     HOSTS,
     IMAGENET,
@@ -20,7 +20,7 @@ from .models import (
     XCIT_RECIPE,
     recipe_fields,
     xcit,
-)  # fmt: skip
+)
 
 _ROWS = (*(Row(label, Softmax(projection=projection)) for label, projection in SMALL.items()), *CONTROLS)
 
@@ -44,14 +44,9 @@ TABLE3 = Study(
     question="Do non-linear queries, keys and values keep their gains under distillation?",
     baseline="linear",
     settings={
-        "smoke": Setting(task=DIGITS, recipe=DIGITS_RECIPE, seeds=2, rows=_distilled(_SMOKE_TEACHER)),
-        "desk": Setting(task=CIFAR, recipe=CIFAR_RECIPE, seeds=5, rows=_distilled(_DESK_TEACHER)),
-        "paper": Setting(
-            task=IMAGENET,
-            recipe=XCIT_RECIPE,
-            seeds=3,
-            rows=_PAPER3,
-        ),
+        "smoke": Setting(DIGITS, DIGITS_RECIPE, _distilled(_SMOKE_TEACHER), seeds=2),
+        "desk": Setting(CIFAR, CIFAR_RECIPE, _distilled(_DESK_TEACHER), seeds=5),
+        "paper": Setting(IMAGENET, XCIT_RECIPE, _PAPER3),
     },
     claims=paper_claims(_PAPER3),
     notes=(
@@ -61,8 +56,7 @@ TABLE3 = Study(
         "At small scales the teacher is trained by the study, with a convolution of the values and a wider network, "
         "and is kept in the store; at paper scale it is the RegNetY-16GF of DeiT.",
         "XCiT's own list has 72.2 for the distilled baseline, not 71.7.",
-        RECIPE_NOTE,
-        RATE_NOTE,
+        *(RECIPE_NOTE, RATE_NOTE),
     ),
 )
 
@@ -118,12 +112,13 @@ def _paper_transfer() -> tuple[Row, ...]:
     for size, embeddings in EMBEDDINGS.items():
         for (label, projection), printed in zip(embeddings.items(), _TABLE4[size], strict=True):
             row = Row(f"{size} {label}", xcit(projection), host=HOSTS[size])
-            rows += _on_each_set(row, printed, BATCHES[size], "" if label == "linear" else f"{size} linear")
+            rows += _on_each_set(row, printed, BATCH[size], "" if label == "linear" else f"{size} linear")
     for label, (host, printed) in _FOREIGN.items():
-        rows += _on_each_set(Row(label, None, host=host), printed, BATCHES["N12"])
+        rows += _on_each_set(Row(label, None, host=host), printed, BATCH["N12"])
     return tuple(rows)
 
 
+_TRANSFERRED = _paper_transfer()
 TABLE4 = Study(
     name="sne_table4",
     title="Non-linear embeddings after transfer",
@@ -132,37 +127,28 @@ TABLE4 = Study(
     baseline="linear",
     settings={
         "smoke": Setting(
-            task=replace(CANVAS, data="digits"),
-            recipe=DIGITS_RECIPE,
-            seeds=2,
-            rows=_transferred({"data": "digits-canvas"}, 1e-3),
+            replace(CANVAS, data="digits"), DIGITS_RECIPE, _transferred({"data": "digits-canvas"}, 1e-3), seeds=2
         ),
         "desk": Setting(
-            task=replace(CIFAR, data="cifar100_small"),
-            recipe=replace(CIFAR_RECIPE, epochs=20),
-            seeds=3,
-            rows=_transferred({"data": "cifar10"}, 5e-4),
+            replace(CIFAR, data="cifar100_small"), replace(CIFAR_RECIPE, epochs=20),
+            _transferred({"data": "cifar10"}, 5e-4),
         ),
         "paper": Setting(
-            task=replace(IMAGENET, data="CIFAR100", classes=100),
-            recipe=replace(XCIT_RECIPE, **recipe_fields(_EPOCHS, BATCHES["N12"], _RATE)),
-            seeds=3,
-            rows=_paper_transfer(),
+            replace(IMAGENET, data="CIFAR100", classes=100),
+            replace(XCIT_RECIPE, **recipe_fields(_EPOCHS, BATCH["N12"], _RATE)), _TRANSFERRED,
         ),
     },
     claims=(
-        Claim("SNE", "linear", "top1"),
-        Claim("F-SNE 8*", "linear", "top1"),
-        *paper_claims([row for row in _paper_transfer() if "Cars" in row.label]),
+        *(Claim(row, "linear", "top1") for row in ("SNE", "F-SNE 8*")),
+        *paper_claims([row for row in _TRANSFERRED if "Cars" in row.label]),
     ),
     notes=(
         "Every row starts from its own network (with its codes), which the study first trains on another set; the head "
         "is new. Desk: first CIFAR-10, then 10,000 images of CIFAR-100.",
-        "The last rows are networks that the paper cites from others, trained here as N12 is. "
-        "At paper scale the rows without a size and set are N12 on CIFAR-100. The paper does not print the batch of "
-        "transfer: here it is that of ImageNet, and the learning rate 5e-5 is read at batch 512 (4e-4 for N12, 2.75e-4 "
-        "for T12), with 5 epochs of warm-up and a last rate of 1e-5. Images of all sets are normalised as ImageNet's.",
-        RECIPE_NOTE,
-        RATE_NOTE,
+        "The last rows are networks that the paper cites from others, trained here as N12 is. At paper scale the rows "
+        "without a size and set are N12 on CIFAR-100. The paper does not print the batch of transfer: here it is that "
+        "of ImageNet, and the learning rate 5e-5 is read at batch 512 (4e-4 for N12, 2.75e-4 for T12), with 5 epochs of "
+        "warm-up and a last rate of 1e-5. Images of all sets are normalised as ImageNet's.",
+        *(RECIPE_NOTE, RATE_NOTE),
     ),
-)
+)  # fmt: skip

@@ -11,7 +11,7 @@ from regard.projections.linear import LinearQKV
 from regard.projections.sne import FSNE, PSNE, SNE
 
 HOSTS = {"N12": "xcit_nano_12_p16_224", "T12": "xcit_tiny_12_p16_224"}
-BATCHES = {"N12": 4096, "T12": 2816}
+BATCH = {"N12": 4096, "T12": 2816}
 """Images per step (Section 5)."""
 IMAGENET = imagenet(HOSTS["N12"])
 
@@ -27,8 +27,8 @@ def recipe_fields(epochs: int, batch: int, lr: float = 5e-4) -> dict[str, Any]:
     }  # fmt: skip
 
 
-XCIT_RECIPE = replace(DEIT_RECIPE, **recipe_fields(400, BATCHES["N12"]))
-T12_FIELDS = recipe_fields(400, BATCHES["T12"])
+XCIT_RECIPE = replace(DEIT_RECIPE, **recipe_fields(400, BATCH["N12"]))
+T12_FIELDS = recipe_fields(400, BATCH["T12"])
 """Fields that the rows of T12 change in `XCIT_RECIPE`."""
 RECIPE_NOTE = (
     "The recipe here lacks XCiT's repeated augmentation, colour jitter and ten epochs of cooldown; training crops are "
@@ -87,13 +87,11 @@ def table2_rows() -> tuple[Row, ...]:
     """Both sizes with every embedding, as Table 2 prints them."""
     rows = []
     for size, embeddings in EMBEDDINGS.items():
-        for (name, projection), (millions, top1), params in zip(
-            embeddings.items(), _TABLE2[size], _PARAMS[size], strict=True
-        ):
-            label = f"{size} {name}"
-            rows.append(
-                Row(label, xcit(projection), host=HOSTS[size], paper={"params": millions * 1e6, "top1": top1},
-                    exact={"params": params}, notes=(_NOTES[label],) if label in _NOTES else (),
-                    recipe=T12_FIELDS if size == "T12" else {}, against="" if name == "linear" else f"{size} linear")
-            )  # fmt: skip
+        for (name, projection), printed, params in zip(embeddings.items(), _TABLE2[size], _PARAMS[size], strict=True):
+            label, paper = f"{size} {name}", {"params": printed[0] * 1e6, "top1": printed[1]}
+            rows.append(Row(
+                label, xcit(projection), host=HOSTS[size], paper=paper, exact={"params": params},
+                notes=(_NOTES[label],) if label in _NOTES else (), recipe=T12_FIELDS if size == "T12" else {},
+                against="" if name == "linear" else f"{size} linear",
+            ))  # fmt: skip
     return tuple(rows)

@@ -12,6 +12,8 @@ _SMOKE_HOST = "xcit_desk(size=8, patch=2, dim=32, depth=2, heads=2)"
 _DESK_HOST = "xcit_desk(size=32, patch=4, dim=64, depth=4, heads=2)"
 _SMALL = (*(Row(f"N12 {label}", xcit(projection)) for label, projection in SMALL.items()), *CONTROLS)
 
+_OTHERS = [name for name in EMBEDDINGS["N12"] if name not in ("linear", "P-SNE")]
+
 STUDY = Study(
     name="sne_table2",
     title="Non-linear queries, keys and values",
@@ -19,17 +21,13 @@ STUDY = Study(
     question="Do two layers in the place of the query, key and value matrices help a small model of the same size?",
     baseline="N12 linear",
     settings={
-        "smoke": Setting(task=replace(DIGITS, host=_SMOKE_HOST), recipe=DIGITS_RECIPE, seeds=3, rows=_SMALL),
-        "desk": Setting(task=replace(CIFAR, host=_DESK_HOST), recipe=CIFAR_RECIPE, seeds=5, rows=_SMALL),
-        "paper": Setting(task=IMAGENET, recipe=XCIT_RECIPE, seeds=3, rows=(*table2_rows(), *CONTROLS)),
+        "smoke": Setting(replace(DIGITS, host=_SMOKE_HOST), DIGITS_RECIPE, _SMALL),
+        "desk": Setting(replace(CIFAR, host=_DESK_HOST), CIFAR_RECIPE, _SMALL, seeds=5),
+        "paper": Setting(IMAGENET, XCIT_RECIPE, (*table2_rows(), *CONTROLS)),
     },
     claims=(
         *paper_claims(table2_rows()),
-        *(
-            Claim("N12 P-SNE", f"N12 {other}", "top1")
-            for other in EMBEDDINGS["N12"]
-            if other not in ("linear", "P-SNE")
-        ),
+        *(Claim("N12 P-SNE", f"N12 {other}", "top1") for other in _OTHERS),
     ),
     notes=(
         "The small scales use a small XCiT: one convolution as its stem, two or four blocks, one class attention. "
