@@ -147,8 +147,8 @@ TABLE4 = Study(
         "is new. Desk: first CIFAR-10, then 10,000 images of CIFAR-100.",
         "The last rows are networks that the paper cites from others, trained here as N12 is. At paper scale the rows "
         "without a size and set are N12 on CIFAR-100. The paper does not print the batch of transfer: here it is that "
-        "of ImageNet, and the learning rate 5e-5 is read at batch 512 (4e-4 for N12, 2.75e-4 for T12), with 5 epochs of "
-        "warm-up and a last rate of 1e-5. Images of all sets are normalised as ImageNet's.",
+        "of ImageNet, and the learning rate 5e-5 is read at batch 512 (4e-4 for N12, 2.75e-4 for T12), with 5 epochs "
+        "of warm-up and a last rate of 1e-5. Images of all sets are normalised as ImageNet's.",
         *(RECIPE_NOTE, RATE_NOTE),
     ),
 )  # fmt: skip
