@@ -32,32 +32,22 @@ class Derived(NamedTuple):
     bare: bool = False
 
 
-class Unbuilt(NamedTuple):
-    """A model that Regard does not build, its number of parameters, and why it is not built."""
-
-    model: str
-    params: int
-    reason: str
-
-
 TABLE = Path(__file__).with_suffix(".csv")
 with TABLE.open(encoding="utf-8", newline="") as _file:
     _ROWS = tuple(csv.DictReader(_file))
-UNBUILT = tuple(Unbuilt(row["host"], int(row["params"]), row["reason"]) for row in _ROWS if row["reason"])
-
-
-def derived_rows() -> tuple[Derived, ...]:
-    """All models of `derived_sizes.csv` that are built here, table by table."""
-    return tuple(
-        Derived(row["table"], row["host"], row["mixer"], int(row["params"]), bool(row["bare"]))
-        for row in _ROWS
-        if not row["reason"]
-    )
+UNBUILT = tuple((row["host"], int(row["params"]), row["reason"]) for row in _ROWS if row["reason"])
+"""Models that Regard does not build, their numbers of parameters, and why they are not built."""
+DERIVED = tuple(
+    Derived(row["table"], row["host"], row["mixer"], int(row["params"]), bool(row["bare"]))
+    for row in _ROWS
+    if not row["reason"]
+)
+"""All models of `derived_sizes.csv` that are built here, table by table."""
 
 
 def derived_counts() -> Iterator[tuple[Derived, int]]:
     """Every row with the number of parameters of the model that is built here (on the meta device)."""
-    for row in derived_rows():
+    for row in DERIVED:
         with torch.device("meta"):
             params = parameters(built(row))
         yield row, params

@@ -67,17 +67,14 @@ def overlay(weights: Tensor, grid: Grid, frame: Tensor | None = None) -> str:
     pixels = pixels.repeat(CELL_PIXELS, 0).repeat(CELL_PIXELS, 1)
     if frame is not None:
         rows, columns = np.nonzero(frame.reshape(grid.height, grid.width).numpy())
-        edges = rows.min(), rows.max() + 1, columns.min(), columns.max() + 1
-        _draw_frame(pixels, *(int(edge) * CELL_PIXELS for edge in edges))
+        box = pixels[
+            rows.min() * CELL_PIXELS : (rows.max() + 1) * CELL_PIXELS,
+            columns.min() * CELL_PIXELS : (columns.max() + 1) * CELL_PIXELS,
+        ]
+        box[:2] = box[-2:] = box[:, :2] = box[:, -2:] = RED
     out = io.BytesIO()
     Image.fromarray(pixels, "RGBA").save(out, "PNG", optimize=True)
     return base64.b64encode(out.getvalue()).decode()
-
-
-def _draw_frame(pixels: np.ndarray, top: int, bottom: int, left: int, right: int, thickness: int = 2) -> None:
-    """A red frame inside the box."""
-    box = pixels[top:bottom, left:right]
-    box[:thickness] = box[-thickness:] = box[:, :thickness] = box[:, -thickness:] = RED
 
 
 def cell_frame(grid: Grid, cell: int) -> Tensor:

@@ -7,7 +7,6 @@ Sources: SKA is "Static Key Attention in Vision" (Tables 1 and 2); its code is t
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +71,18 @@ def printed_rows() -> tuple[Printed, ...]:
     return tuple(Printed(**row | {name: int(row[name]) if row[name] else None for name in counts}) for row in rows)
 
 
-def published_counts(tables: str = "*") -> Iterator[Counted]:
+def published_counts() -> Iterator[Counted]:
     """Build each row on the meta device, count it, and compare it with the printed numbers.
 
-    tables: a glob of table names, such as "SKA Table 1". PyTorch's FLOP counter counts products of matrices and
-    convolutions in one forward pass, which takes some minutes for all tables.
+    PyTorch's FLOP counter counts products of matrices and convolutions in one forward pass, which takes some minutes
+    for all tables.
     """
     for row in printed_rows():
-        if fnmatchcase(row.table, tables):
-            with torch.device("meta"):
-                model = build(row)
-            gflops = _gflops(model)
-            judged = verdict(round(gflops * 1e9), f"{row.gflops}G") if row.gflops else ""
-            params = parameters(model)
-            yield Counted(row, params, gflops, verdict(params, row.params), judged)
+        with torch.device("meta"):
+            model = build(row)
+        gflops, params = gigaflops(model), parameters(model)
+        judged = verdict(round(gflops * 1e9), f"{row.gflops}G") if row.gflops else ""
+        yield Counted(row, params, gflops, verdict(params, row.params), judged)
 
 
 def build(row: Printed, classes: int = 0) -> nn.Module:
@@ -111,5 +108,6 @@ def verdict(count: int, printed: str) -> str:
     return ",".join(signs) or "no"
 
 
-def _gflops(model: nn.Module) -> float:
+def gigaflops(model: nn.Module) -> float:
+    """Of one image; two for each multiply-accumulate."""
     return 2 * count_macs(model, example_input(model).to("meta")) / 1e9

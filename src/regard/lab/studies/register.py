@@ -9,9 +9,8 @@ from .paper_claim import PaperClaim
 
 
 def _read(paper: str) -> tuple[PaperClaim, ...]:
-    rows: list[dict[str, Any]] = json.loads(
-        Path(__file__).with_name(paper).joinpath("claims.json").read_text(encoding="utf-8")
-    )
+    text = Path(__file__).with_name(paper).joinpath("claims.json").read_text(encoding="utf-8")
+    rows: list[dict[str, Any]] = json.loads(text)
     for row in rows:
         row["judges"], row["counts"] = tuple(map(tuple, row.get("judges", ()))), tuple(row.get("counts", ()))
     return tuple(PaperClaim(**row) for row in rows)

@@ -77,12 +77,10 @@ def figure(source: Source) -> Sequence[Sheet | Picture]:
     own = _rounded(fmean(before.values()))
     lines: list[tuple[Cell, ...]] = [("softmax", "original", own, *(None,) * 4, len(before))]
     for mixer in mechanisms(source.scale):
-        scores = {
-            step: {
-                seed: _miou(learned(users[seed], mixer, unlabelled(run), steps), run) for seed, run in originals.items()
-            }
-            for step, steps in STEPS.items()
-        }
+        scores: dict[str, dict[int, float]] = {step: {} for step in STEPS}
+        for step, steps in STEPS.items():
+            for seed, run in originals.items():
+                scores[step][seed] = _miou(learned(users[seed], mixer, unlabelled(run), steps), run)
         scores |= _trained_from_the_start(source, mixer)
         lines += [_line(mixer, step, values, before, scores["swapped"]) for step, values in scores.items()]
     sheet = Sheet(

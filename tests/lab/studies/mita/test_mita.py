@@ -32,7 +32,7 @@ from regard.lab.studies.mita.trained_figures import (
     retuned,
 )
 from regard.lab.studies.overlays import CELL_PIXELS, overlay
-from regard.lab.studies.published_sizes import _gflops
+from regard.lab.studies.published_sizes import gigaflops
 from regard.lab.train.run import Run
 from regard.mixers import MIXERS
 from regard.mixers.mita.mita import MiTA
@@ -129,7 +129,7 @@ def test_fact_section6_what_is_not_reproduced() -> None:
 def test_a_built_deit_has_the_counted_parameters_and_work() -> None:
     with torch.device("meta"):
         model = create_model("deit_tiny_patch16_224", Softmax())
-    assert (sum(value.numel() for value in model.parameters()), round(_gflops(model) * 5e8)) == TINY.count(Softmax())
+    assert (sum(value.numel() for value in model.parameters()), round(gigaflops(model) * 5e8)) == TINY.count(Softmax())
 
 
 def test_every_mechanism_of_the_library_is_counted() -> None:

@@ -66,9 +66,7 @@ def focus_vit(size: int = 518) -> FocusViT:
     state = {f"backbone.{name}": value for name, value in _read(BACKBONE).items()} | _read(HEAD)
     state |= {name: value for name, value in model.state_dict().items() if name.endswith("num_batches_tracked")}
     try:
-        model.load_state_dict(
-            {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
-        )
+        model.load_state_dict(state)  # stored in half precision or not, copied into float32
     except RuntimeError as error:
         raise DataError(f"REGARD_DATA/focus_vit has other weights than this network: {error}") from error
     return model.eval()
