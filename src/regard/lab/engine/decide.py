@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
@@ -266,21 +266,13 @@ def _reason(baseline: str, controls: Sequence[str], passed: bool, lost: Mapping[
 
 
 def _estimated(
-    study: Study,
-    scale: str,
-    store: Results,
-    claims: Sequence[tuple[str, ...]],
-    runs: Sequence[Mapping[str, Any]],
+    study: Study, scale: str, store: Results, claims: Sequence[tuple[str, ...]], runs: Sequence[Mapping[str, Any]],
     processes: int,
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """The estimated seconds of a run of the rows of claims that have none, at desk scale: from a few timed steps."""
-    setting, known = study.setting(scale), {run["row"] for run in runs}
-    new = {label for labels in claims for label in labels} - known
-    rows = tuple(row for row in setting.rows if row.label in new)
-    if scale != "desk" or len(claims) < 2 or not rows:
-        return {}
-    alone = {scale: replace(setting, rows=rows)}
-    timed = estimate(replace(study, settings=alone, baseline=rows[0].label, claims=()), scale, store, processes)
+    new = {label for labels in claims for label in labels} - {run["row"] for run in runs}
+    rows = [row for row in study.rows(scale) if row.label in new]
+    timed = estimate(study, scale, store, processes, rows=rows) if scale == "desk" and len(claims) > 1 else {}
     return {label: seconds for (label, part), seconds in timed.items() if part == 0}
 
 

@@ -4,11 +4,10 @@ Measured times are stored by machine in estimates.json of the results folder. Ti
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,14 +23,14 @@ from regard.lab.train.loop import EVALUATIONS
 from regard.lab.train.optimizer import make_optimizer
 from regard.mixers.shared.native import native_enabled, processor_name
 
+from .executors.local import threads_of_a_run, usable_cores
 from .run_jobs import needs
 
 if TYPE_CHECKING:
     from regard.lab.tasks.base import Trial
-    from regard.lab.train.recipe import Recipe
     from regard.lab.train.run import Run
 
-    from .study import Study
+    from .study import Row, Study
 
 Part = tuple[str, int]
 """The label of a row, and 0 for its own runs, or the number of a run that these need first, such as their start."""
@@ -39,8 +38,7 @@ SECONDS, STEPS = 2.0, 5
 """A row is timed until one of these limits is reached, after one step that is not counted."""
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(NamedTuple):
     """Seconds of one training step, and of the evaluation of one sample."""
 
     step: float
@@ -48,55 +46,41 @@ class Speed:
 
 
 def estimate(
-    study: "Study", scale: str, store: Results, workers: int, report: Callable[[str], None] | None = None
-) -> dict[Part, float]:
+    study: "Study", scale: str, store: Results, workers: int, report: Callable[[str], None] = lambda label: None,
+    rows: "Sequence[Row] | None" = None,
+) -> dict[Part, float]:  # fmt: skip
     """Estimated seconds of one run of each row, and of each run that it needs first, on this machine.
 
     Runs that cannot be built or timed are left out. workers: runs at the same time, which divide the cores. report:
-    called with the label of each row that is timed.
+    called with the label of each row that is timed. rows: these, None for all.
     """
     path, name = store.root / "estimates.json", machine(workers)
     machines = read_entries(path)
-    speeds = _readable_speeds(machines.get(name))
-    stored = len(speeds)
+    speeds: dict[str, dict[str, float]] = dict(machines.get(name, {}))
     estimates: dict[Part, float] = {}
     seed = study.setting(scale).numbers[0]
-    for row in study.rows(scale):
+    for row in study.rows(scale) if rows is None else rows:
         own = study.run(scale, row, seed)
         for number, run in enumerate((own, *needs(own))):
             try:
                 counts = run.task.sample_counts()
                 if run.key not in speeds:
-                    if report is not None:
-                        report(row.label if not number else f"what {row.label} needs first")
+                    report(row.label if not number else f"what {row.label} needs first")
                     with threads(workers):
-                        speed = measure(run)
-                    speeds[run.key] = {"step": speed.step, "image": speed.image}
+                        speeds[run.key] = measure(run)._asdict()
             except (RegardError, RuntimeError):
                 continue
             estimates[row.label, number] = run_seconds(run, Speed(**speeds[run.key]), *counts)
-    if len(speeds) > stored:
+    if speeds != machines.get(name, {}):
         write_entries(path, {**machines, name: speeds})
     return estimates
 
 
-def _readable_speeds(value: Any) -> dict[str, dict[str, float]]:
-    """The stored times by run, without those that are no times: they are measured again."""
-    return {
-        key: speed
-        for key, speed in (value.items() if isinstance(value, dict) else ())
-        if isinstance(speed, dict)
-        and speed.keys() == {"step", "image"}
-        and all(isinstance(time, int | float) and time >= 0 for time in speed.values())
-    }
-
-
 def baseline_hours(study: "Study", scale: str, store: Results, workers: int) -> tuple[float, float] | None:
     """As `hours`, with all rows as long as the baseline, which alone is timed; None if it cannot be timed here."""
-    setting = study.setting(scale)
-    one = next((row for row in setting.rows if row.label == study.baseline), setting.rows[0])
-    alone = {**study.settings, scale: replace(setting, rows=(one,))}
-    timed = estimate(replace(study, settings=alone, baseline=one.label, claims=()), scale, store, workers)
+    rows = study.setting(scale).rows
+    one = next((row for row in rows if row.label == study.baseline), rows[0])
+    timed = estimate(study, scale, store, workers, rows=(one,))
     return hours(study, scale, store, timed, workers) if timed else None
 
 
@@ -105,10 +89,8 @@ def machine(workers: int) -> str:
     kernels = ", compiled kernels" if native_enabled() else ""
     device = resolved_device("auto")
     gpu = "" if device == "cpu" else f", {torch.cuda.get_device_name() if device == 'cuda' else device}"
-    return (
-        f"{processor_name('model name')}, {_cores()} cores, {_share(workers)} a run, "
-        f"torch {torch.__version__}{kernels}{gpu}"
-    )
+    cores = f"{usable_cores()} cores, {threads_of_a_run(workers)} a run"
+    return f"{processor_name('model name')}, {cores}, torch {torch.__version__}{kernels}{gpu}"
 
 
 def measure(run: "Run") -> Speed:
@@ -173,33 +155,16 @@ def _steps(run: "Run", trial: "Trial", device: torch.device) -> float:
 
 def run_seconds(run: "Run", speed: Speed, train: int, test: int) -> float:
     """Seconds of a run on so many training and test samples, with its evaluations."""
-    steps, evaluated = work(run.recipe, train, test)
-    return steps * speed.step + evaluated * speed.image
-
-
-def work(recipe: "Recipe", train: int, test: int) -> tuple[int, int]:
-    """(optimizer steps, evaluated samples) of a run on so many training and test samples."""
+    recipe = run.recipe
     steps = recipe.trained_epochs * max(max(train // recipe.batch, 1) // recipe.accumulate, 1)
-    return steps, (min(EVALUATIONS, recipe.trained_epochs) + 1) * test
-
-
-def _cores() -> int:
-    from .executors.local import usable_cores
-
-    return usable_cores()
-
-
-def _share(workers: int) -> int:
-    from .executors.local import threads_of_a_run
-
-    return threads_of_a_run(workers)
+    return steps * speed.step + (min(EVALUATIONS, recipe.trained_epochs) + 1) * test * speed.image
 
 
 @contextmanager
 def threads(workers: int) -> Iterator[None]:
     """Set the number of threads that one of `workers` runs has, for the duration of the block."""
     before = torch.get_num_threads()
-    torch.set_num_threads(_share(workers))
+    torch.set_num_threads(threads_of_a_run(workers))
     try:
         yield
     finally:
@@ -214,29 +179,23 @@ def hours(
     Runs that rows start or learn from are counted, once each. estimates: as `estimate` returns them. What has neither
     counts as the mean of the same part of other rows, or of all.
     """
-    parts = _parts(study, scale)
-    outcomes = {key: store.outcome(key) for key in parts}
-    finished: dict[Part, list[float]] = {}
-    for key, outcome in outcomes.items():
-        if isinstance((outcome or {}).get("seconds"), int | float):
-            finished.setdefault(parts[key], []).append(float(outcome["seconds"]))  # type: ignore[index]
-    known = {**estimates, **{part: fmean(times) for part, times in finished.items()}}
-    per_hour = max(workers, 1) * 3600
-
-    def seconds(part: Part) -> float:
-        alike = [value for (_, number), value in known.items() if number == part[1]]
-        return known[part] if part in known else fmean(alike or known.values() or [0.0])
-
-    total = sum(seconds(part) for part in parts.values())
-    left = sum(seconds(part) for key, part in parts.items() if outcomes[key] is None)
-    return total / per_hour, left / per_hour
-
-
-def _parts(study: "Study", scale: str) -> dict[str, Part]:
-    """The part of every run of a study, and of those that they need first, by its key."""
     parts: dict[str, Part] = {}
     for row, run in study.runs(scale):
         for number, needed in enumerate((run, *needs(run))):
             if needed.key not in parts or number == 0:
                 parts[needed.key] = (row.label, number)
-    return parts
+    outcomes = {key: store.outcome(key) for key in parts}
+    finished: dict[Part, list[float]] = {}
+    for key, outcome in outcomes.items():
+        if outcome is not None and isinstance(seconds := outcome.get("seconds"), int | float):
+            finished.setdefault(parts[key], []).append(float(seconds))
+    known = {**estimates, **{part: fmean(times) for part, times in finished.items()}}
+    per_hour = max(workers, 1) * 3600
+
+    def expected(part: Part) -> float:
+        alike = [value for (_, number), value in known.items() if number == part[1]]
+        return known[part] if part in known else fmean(alike or known.values() or [0.0])
+
+    total = sum(expected(part) for part in parts.values())
+    left = sum(expected(part) for key, part in parts.items() if outcomes[key] is None)
+    return total / per_hour, left / per_hour
