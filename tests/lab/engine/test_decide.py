@@ -240,7 +240,7 @@ def test_the_cheapest_claims_come_first(tmp_path: Path, monkeypatch: pytest.Monk
     """Two processes' work at a time: first the claim whose new row takes a second, then the other ones."""
     seconds = {"SKA": 900.0, "near": 1.0, "same": 300.0}
     monkeypatch.setattr(
-        "regard.lab.engine.decide.estimate", lambda *args: {(label, 0): s for label, s in seconds.items()}
+        "regard.lab.engine.decide.estimate", lambda *args, rows: {(label, 0): s for label, s in seconds.items()}
     )
     ended: list[str] = []
     added(STUDY, Results(tmp_path), watch=lambda event: ended.extend([event.row] if event.kind == "done" else []))

@@ -16,7 +16,7 @@ from regard.lab.statistics.sequential import Looks, gate_passed, next_pairs
 from regard.lab.train.environment import resolved_device
 from regard.lab.train.run import Run
 
-from .claims import claim_differences, claim_rows, gate_differences, judgeable, row_values
+from .claims import claim_differences, claim_rows, gate_differences, judgeable, row_values, stored_looks
 from .comparability import device_type, on_one_device
 from .estimate import estimate
 from .executors.base import Place
@@ -27,7 +27,7 @@ from .run_jobs import needs
 from .run_study import Execution, check_jobs, execute_jobs, execution, planned_jobs, reset
 from .snapshot import removed_if_refused, write_snapshot
 from .study import Row, Study
-from .table import load_snapshot, snapshot_path
+from .table import stored_snapshot
 from .tuning import chosen, tuning_runs, with_rates
 
 
@@ -51,20 +51,10 @@ class _Plan:
 
 @checked
 def decide(
-    study: Study,
-    scale: str,
-    store: Results,
-    *,
-    hours: float | int = 6.0,
-    workers: int | None = None,
-    compile: bool = False,
-    devices: int = 1,
-    place: Place | None = None,
-    tune: bool | None = None,
-    rows: str = "",
-    retry: bool = False,
-    watch: Callable[[Event], None] | None = None,
-) -> Decision:
+    study: Study, scale: str, store: Results, *, hours: float | int = 6.0, workers: int | None = None,
+    compile: bool = False, devices: int = 1, place: Place | None = None, tune: bool | None = None, rows: str = "",
+    retry: bool = False, watch: Callable[[Event], None] | None = None,
+) -> Decision:  # fmt: skip
     """Train seeds until every claim is decided, nothing can be decided in the time left, or the hours are spent.
 
     The interim analyses are stored in the study's snapshot before the first run; a second call goes on with them. First
@@ -93,13 +83,9 @@ def decide(
 
 
 def _decide(
-    tuning: "_Tuning",
-    looks: Looks,
-    hours: float | int,
-    how: Execution,
-    further: Sequence[str],
+    tuning: "_Tuning", looks: Looks, hours: float | int, how: Execution, further: Sequence[str],
     watch: Callable[[Event], None] | None,
-) -> Decision:
+) -> Decision:  # fmt: skip
     start, totals = time.monotonic(), dict[str, int]()
     scale, store, processes = tuning.scale, tuning.store, how.place.slots(how.devices)
     while True:
@@ -130,9 +116,8 @@ class _Tuning:
     def __init__(self, study: Study, scale: str, store: Results, tune: bool) -> None:
         self.plain, self.scale, self.store = study, scale, store
         self.runs = tuning_runs(study, scale) if tune else []
-        begun = snapshot_path(store.root, study.name, study.setting_name(scale)).exists()
-        listed = load_snapshot(store.root, study.name, study.setting_name(scale))["runs"] if begun else []
-        self.listed = [run for run in listed if store.outcome(run["key"]) is not None]
+        snapshot = stored_snapshot(store.root, study.name, study.setting_name(scale)) or {"runs": []}
+        self.listed = [run for run in snapshot["runs"] if store.outcome(run["key"]) is not None]
         self.as_they_are = {run["row"] for run in self.listed if self._key(study, run) == run["key"]}
 
     def _key(self, study: Study, run: Mapping[str, Any]) -> str:
@@ -183,17 +168,14 @@ def _looks(study: Study, scale: str, store: Results) -> Looks:
     if scale == "smoke":
         raise ConfigError("smoke scale judges no claim: use --decide with --scale desk or paper")
     name = study.setting_name(scale)
-    if not snapshot_path(store.root, study.name, name).exists():
-        return Looks()
-    snapshot = load_snapshot(store.root, study.name, name)
-    if snapshot.get("decide") is None:
-        if all(store.outcome(run["key"]) is None for run in snapshot["runs"]):
-            return Looks()
+    snapshot = stored_snapshot(store.root, study.name, name) or {"runs": []}
+    looks = stored_looks(snapshot)
+    if looks is None and any(store.outcome(run["key"]) is not None for run in snapshot["runs"]):
         raise ConfigError(
             f"{study.name} at {name} scale began with a fixed number of seeds, so its verdicts use Holm's correction; "
             "to add seeds until it is decided, begin it in another folder: --results FOLDER"
         )
-    return Looks.from_json(snapshot["decide"])
+    return looks or Looks()
 
 
 def _planned(
@@ -221,7 +203,8 @@ def _planned(
     times = _Times(possible, store, runs, _estimated(study, scale, store, claims, runs, processes) if passed else {})
     reachable = _reachable(looks, claims, times, left * processes)
     wanted = next_pairs(looks, claim_differences(snapshot, runs), gate, reachable)
-    failed = {label: {run["seed"] for run in runs if run["row"] == label and _failed(run)} for label in values}
+    ends = [(run["row"], run["seed"]) for run in runs if run["outcome"].get("status") != "done"]
+    failed = {label: {seed for row, seed in ends if row == label} for label in values}
     compared = [*claims, *((study.baseline, label) for label in controls)]
     asked = [(labels, pairs) for labels, pairs in zip(compared, np.concatenate(wanted).tolist(), strict=True) if pairs]
     seeds_of = [(labels, _seeds_for(pairs, [failed[label] for label in labels])) for labels, pairs in asked]
@@ -236,17 +219,14 @@ def _planned(
         numbers |= {label: max(numbers[label], seeds) for label in labels}
         lacking = sum(places[run.seed] < numbers[label] for label, run, outcome in outcomes if outcome is None)
     listed = {label for labels in compared for label in labels} | set(further)
-    return _Plan(
-        {label for label, number in numbers.items() if number},
-        [
-            (row, run)
-            for (row, run), (label, _, outcome) in zip(possible, outcomes, strict=True)
-            if places[run.seed] < numbers[label] or (label in listed and outcome is not None)
-        ],
-        _reason(
-            study.baseline, controls, passed, {label: len(failed[label]) for label in lost}, mixed if asked else ()
-        ),
-    )
+    planned = [
+        (row, run)
+        for (row, run), (label, _, outcome) in zip(possible, outcomes, strict=True)
+        if places[run.seed] < numbers[label] or (label in listed and outcome is not None)
+    ]
+    counts = {label: len(failed[label]) for label in lost}
+    reason = _reason(study.baseline, controls, passed, counts, mixed if asked else ())
+    return _Plan({label for label, number in numbers.items() if number}, planned, reason)
 
 
 def _reason(baseline: str, controls: Sequence[str], passed: bool, lost: Mapping[str, int], mixed: Sequence[str]) -> str:
@@ -265,6 +245,12 @@ def _reason(baseline: str, controls: Sequence[str], passed: bool, lost: Mapping[
     )
 
 
+def _seeds_for(pairs: int, failed: Sequence[set[int]]) -> int:
+    """Seeds that give a number of pairs if no further run fails; none where half of them failed."""
+    lost = len(set().union(*failed))
+    return 0 if lost > pairs else pairs + lost
+
+
 def _estimated(
     study: Study, scale: str, store: Results, claims: Sequence[tuple[str, ...]], runs: Sequence[Mapping[str, Any]],
     processes: int,
@@ -276,16 +262,6 @@ def _estimated(
     return {label: seconds for (label, part), seconds in timed.items() if part == 0}
 
 
-def _failed(run: Mapping[str, Any]) -> bool:
-    return run["outcome"].get("status") != "done"
-
-
-def _seeds_for(pairs: int, failed: Sequence[set[int]]) -> int:
-    """Seeds that give a number of pairs if no further run fails; none where half of them failed."""
-    lost = len(set().union(*failed))
-    return 0 if lost > pairs else pairs + lost * (pairs > 0)
-
-
 class _Times:
     """What further seeds of rows take, with the runs that they start or learn from.
 
@@ -293,12 +269,9 @@ class _Times:
     """
 
     def __init__(
-        self,
-        possible: Sequence[tuple[Row, Run]],
-        store: Results,
-        runs: Sequence[Mapping[str, Any]],
+        self, possible: Sequence[tuple[Row, Run]], store: Results, runs: Sequence[Mapping[str, Any]],
         estimated: Mapping[str, float],
-    ) -> None:
+    ) -> None:  # fmt: skip
         labels = list(dict.fromkeys(row.label for row, _ in possible))
         self.each, self.counts = row_seconds(labels, runs)
         self.each |= {label: seconds for label, seconds in estimated.items() if not self.counts[label]}
@@ -318,7 +291,5 @@ class _Times:
 
 def _reachable(looks: Looks, claims: Sequence[tuple[str, ...]], times: _Times, seconds: float) -> NDArray[np.int64]:
     """The largest interim analysis that each claim can reach alone in so many seconds of the processes."""
-    reachable = [
-        max((pairs for pairs in looks.pairs if times.lacking(labels, pairs) <= seconds), default=0) for labels in claims
-    ]
-    return np.array(reachable, np.int64)
+    in_time = [[pairs for pairs in looks.pairs if times.lacking(labels, pairs) <= seconds] for labels in claims]
+    return np.array([max(pairs, default=0) for pairs in in_time], np.int64)

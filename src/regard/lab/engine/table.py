@@ -130,6 +130,11 @@ def load_snapshot(root: Path | str, name: str, scale: str) -> dict[str, Any]:
     return value
 
 
+def stored_snapshot(root: Path | str, name: str, scale: str) -> dict[str, Any] | None:
+    """The snapshot of a study, None if there is none. Raises: StoreError if it is damaged."""
+    return load_snapshot(root, name, scale) if snapshot_path(root, name, scale).exists() else None
+
+
 def make_table(snapshot: Mapping[str, Any], outcomes: Mapping[str, Mapping[str, Any]]) -> Table:
     """The table of a snapshot, with the outcomes of its runs by key."""
     runs = [{**run, "outcome": outcomes[run["key"]]} for run in snapshot["runs"] if run["key"] in outcomes]
@@ -177,12 +182,9 @@ def listed_outcome(store: Results, run: Mapping[str, Any]) -> dict[str, Any] | N
 
 
 def _line(
-    row: Mapping[str, Any],
-    runs: Sequence[Mapping[str, Any]],
-    values: Mapping[str, Mapping[int, float]],
-    gate: Gate,
+    row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], values: Mapping[str, Mapping[int, float]], gate: Gate,
     snapshot: Mapping[str, Any],
-) -> Line:
+) -> Line:  # fmt: skip
     label, baseline = row["label"], snapshot["baseline"]
     base = row.get("against") or baseline
     against = "" if base == baseline else base
@@ -190,29 +192,23 @@ def _line(
     outcomes = [run["outcome"] for run in runs if run["row"] == label]
     done = [outcome for outcome in outcomes if outcome.get("status") == "done"]
     failed = [outcome for outcome in outcomes if outcome.get("status") != "done"]
-    own_interval = interval(list(values[label].values()))
+    own = interval(list(values[label].values()))
     seconds = [outcome["seconds"] for outcome in done if isinstance(outcome.get("seconds"), int | float)]
+    # parameters and MACs: as a run counted them, else as the snapshot has them
+    counts = [
+        next((outcome[name] for outcome in done if outcome.get(name) is not None), row.get(name))
+        for name in ("parameters", "macs")
+    ]
+    parameters, macs = (None if count is None else int(count) for count in counts)
     return Line(
-        label=label, n=own_interval.n, mean=own_interval.mean, low=own_interval.low,
-        high=own_interval.high, sd=own_interval.sd,
-        difference=difference, share=None if difference is None or against else gate.share(difference.mean),
-        control=bool(row.get("control")), failed=len(failed), diverged=sum(map(_diverged, failed)),
+        label=label, n=own.n, mean=own.mean, low=own.low, high=own.high, sd=own.sd, difference=difference,
+        share=None if difference is None or against else gate.share(difference.mean),
+        control=bool(row.get("control")), failed=len(failed),
+        diverged=sum(bool(outcome.get("diverged")) for outcome in failed),
         at_chance=sum(bool(outcome.get("diverged")) for outcome in done),
         runs=sum(run["row"] == label for run in snapshot["runs"]), paper=dict(row.get("paper") or {}),
-        parameters=_count(row, done, "parameters"), macs=_count(row, done, "macs"),
-        seconds=sum(seconds) / len(seconds) if seconds else None, against=against,
+        parameters=parameters, macs=macs, seconds=sum(seconds) / len(seconds) if seconds else None, against=against,
     )  # fmt: skip
-
-
-def _count(row: Mapping[str, Any], done: Sequence[Mapping[str, Any]], name: str) -> int | None:
-    """Parameters or MACs: as a run counted them, else as the snapshot has them."""
-    value = next((outcome[name] for outcome in done if outcome.get(name) is not None), row.get(name))
-    return int(value) if value is not None else None
-
-
-def _diverged(outcome: Mapping[str, Any]) -> bool:
-    """Whether the loss or score of a failed run was not finite."""
-    return bool(outcome.get("diverged"))
 
 
 def _run_warnings(lines: Sequence[Line], runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -224,7 +220,7 @@ def _run_warnings(lines: Sequence[Line], runs: Sequence[Mapping[str, Any]]) -> l
         warnings += [
             f"{line.label}: {len(errors)} of {len(ended)} seeds {state} ({_errors(errors)})"
             for state in ("diverged", "failed")
-            if (errors := [run for run in failed if _diverged(run["outcome"]) == (state == "diverged")])
+            if (errors := [run for run in failed if bool(run["outcome"].get("diverged")) == (state == "diverged")])
         ]
         if line.at_chance:
             warnings.append(f"{line.label}: {line.at_chance} of {len(ended)} seeds at chance (no better than guessing)")
@@ -243,17 +239,11 @@ def _errors(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def _caption(snapshot: Mapping[str, Any]) -> str:
     changed = f", changed: {snapshot['variant']}" if snapshot.get("variant") else ""
-    data, parts = snapshot.get("data") or {}, [f"{snapshot.get('scale')} scale{changed}"]
-    if data.get("name"):
-        sizes = (
-            f", {data['train']} training and {data['test']} test {data.get('unit', 'images')}"
-            if data.get("train") and data.get("test")
-            else ""
-        )
-        parts.append(f"{data['name']}{sizes}")
-    if snapshot.get("recipe"):
-        parts.append(str(snapshot["recipe"]))
-    return "; ".join(parts)
+    data, sizes = snapshot.get("data") or {}, ""
+    if data.get("train") and data.get("test"):
+        sizes = f", {data['train']} training and {data['test']} test {data.get('unit', 'images')}"
+    named = f"{data['name']}{sizes}" if data.get("name") else ""
+    return "; ".join(filter(None, (f"{snapshot.get('scale')} scale{changed}", named, snapshot.get("recipe"))))
 
 
 def _notes(snapshot: Mapping[str, Any]) -> tuple[str, ...]:
