@@ -2,10 +2,9 @@
 
 import base64
 import binascii
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from regard.core import StoreError
 from regard.lab.statistics.sequential import Differences, Looks, analyse, gate_passed, judge_analyses
 from regard.lab.statistics.verdicts import WORDS, Verdict, correct, judge
 from regard.measure.intervals import Pooled, interval, paired, sampling_error, seed_pairs
+from regard.pages.phrasing import count, listed
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,9 @@ class Gate:
 
 
 def judge_gate(
-    values: Mapping[str, Mapping[int, float]],
-    controls: Sequence[str],
-    baseline: str,
-    metric: str,
+    values: Mapping[str, Mapping[int, float]], controls: Sequence[str], baseline: str, metric: str,
     looks: Looks | None = None,
-) -> Gate:
+) -> Gate:  # fmt: skip
     """Passed if the baseline is better than every control, with the whole interval of each difference above zero.
 
     values: the metric by row and seed. Not passed if a control is as good or better on average: the seeds that would
@@ -74,35 +71,27 @@ def judge_gate(
         return Gate(None, "The study has no controls, so it cannot show that mixing tokens helps here.")
     parts: list[str] = []
     states: list[bool | None] = []
-    gains: list[float] = []
+    differences = [paired(values.get(baseline, {}), values[label]) for label in controls]
     analysed = None if looks is None else _by_analyses(looks, gate_differences(values, controls, baseline))
-    for index, label in enumerate(controls):
-        difference = paired(values.get(baseline, {}), values[label])
+    for index, (label, difference) in enumerate(zip(controls, differences, strict=True)):
         verdict = judge(difference)
         worse = verdict.side < 0 or (verdict.word == "undecided" and (difference.mean or 0.0) <= 0)
         states.append(False if worse else True if verdict.side > 0 else None)
-        gains += [] if difference.mean is None else [difference.mean]
         if difference.low is None or difference.high is None:
             parts.append(f"{label}: {seed_pairs(difference.n)}, too few")
         else:
             note = "" if states[-1] is not None else f" ({verdict.reason or verdict.remedy})"
-            note = note if analysed is None else analysed.notes[index]
+            note = note if analysed is None else analysed[1][index]
             parts.append(f"{label}: {difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]{note}")
     passed = False if False in states else None if None in states else True
-    if analysed is not None:
-        passed = analysed.passed
-    gate = Gate(passed, "", min(gains) if len(gains) == len(controls) else None)
+    gains = [difference.mean for difference in differences if difference.mean is not None]
+    gain = min(gains) if len(gains) == len(controls) else None
+    gate = Gate(passed if analysed is None else analysed[0], "", gain)
     return replace(gate, sentence=f"Gate {gate.word}: {baseline} minus each control in {metric}: {'; '.join(parts)}.")
 
 
-class _Analysed(NamedTuple):
-    """A gate by interim analyses. passed: as in `Gate`. notes: what they say of each control."""
-
-    passed: bool | None
-    notes: list[str]
-
-
-def _by_analyses(looks: Looks, gate: Differences) -> _Analysed:
+def _by_analyses(looks: Looks, gate: Differences) -> tuple[bool | None, list[str]]:
+    """(`Gate.passed`, what is said of each control) by interim analyses."""
     analysis = analyse(looks, gate)
     shown = analysis.p <= looks.level
     lost = shown & (analysis.side < 0)
@@ -110,16 +99,13 @@ def _by_analyses(looks: Looks, gate: Differences) -> _Analysed:
         f" (by the interim analysis at {at})" if done else f" (not decided; the last analysis is at {looks.pairs[-1]})"
         for at, done in zip(analysis.at.tolist(), shown.tolist(), strict=True)
     ]
-    return _Analysed(True if gate_passed(looks, gate) else False if lost.any() else None, notes)
+    return True if gate_passed(looks, gate) else False if lost.any() else None, notes
 
 
 def judge_claims(
-    snapshot: Mapping[str, Any],
-    runs: Sequence[Mapping[str, Any]],
-    gate: Gate,
-    failed: Mapping[str, int],
+    snapshot: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], gate: Gate, failed: Mapping[str, int],
     residual: Pooled,
-) -> tuple[Judged, ...]:
+) -> tuple[Judged, ...]:  # fmt: skip
     """The claims of a snapshot whose rows it has, with verdicts corrected over all of them.
 
     runs: with their outcomes. failed: number of failed runs by row. residual: of the table, for pooled intervals.
@@ -145,7 +131,7 @@ def judge_claims(
             verdict = judge_analyses(looks, difference, p, side, at, sampling)
         without = sum(failed[label] for label in set(rows))
         if without:
-            verdict = replace(verdict, facts=f"{verdict.facts}; without {without} failed run{'s' * (without > 1)}")
+            verdict = replace(verdict, facts=f"{verdict.facts}; without {count(without, 'failed run')}")
         share = gate.share(difference.mean) if metric == snapshot["metric"] else None
         judged.append(Judged(a, b, metric, claim_text(claim, scale), verdict, share))
     verdicts = correct([claim.verdict for claim in judged])
@@ -177,17 +163,15 @@ def claim_differences(snapshot: Mapping[str, Any], runs: Sequence[Mapping[str, A
     claims, at_paper = judgeable(snapshot), snapshot.get("scale") == "paper"
     return Differences(
         differences=padded([list(differences(runs, claim_rows(c), c["metric"]).values()) for c in claims]),
-        at=np.array([float(claim.get("by") or 0.0) if at_paper else 0.0 for claim in claims]),
-        within=np.array([float("nan") if c.get("within") is None else float(c["within"]) for c in claims]),
+        at=np.array([claim.get("by") or 0.0 if at_paper else 0.0 for claim in claims], float),
+        within=np.array([claim.get("within") for claim in claims], float),  # None is NaN
     )
 
 
 def gate_differences(values: Mapping[str, Mapping[int, float]], controls: Sequence[str], baseline: str) -> Differences:
     """The baseline minus each control, in the order of the runs. values: the metric by row and seed, in this order."""
-    base = values.get(baseline, {})
-    rows = [
-        [value - values[label][seed] for seed, value in base.items() if seed in values[label]] for label in controls
-    ]
+    base, others = values.get(baseline, {}), [values[label] for label in controls]
+    rows = [[value - other[seed] for seed, value in base.items() if seed in other] for other in others]
     return Differences.against_zero(padded(rows))
 
 
@@ -201,7 +185,7 @@ def padded(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:
 
 def headline(claims: Sequence[Judged], gate: Gate, scale: str) -> str:
     """The verdicts on a study's claims in one sentence, with the numbers after correction."""
-    number = f"{len(claims)} claim{'s' * (len(claims) != 1)}"
+    number = count(len(claims), "claim")
     if not claims:
         return "The study makes no claims; its result is the table."
     if scale == "smoke":
@@ -212,14 +196,13 @@ def headline(claims: Sequence[Judged], gate: Gate, scale: str) -> str:
         return f"The {number} {'is' if len(claims) == 1 else 'are'} not judged yet."
     counts = verdict_counts(claims)
     parts = [f"{n} {'is' if n == 1 else 'are'} {'only ' * (word == 'suggested')}{word}" for word, n in counts.items()]
-    listed = " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
-    return f"Of {number}, {listed}."
+    return f"Of {number}, {listed(parts)}."
 
 
 def verdict_counts(claims: Sequence[Judged]) -> dict[str, int]:
     """The number of claims with each verdict, after correction; verdicts that no claim has are left out."""
-    counts = Counter(claim.verdict.word for claim in claims)
-    return {word: counts[word] for word in WORDS if counts[word]}
+    words = [claim.verdict.word for claim in claims]
+    return {word: words.count(word) for word in WORDS if word in words}
 
 
 def claim_text(claim: Mapping[str, Any], scale: str) -> str:

@@ -1,8 +1,10 @@
 """Whether the runs of a table can be compared: devices, machines, versions, precision and data. Needs no torch."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from regard.pages.phrasing import count
 
 _FIELDS = {
     "devices": "device", "numbers of devices": "devices", "numbers of threads": "threads",
@@ -40,23 +42,20 @@ def mixture_warnings(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     outcomes = [run["outcome"] for run in runs if run["outcome"].get("status") == "done"]
     environments = [outcome.get("environment") or {} for outcome in outcomes]
     data = [outcome.get("data") or {} for outcome in outcomes]
-    names = [str(entry.get("name") or "the data").partition(":")[0] for entry in data]
-    values: dict[str, Iterable[Any]] = {
+    values: dict[str, list[Any]] = {
         "code versions": [outcome.get("code") for outcome in outcomes],
-        "machines": map(_machine, environments),
+        "machines": [_machine(environment) for environment in environments],
         **{text: [environment.get(name) for environment in environments] for text, name in _FIELDS.items()},
-        **{
-            f"data checksums of {'your data' if name == 'own' else name}": [
-                entry.get("checksum") for entry, other in zip(data, names, strict=True) if other == name
-            ]
-            for name in dict.fromkeys(names)
-        },
     }
+    for entry in data:
+        name = str(entry.get("name") or "the data").partition(":")[0]
+        text = f"data checksums of {'your data' if name == 'own' else name}"
+        values.setdefault(text, []).append(entry.get("checksum"))
     warnings = []
     for text, items in values.items():
         counts = Counter(_text(item) for item in items if item is not None)
         if len(counts) > 1:
-            parts = (f"{item} ({number} run{'s' * (number > 1)})" for item, number in counts.items())
+            parts = (f"{item} ({count(number, 'run')})" for item, number in counts.items())
             warnings.append(f"the table mixes {text}: {', '.join(parts)}")
     return warnings
 

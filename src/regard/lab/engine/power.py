@@ -1,7 +1,7 @@
 """What a study can decide, from its pilot seeds: deviations of paired differences, seeds and hours. Needs no torch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -66,8 +66,11 @@ def prospects(
     table = Table.load(root, name, scale)
     compared, looks = _compared(snapshot, claims, table), table.looks
     seconds, counts = row_seconds([row["label"] for row in snapshot["rows"]], runs)
-    open_ones = [each for each in compared if not each.decided]
-    reachable = None if hours is None else _reachable(open_ones, seconds, counts, 3600 * hours * workers)
+    reachable = None
+    if hours is not None:
+        rows, budget = {row for each in compared if not each.decided for row in each.rows}, 3600 * hours * workers
+        in_time = (n for n in range(1, MOST + 1) if missing_seconds(rows, n, seconds, counts) <= budget)
+        reachable = max(in_time, default=0)
     found = []
     for each in compared:
         values = list(differences(runs, each.rows, each.metric).values())
@@ -105,45 +108,27 @@ class _Compared:
 
 
 def _compared(snapshot: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], table: Table) -> list[_Compared]:
-    metric, baseline, level = snapshot["metric"], snapshot["baseline"], 1 - LEVEL
+    metric, baseline, level, scale = snapshot["metric"], snapshot["baseline"], 1 - LEVEL, snapshot.get("scale", "")
     controls = [row["label"] for row in snapshot["rows"] if row.get("control")]
-    gate = [
-        _Compared(
-            f"gate: {baseline} is above {label}",
-            (baseline, label),
-            metric,
-            level,
-            of_gate=True,
-            decided=table.gate.passed is True,
-        )  # fmt: skip
+    passed = table.gate.passed is True
+    compared = [
+        _Compared(f"gate: {baseline} is above {label}", (baseline, label), metric, level, of_gate=True, decided=passed)
         for label in controls
     ]
-    scale = snapshot.get("scale", "")
     decided = {claim.text for claim in table.claims if claim.verdict.word in DECIDED}
-    judged = [claim if scale == "paper" else {**claim, "by": None} for claim in claims]
-    return gate + [
-        _Compared(
-            claim_text(claim, scale),
-            claim_rows(claim),
-            claim["metric"],
-            level / len(claims),
-            claim.get("within"),
-            claim.get("by") or 0.0,
-            decided=claim_text(claim, scale) in decided,
-        )
-        for claim in judged
-    ]
+    for claim in claims:
+        by = claim.get("by") if scale == "paper" else None
+        text = claim_text({**claim, "by": by}, scale)
+        edges = claim.get("within"), by or 0.0
+        compared.append(_Compared(text, claim_rows(claim), claim["metric"], level / len(claims), *edges,
+                                  decided=text in decided))  # fmt: skip
+    return compared
 
 
 def _prospect(
-    compared: _Compared,
-    values: Sequence[float],
-    seconds: Mapping[str, float],
-    counts: Mapping[str, int],
-    workers: int,
-    reachable: int | None,
-    looks: Looks | None,
-) -> Prospect:
+    compared: _Compared, values: Sequence[float], seconds: Mapping[str, float], counts: Mapping[str, int],
+    workers: int, reachable: int | None, looks: Looks | None,
+) -> Prospect:  # fmt: skip
     found, level = interval(values), compared.level
     mean, sd = found.mean or 0.0, found.sd or 0.0
     target = compared.target(mean)
@@ -184,23 +169,14 @@ def row_seconds(labels: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> tup
 
     A row without any takes the mean of the others, 0 if none has any.
     """
-    times = {
-        label: [float(run["outcome"].get("seconds") or 0.0) for run in runs if run["row"] == label] for label in labels
-    }
+    ended = [(run["row"], float(run["outcome"].get("seconds") or 0.0)) for run in runs]
+    times = {label: [seconds for row, seconds in ended if row == label] for label in labels}
     known = [fmean(values) for values in times.values() if values]
     mean = fmean(known) if known else 0.0
     seconds = {label: fmean(values) if values else mean for label, values in times.items()}
     return seconds, {label: len(values) for label, values in times.items()}
 
 
-def missing_seconds(rows: Sequence[str], seeds: int, seconds: Mapping[str, float], counts: Mapping[str, int]) -> float:
+def missing_seconds(rows: Iterable[str], seeds: int, seconds: Mapping[str, float], counts: Mapping[str, int]) -> float:
     """Seconds of the runs that rows lack to a number of seeds; seconds, counts: of `row_seconds`."""
     return sum(seconds[label] * max(seeds - counts[label], 0) for label in set(rows))
-
-
-def _reachable(
-    compared: Sequence[_Compared], seconds: Mapping[str, float], counts: Mapping[str, int], budget: float
-) -> int:
-    """The largest number of seeds, up to 200, that all compared rows can have for so many seconds."""
-    rows = {label for each in compared for label in each.rows}
-    return max((n for n in range(1, 201) if missing_seconds(list(rows), n, seconds, counts) <= budget), default=0)
