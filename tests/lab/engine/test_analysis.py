@@ -5,7 +5,6 @@ import pytest
 from pilot_store import key_of, make_store
 from regard import ConfigError
 from regard.core import StoreError
-from regard.files.records import read_record, write_record
 from regard.lab.engine.analysis import Analysis, Source, analysis_path, csv_text, load_analysis, markdown, run_analysis
 from regard.lab.report import write_pages
 from regard.lab.results.results import Results
@@ -88,26 +87,6 @@ def test_another_version_and_an_empty_store_say_what_to_do(tmp_path):
         load_analysis(path)
     with pytest.raises(StoreError, match="regard study run"):
         write_pages(tmp_path / "empty", tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda value: value.pop("sheets"),
-        lambda value: value.update(notes=[{"a": 1}]),
-        lambda value: value["sheets"][0].pop("columns"),
-        lambda value: value["sheets"][0].update(rows=[[["list"]] * len(value["sheets"][0]["columns"])]),
-        lambda value: value.update(runs=[5]),
-    ],
-)
-def test_a_result_of_another_content_is_refused(tmp_path, damage):
-    run_analysis(made(SHEET, Picture(title="Dot", image=DOT)), Results(tmp_path))
-    path = analysis_path(tmp_path, "demo")
-    value = read_record(path)
-    damage(value)
-    write_record(path, value)
-    with pytest.raises(StoreError, match="is damaged"):
-        load_analysis(path)
 
 
 def test_the_scale_of_the_study_that_is_read_is_in_the_name(tmp_path):

@@ -1,16 +1,21 @@
 """Analysis: a table or figure without training, computed from formulas or from the finished runs of a study."""
 
+import csv
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.core import ConfigError, StoreError
+from regard.core import StoreError
 from regard.files.records import read_record, write_record
 from regard.lab.results.layout import setting_names
 from regard.lab.results.results import Results
-from regard.pages.sheets import Cell, Chart, Picture, Sheet, markdown_cell, spreadsheet_cell
+from regard.pages.sheets import Cell, Picture, Sheet, markdown_cell, spreadsheet_cell
+
+from .table import load_snapshot
 
 if TYPE_CHECKING:
     from regard.lab.train.run import Run
@@ -71,10 +76,7 @@ def run_analysis(analysis: Analysis, store: Results, scale: str = "desk") -> dic
     parts = analysis.compute(source)
     value = {
         "analysis": analysis.name,
-        "title": analysis.title,
-        "source": analysis.source,
-        "question": analysis.question,
-        "of": analysis.of,
+        **{name: getattr(analysis, name) for name in ("title", "source", "question", "of")},
         "scale": scale if analysis.of else "",
         "notes": list(analysis.notes),
         "sheets": [asdict(part) for part in parts if isinstance(part, Sheet)],
@@ -103,29 +105,7 @@ def load_analysis(path: Path | str) -> dict[str, Any]:
         scales = ", ".join(f"--scale {setting}" for setting in setting_names(results, name, "analyses"))
         hint = f"there are results with {scales}" if scales else "`regard study run` computes it"
         raise StoreError(f"no result of {name}{f' at {scale} scale' if scale else ''} in {results}; {hint}")
-    value = read_record(path)
-    _check_content(path, value)
-    return value
-
-
-def _check_content(path: Path, value: Mapping[str, Any]) -> None:
-    """Raises: StoreError for a result that `run_analysis` cannot have written."""
-    try:
-        charts = [Chart(**sheet["chart"]) for sheet in value["sheets"] if sheet["chart"]]
-        sheets = [Sheet(**{**sheet, "chart": None}) for sheet in value["sheets"]]
-        pictures = [Picture(**picture) for picture in value["pictures"]]
-        texts = [*(value[name] for name in ("analysis", "title", "source", "question", "scale")), *value["notes"]]
-        texts += [text for part in sheets for text in (part.title, part.note, *part.columns)]
-        texts += [text for part in pictures for text in (part.title, part.note, part.image)]
-        texts += [text for chart in charts for text in (chart.x, chart.y, chart.series, chart.value)]
-        cells = [cell for sheet in sheets for row in sheet.rows for cell in row]
-        whole = all(isinstance(run["key"], str) for run in value["runs"])
-        whole = whole and all(isinstance(text, str) for text in texts)
-        whole = whole and all(isinstance(cell, Cell) for cell in cells)
-    except (KeyError, TypeError, AttributeError, ConfigError) as error:
-        raise StoreError(f"{path} is damaged ({error!r}); compute it again") from error
-    if not whole:
-        raise StoreError(f"{path} is damaged: it has other values than texts and numbers; compute it again")
+    return read_record(path)
 
 
 def analyses(results: Path | str) -> list[Path]:
@@ -157,9 +137,6 @@ def _text(cell: Cell) -> str:
 
 def csv_text(value: Mapping[str, Any]) -> str:
     """The sheets as CSV, one after the other, with the sheet's title in the first column."""
-    import csv
-    import io
-
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for sheet in value["sheets"]:
@@ -173,10 +150,6 @@ def trained_runs(source: Source, study: str, rows: str = "*") -> "list[tuple[str
 
     Raises: StoreError if there are none.
     """
-    from fnmatch import fnmatchcase
-
-    from .table import load_snapshot
-
     snapshot = load_snapshot(source.store.root, study, source.scale)
     runs = [
         (run["row"], int(run["seed"]), run["key"])
@@ -189,16 +162,3 @@ def trained_runs(source: Source, study: str, rows: str = "*") -> "list[tuple[str
             f"regard study run {study} --scale {source.scale}"
         )
     return runs
-
-
-__all__ = [
-    "Analysis",
-    "Source",
-    "analyses",
-    "analysis_path",
-    "csv_text",
-    "run_analysis",
-    "load_analysis",
-    "markdown",
-    "trained_runs",
-]

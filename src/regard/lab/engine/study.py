@@ -1,12 +1,12 @@
 """Study: the rows, scales and claims of one table or figure, as data."""
 
-import fnmatch
 import hashlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +27,7 @@ Scale = Literal["smoke", "desk", "paper"]
 MOST_SEEDS = 10_000
 """Of a row."""
 LONGEST_VARIANT = 120
+"""Characters in the name of a file; a longer variant is cut, and ends with 8 hexadecimal digits of its SHA-256."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,7 @@ class Setting:
         from regard.lab.train.recipe import Recipe
 
         check_fields(self)
-        for name, kind in (("task", Task), ("recipe", Recipe)):
-            value = getattr(self, name)
+        for name, kind, value in (("task", Task, self.task), ("recipe", Recipe, self.recipe)):
             if not isinstance(value, kind) and (name == "task" or value is not None):
                 raise ConfigError(f"{name} of a setting is a {kind.__name__}, not {shown(value)}")
         _check_part_of_a_file_name("variant of a setting", self.variant)
@@ -209,12 +209,13 @@ class Study:
         Raises: ConfigError if a glob matches no row.
         """
         rows = self.setting(scale).rows
-        single = any(_matches(row.label, glob) for row in rows)  # labels may contain commas
-        globs = [glob] if single else [part.strip() for part in glob.split(",")]
-        for part in globs:
-            if not any(_matches(row.label, part) for row in rows):
-                raise ConfigError(f"no row of {self.name} matches {part!r}; {nearest(part, (r.label for r in rows))}")
-        return tuple(row for row in rows if any(_matches(row.label, part) for part in globs))
+        labels = [row.label for row in rows]
+        parts = [glob] if _matching(labels, glob) else [part.strip() for part in glob.split(",")]  # labels have commas
+        matching = {part: _matching(labels, part) for part in parts}
+        for part, found in matching.items():
+            if not found:
+                raise ConfigError(f"no row of {self.name} matches {part!r}; {nearest(part, labels)}")
+        return tuple(row for row in rows if row.label in set().union(*matching.values()))
 
     @checked
     def runs(self, scale: str, glob: str = "*", seeds: int | None = None) -> "tuple[tuple[Row, Run], ...]":
@@ -239,35 +240,22 @@ class Study:
             raise ConfigError(f"{self.name} trains nothing at {scale} scale; use --dry-run")
         changes = dict(row.recipe) if row.rate is None else {**row.recipe, "lr": row.rate}
         recipe = replace(setting.recipe, **changes) if changes else setting.recipe
-        return Run(
-            task=setting.task_of(row),
-            mixer=row.mixer,
-            recipe=recipe,
-            seed=seed,
-            start=self._start(scale, row.start, seed),
-            removed=row.removed,
-            teacher=self.run(scale, row.teacher, seed) if isinstance(row.teacher, Row) else row.teacher,
-        )
-
-    def _start(self, scale: str, start: "Row | tuple[Study, str] | None", seed: int) -> "Run | None":
-        if isinstance(start, tuple):
-            study, label = start
-            (row,) = (row for row in study.setting(scale).rows if row.label == label)
-            return study.run(scale, row, seed)
-        return None if start is None else self.run(scale, start, seed)
+        teacher = self.run(scale, row.teacher, seed) if isinstance(row.teacher, Row) else row.teacher
+        start = None
+        if isinstance(row.start, Row):
+            start = self.run(scale, row.start, seed)
+        elif row.start is not None:
+            study, label = row.start
+            (first,) = (other for other in study.setting(scale).rows if other.label == label)
+            start = study.run(scale, first, seed)
+        return Run(task=setting.task_of(row), mixer=row.mixer, recipe=recipe, seed=seed, start=start,
+                   removed=row.removed, teacher=teacher)  # fmt: skip
 
     @checked
     def elsewhere(
-        self,
-        scale: str,
-        data: str | None = None,
-        host: str | None = None,
-        size: tuple[int, int] | None = None,
-        extra: Extra = (),
-        *,
-        recipe: Mapping[str, Any] | None = None,
-        fields: Mapping[str, Any] | None = None,
-    ) -> "Study":
+        self, scale: str, data: str | None = None, host: str | None = None, size: tuple[int, int] | None = None,
+        extra: Extra = (), *, recipe: Mapping[str, Any] = {}, fields: Mapping[str, Any] = {},
+    ) -> "Study":  # fmt: skip
         """The same rows on other data, in another host (for all rows) or at another image size (height, width).
 
         None keeps the setting's value; a new host also sets its own image size unless one is given. recipe, fields:
@@ -288,19 +276,19 @@ class Study:
         setting = self.setting(scale)
         task = replace(setting.task, extra=tuple(extra))
         task = task.on(data) if data is not None else task
-        task = _changed(task, fields or {}, ("data", "host", "size", "extra", "revision"))
-        changed_recipe = self._with_recipe(scale, recipe or {})
-        rows = setting.rows
-        if host is not None:
-            rows = self._without_own_hosts(setting)
+        task = _changed(task, fields, ("data", "host", "size", "extra", "revision"))
+        changed_recipe = self._with_recipe(scale, recipe)
+        rows = setting.rows if host is None else self._without_own_hosts(setting)
         if host is not None or size is not None:
             task = task.in_host(host or task.host, size)
         parts = [
             _variant(setting, task, rows, data, host),
-            *_parts(setting.recipe, changed_recipe, recipe or {}),
+            *_parts(setting.recipe, changed_recipe, recipe),
             *(_parts(setting.task.identity(), task.identity(), fields) if fields else ()),
         ]
-        variant = _short("+".join(filter(None, parts)))
+        variant = "+".join(filter(None, parts))
+        if len(variant) > LONGEST_VARIANT:
+            variant = f"{variant[:LONGEST_VARIANT]}_{hashlib.sha256(variant.encode()).hexdigest()[:8]}"
         if variant:
             rows = tuple(replace(row, rate=None) for row in rows)
         changed = replace(setting, task=task, recipe=changed_recipe, rows=rows, variant=variant)
@@ -337,12 +325,9 @@ class Study:
         labels: dict[str, list[str]] = {}
         for row in setting.rows if setting.recipe is not None else ():
             labels.setdefault(self.run(scale, row, setting.numbers[0]).key, []).append(row.label)
-        same = [" = ".join(rows) for rows in labels.values() if len(rows) > 1]
-        if same:
-            raise ConfigError(
-                f"rows of {self.name} would be the same run ({'; '.join(same)}): they differ in what is changed, so "
-                "leave that as it is"
-            )
+        if same := [" = ".join(rows) for rows in labels.values() if len(rows) > 1]:
+            raise ConfigError(f"rows of {self.name} would be the same run ({'; '.join(same)}): they differ in what is "
+                              "changed, so leave that as it is")  # fmt: skip
 
     def _with_recipe(self, scale: str, changes: Mapping[str, Any]) -> "Recipe | None":
         """The recipe of a scale with other fields. Raises: ConfigError."""
@@ -368,8 +353,8 @@ def _check_part_of_a_file_name(what: str, text: str) -> None:
         raise ConfigError(f"the {what} has letters, digits and any of _ . + - only, not {shown(text)}")
 
 
-def _matches(label: str, pattern: str) -> bool:
-    return label == pattern or fnmatch.fnmatchcase(label.lower(), pattern.lower())
+def _matching(labels: Sequence[str], pattern: str) -> set[str]:
+    return {label for label in labels if label == pattern or fnmatchcase(label.lower(), pattern.lower())}
 
 
 def _first(number: int, seeds: tuple[int, ...]) -> tuple[int, ...]:
@@ -393,13 +378,6 @@ def _parts(before: Any, after: Any, changes: Mapping[str, Any]) -> list[str]:
     names = [each.name for each in dataclass_fields(after) if each.name in changes] if changes else []
     changed = [(name, getattr(after, name)) for name in names if getattr(after, name) != getattr(before, name)]
     return [f"{name}_{slug(str(value))}" for name, value in changed]
-
-
-def _short(variant: str) -> str:
-    """The variant; what is too long for a file name ends with 8 hexadecimal digits of its SHA-256."""
-    if len(variant) <= LONGEST_VARIANT:
-        return variant
-    return f"{variant[:LONGEST_VARIANT]}_{hashlib.sha256(variant.encode()).hexdigest()[:8]}"
 
 
 def _variant(setting: Setting, task: "Task", rows: tuple[Row, ...], data: str | None, host: str | None) -> str:

@@ -135,5 +135,3 @@ ANALYSIS = Analysis(
         "Steps, images and rates were fixed before the first result.",
     ),
 )
-
-__all__ = ["ANALYSIS"]
