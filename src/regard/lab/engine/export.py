@@ -16,7 +16,7 @@ from regard.lab.results.layout import setting_name_of
 from regard.lab.results.results import Results
 from regard.pages.sheets import markdown_cell, spreadsheet_cell
 
-from .table import Table, listed_outcome, load_snapshot, snapshot_path
+from .table import Table, listed_outcome, load_snapshot, snapshot_path, stored_snapshot
 
 LONGEST = 400
 """Characters of an entry about the data that snapshots and evidence have; longer ones (the names of many classes, a
@@ -67,9 +67,7 @@ def csv_text(table: Table) -> str:
     order = {line.label: index for index, line in enumerate(table.rows)}
     for run in sorted(table.runs, key=lambda run: (order[run["row"]], run["seed"])):
         metrics = run["outcome"].get("metrics") or {}
-        writer.writerow(
-            [spreadsheet_cell(run["row"]), run["seed"], *("" if metrics.get(n) is None else metrics[n] for n in names)]
-        )
+        writer.writerow([spreadsheet_cell(run["row"]), run["seed"], *map(metrics.get, names)])  # None is an empty cell
     return out.getvalue()
 
 
@@ -83,8 +81,8 @@ def markdown(table: Table) -> str:
     lines = [f"**{markdown_cell(table.title)}** ({markdown_cell(table.caption)})", ""]
     lines += [markdown_cell(table.gate.sentence), ""]
     head = _head(table, "95 % interval")
-    lines += [f"| {' | '.join(markdown_cell(cell) for cell in head)} |", "|---" * len(head) + "|"]
-    lines += [f"| {' | '.join(markdown_cell(cell) for cell in cells)} |" for cells in _cells(table)]
+    lines += [f"| {' | '.join(map(markdown_cell, head))} |", "|---" * len(head) + "|"]
+    lines += [f"| {' | '.join(map(markdown_cell, cells))} |" for cells in _cells(table)]
     if table.gate.passed and table.gate.gain is not None:
         lines += ["", f"share: of what attention brings over the better control, {table.gate.gain:.2f}"]
     lines += ["", table.headline, "", *(f"- {markdown_cell(claim.sentence)}" for claim in table.claims)]
@@ -151,9 +149,6 @@ def _read_files(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
             check_outcome(file, outcome)
             if file.name == "outcome.json":
                 check_same_run(file, outcome)
-        keys = [outcome["key"] for outcome in file_outcomes]
-        if repeated := [key for key in keys if keys.count(key) > 1]:
-            raise StoreError(f"{file} has two outcomes of run {repeated[0]}; it is damaged or was changed")
         outcomes += file_outcomes
         snapshots += file_snapshots
     return outcomes, snapshots
@@ -187,12 +182,11 @@ def _import_outcome(value: Mapping[str, Any], store: Results, replace: bool, cou
 def _import_snapshot(value: dict[str, Any], store: Results, counts: dict[str, int]) -> None:
     """Write a snapshot that the store does not have; else add its runs of equal rows to the store's snapshot."""
     name, setting = value["study"], setting_name_of(value)
-    path = snapshot_path(store.root, name, setting)
+    path, stored = snapshot_path(store.root, name, setting), stored_snapshot(store.root, name, setting)
     counts["snapshots"] += 1
-    if not path.exists():
+    if stored is None:
         write_record(path, value)
         return
-    stored = load_snapshot(store.root, name, setting)
     further, keys = further_runs(stored, value), {run["key"] for run in stored["runs"]}
     counts["left out"] += sum(run not in further and run["key"] not in keys for run in value["runs"])
     if further:

@@ -15,7 +15,7 @@ from regard.lab.statistics.sequential import Looks
 from regard.mixers.spelling import spell
 
 from .export import short_entries
-from .table import load_snapshot, snapshot_path
+from .table import snapshot_path, stored_snapshot
 
 if TYPE_CHECKING:
     from regard.lab.train.run import Run
@@ -24,14 +24,9 @@ if TYPE_CHECKING:
 
 
 def write_snapshot(
-    study: "Study",
-    scale: str,
-    store: Results,
-    seeds: int | None = None,
-    rows: str = "*",
-    planned: "Sequence[tuple[Row, Run]] | None" = None,
-    looks: Looks | None = None,
-) -> dict[str, Any]:
+    study: "Study", scale: str, store: Results, seeds: int | None = None, rows: str = "*",
+    planned: "Sequence[tuple[Row, Run]] | None" = None, looks: Looks | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Write and return the snapshot of one scale.
 
     Runs of an earlier snapshot, such as further seeds, stay listed if their rows did not change and, unless nothing is
@@ -46,15 +41,8 @@ def write_snapshot(
     if planned is None:
         planned = [] if setting.recipe is None else _planned(study, scale, seeds, rows)
     value: dict[str, Any] = {
-        "study": study.name,
-        "title": study.title,
-        "source": study.source,
-        "scale": scale,
-        "variant": setting.variant,
-        "question": study.question,
-        "metric": study.metric,
-        "baseline": study.baseline,
-        "pooled": study.pooled,
+        "study": study.name, "title": study.title, "source": study.source, "scale": scale, "variant": setting.variant,
+        "question": study.question, "metric": study.metric, "baseline": study.baseline, "pooled": study.pooled,
         "notes": list(study.notes),
         "task": spell(setting.task.identity()),
         "data": data_record(setting),
@@ -62,18 +50,17 @@ def write_snapshot(
         "rows": [describe(row, setting) for row in setting.rows],
         "claims": [asdict(claim) for claim in study.claims],
         "runs": [{"key": run.key, "row": row.label, "seed": run.seed} for row, run in planned],
-    }
+    }  # fmt: skip
     if looks is not None:
         value["decide"] = looks.to_json()
-    path = snapshot_path(store.root, study.name, study.setting_name(scale))
-    if path.exists():
-        earlier = load_snapshot(store.root, study.name, study.setting_name(scale))
+    name = study.setting_name(scale)
+    if (earlier := stored_snapshot(store.root, study.name, name)) is not None:
         _add_counts(value, earlier)
         further = further_runs(value, earlier)
         value["runs"] += [run for run in further if _has_its_key(study, scale, run)] if planned else further
         if earlier.get("decide") is not None:
             _keep_analyses(value, earlier, store)
-    write_record(path, value)
+    write_record(snapshot_path(store.root, study.name, name), value)
     return value
 
 
@@ -112,26 +99,13 @@ def data_record(setting: "Setting") -> dict[str, Any]:
 def describe(row: "Row", setting: "Setting") -> dict[str, Any]:
     """A row of the setting as plain data."""
     spelling = spell(row.mixer) if row.mixer is not None else "no mixer" if row.removed else "the host's own attention"
+    fields = {} if row.mixer is None else asdict(row.mixer.card)
+    card = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in fields.items()}
     return {
-        "label": row.label,
-        "spelling": spelling,
-        "host": setting.task_of(row).host,
-        "control": row.control,
-        "card": _card(row),
-        "paper": dict(row.paper),
-        "exact": dict(row.exact),
-        "notes": list(row.notes),
-        "against": row.against,
-        "parameters": None,
-        "macs": None,
-    }
-
-
-def _card(row: "Row") -> dict[str, Any] | None:
-    if row.mixer is None:
-        return None
-    fields = asdict(row.mixer.card)
-    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in fields.items()}
+        "label": row.label, "spelling": spelling, "host": setting.task_of(row).host, "control": row.control,
+        "card": card or None, "paper": dict(row.paper), "exact": dict(row.exact), "notes": list(row.notes),
+        "against": row.against, "parameters": None, "macs": None,
+    }  # fmt: skip
 
 
 def _has_its_key(study: "Study", scale: str, run: Mapping[str, Any]) -> bool:
@@ -145,8 +119,7 @@ def _add_counts(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:
     earlier_rows, same = {row["label"]: row for row in earlier["rows"]}, same_rows(value, earlier)
     for row in value["rows"]:
         if row["label"] in same:
-            for name in ("parameters", "macs"):
-                row[name] = earlier_rows[row["label"]].get(name)
+            row |= {name: earlier_rows[row["label"]].get(name) for name in ("parameters", "macs")}
 
 
 def _keep_analyses(value: dict[str, Any], earlier: Mapping[str, Any], store: Results) -> None:
