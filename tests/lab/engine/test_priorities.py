@@ -1,5 +1,7 @@
 """Which studies to carry out first: what is expected of each, and what becomes of the hours."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 from regard.core import ConfigError
 from regard.lab import Claim, Recipe, Row
 from regard.lab.engine.decide import decide
-from regard.lab.engine.priorities import GUESS, TUNED, Priority, decide_all, priorities
+from regard.lab.engine.priorities import GUESS, TUNED, Priority, Spent, decide_all, priorities
 from regard.lab.engine.run_study import run_study
 from regard.lab.engine.table import Table
 from regard.lab.results.results import Results
@@ -56,6 +58,11 @@ def plan(store: Results, *studies: DrawnStudy, hours: float = 100.0) -> dict[str
 
 def begin(study: DrawnStudy, store: Results, hours: float = 100.0) -> None:
     decide(study, "desk", store, hours=hours, workers=0, tune=False)
+
+
+def decided(spent: Sequence[Spent]) -> Counter[str]:
+    """The claims that were decided by study."""
+    return sum((Counter({each.study: each.decided}) for each in spent), Counter())
 
 
 def test_of_a_study_that_has_not_begun_a_share_is_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +136,7 @@ def test_hours_go_to_the_most_promising_study_first(tmp_path: Path, monkeypatch:
     spent = decide_all([one, three], "desk", Results(tmp_path), hours=50.0, workers=0, report=told.append)
     begun = [line.split(":")[0] for line in told if "expected in" in line]
     assert begun[0] == "three"
-    assert {each.study: each.decided for each in spent} == {"three": 3, "one": 1}
+    assert decided(spent) == {"three": 3, "one": 1}
     assert all(each.hours > 0 for each in spent)
 
 
@@ -144,7 +151,7 @@ def test_a_study_that_fails_leaves_the_hours_to_the_others(tmp_path: Path, monke
     spent = decide_all(
         [named("first"), named("second", STUDY.claims[:2], near=95.0)], "desk", Results(tmp_path), hours=50.0, workers=0
     )
-    assert {each.study: each.decided for each in spent} == {"first": 0, "second": 2}
+    assert decided(spent) == {"second": 2}
     assert spent[0].reason == "no such disk"
 
 

@@ -24,16 +24,16 @@ TUNED = 1.5
 """Runs of each row that choose its learning rate: three of half the epochs."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Priority:
-    """What a study is worth. claims: that are not decided. hours: to spend on it next. expected: claims that these
-    decide. why: how that is known, or why nothing is expected."""
+    """What a study is worth. claims: that are not decided. why: how the rest is known, or why nothing is expected.
+    hours: to spend on it next. expected: claims that these decide."""
 
     study: str
     claims: int
-    hours: float
-    expected: float
     why: str
+    hours: float = 0.0
+    expected: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -54,13 +54,9 @@ class Spent:
 
 
 def priorities(
-    studies: Sequence[Study],
-    scale: str,
-    store: Results,
-    hours: float,
-    workers: int = 1,
-    report: Callable[[str], None] | None = None,
-) -> list[Priority]:
+    studies: Sequence[Study], scale: str, store: Results, hours: float, workers: int = 1,
+    report: Callable[[str], None] = lambda name: None,
+) -> list[Priority]:  # fmt: skip
     """The studies with claims at a scale, the most promising first.
 
     hours: that can be spent on any of them. workers: runs at the same time. A study that has begun is judged by the
@@ -70,43 +66,35 @@ def priorities(
     """
     if scale == "smoke":
         raise ConfigError("smoke scale judges no claim: plan with --scale desk or paper")
-    with_claims = [study for study in studies if scale in study.settings and study.settings[scale].recipe]
-    found = [_priority(study, scale, store, hours, workers, report) for study in with_claims if study.claims]
+    found = []
+    for study in studies:
+        if study.claims and scale in study.settings and study.settings[scale].recipe:
+            known = _of_pilot(study.name, scale, store, hours, workers)
+            found.append(known or _of_nothing(study, scale, store, hours, workers, report))
     return sorted(found, key=lambda priority: -priority.rate)
 
 
-def _priority(
-    study: Study, scale: str, store: Results, hours: float, workers: int, report: Callable[[str], None] | None
-) -> Priority:
-    begun = snapshot_path(store.root, study.name, scale).exists()
-    table = Table.load(store.root, study.name, scale) if begun else None
-    if table is not None and table.runs:
-        claims = [claim.text for claim in table.claims if claim.verdict.word not in DECIDED]
-        nothing = Priority(study=study.name, claims=len(claims), hours=0.0, expected=0.0, why="all claims are decided")
-        if table.looks is None:
-            return replace(nothing, why="began with a fixed number of seeds: begin it anew in another folder")
-        if not claims:
-            return nothing
-        if table.gate.passed is False:
-            return replace(nothing, why="attention does not help here: no claim is judged")
-        try:
-            return _of_pilot(table, claims, store, hours, workers)
-        except ConfigError:  # too few finished seeds
-            pass
-    return _of_nothing(study, scale, store, hours, workers, report)
-
-
-def _of_pilot(table: Table, claims: Sequence[str], store: Results, hours: float, workers: int) -> Priority:
-    """The share of the hours that decides most claims an hour. Raises: ConfigError without a pilot."""
-    best = Priority(
-        study=table.study, claims=len(claims), hours=0.0, expected=0.0, why="hardly any chance, by its pilot"
-    )
+def _of_pilot(name: str, scale: str, store: Results, hours: float, workers: int) -> Priority | None:
+    """The share of the hours that decides most claims an hour; None without two finished seeds of a claim."""
+    if not snapshot_path(store.root, name, scale).exists() or not (table := Table.load(store.root, name, scale)).runs:
+        return None
+    claims = [claim.text for claim in table.claims if claim.verdict.word not in DECIDED]
+    if table.looks is None:
+        return Priority(name, len(claims), "began with a fixed number of seeds: begin it anew in another folder")
+    if not claims:
+        return Priority(name, 0, "all claims are decided")
+    if table.gate.passed is False:
+        return Priority(name, len(claims), "attention does not help here: no claim is judged")
+    best = Priority(name, len(claims), "hardly any chance, by its pilot")
     for part in (hours, hours / 2, hours / 4, hours / 8):
-        found = prospects(store.root, table.study, table.scale, hours=part, workers=workers)
+        try:
+            found = prospects(store.root, name, scale, hours=part, workers=workers)
+        except ConfigError:  # too few finished seeds
+            return None
         gate = 1.0 if table.gate.passed else min((_chance(each) for each in found if each.of_gate), default=1.0)
         expected = gate * sum(_chance(each) for each in found if not each.of_gate and each.text in claims)
         if expected / part > best.rate:
-            best = replace(best, hours=part, expected=expected, why="by its pilot")
+            best = Priority(name, len(claims), "by its pilot", part, expected)
     return best
 
 
@@ -118,56 +106,51 @@ def _chance(prospect: Prospect) -> float:
 
 
 def _of_nothing(
-    study: Study, scale: str, store: Results, hours: float, workers: int, report: Callable[[str], None] | None
+    study: Study, scale: str, store: Results, hours: float, workers: int, report: Callable[[str], None]
 ) -> Priority:
     setting, seeds = study.settings[scale], Looks().pairs[0]
     rows = [{"label": row.label} for row in setting.rows]
     claims = judgeable({"rows": rows, "claims": [asdict(claim) for claim in study.claims]})
-    found = Priority(study=study.name, claims=len(claims), hours=0.0, expected=0.0, why="its parts are not here")
-    if report is not None:
-        report(study.name)
+    report(study.name)
     try:
         assert setting.recipe is not None
         setting.task.batches_per_epoch(setting.recipe)
     except DataError as error:
-        return replace(found, why=str(error))
+        return Priority(study.name, len(claims), str(error))
     named = {study.baseline}.union(*map(claim_rows, claims))
     needed_rows = tuple(row for row in setting.rows if row.control or row.label in named)
     first = replace(study, settings={**study.settings, scale: replace(setting, seeds=seeds, rows=needed_rows)})
     timed = baseline_hours(first, scale, store, workers)
     if timed is None:
-        return found
+        return Priority(study.name, len(claims), "its parts are not here")
     needed = timed[1] + (timed[0] * TUNED / seeds if scale == "desk" else 0.0)
     expected = GUESS * len(claims) * min(1.0, hours / needed) if needed else 0.0
-    return replace(found, hours=needed, expected=expected, why="not begun: by a guess")
+    return Priority(study.name, len(claims), "not begun: by a guess", needed, expected)
 
 
 @checked
 def decide_all(
-    studies: Sequence[Study],
-    scale: str,
-    store: Results,
-    *,
-    hours: float | int = 6.0,
-    workers: int = 1,
-    compile: bool = False,
-    watch: Callable[[Event], None] | None = None,
-    report: Callable[[str], None] | None = None,
-) -> list[Spent]:
+    studies: Sequence[Study], scale: str, store: Results, *, hours: float | int = 6.0, workers: int = 1,
+    compile: bool = False, watch: Callable[[Event], None] | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[Spent]:  # fmt: skip
     """Carry out the most promising study for its hours, plan again with what it showed, until the hours are spent.
 
-    Each study is carried out as by `decide`, with its promise of its own. workers, compile, watch: as there. report:
-    called with a line of text before each study, and for each that is timed.
+    Each study is carried out as by `decide`, with its promise of its own; one that is taken up again has an entry for
+    each time. workers, compile, watch: as there. report: called with a line of text before each study, and for each
+    that is timed.
     Raises: ConfigError; StoreError.
     """
-    start, ended, spent = time.monotonic(), dict[str, str](), dict[str, Spent]()
-    by_name, say = {study.name: study for study in studies}, report or (lambda text: None)
+    start, ended, spent = time.monotonic(), set[str](), list[Spent]()
+    by_name = {study.name: study for study in studies}
     while (left := hours - (time.monotonic() - start) / 3600) > 0:
-        plan = priorities(studies, scale, store, left, max(workers, 1), lambda name: say(f"timing {name}"))
+        plan = priorities(studies, scale, store, left, max(workers, 1), lambda name: report(f"timing {name}"))
         best = next((each for each in plan if each.expected > 0 and each.study not in ended), None)
         if best is None:
             break
-        say(f"{best.study}: {best.expected:.1f} of {best.claims} claims expected in {best.hours:.2g} hours, {best.why}")
+        report(
+            f"{best.study}: {best.expected:.1f} of {best.claims} claims expected in {best.hours:.2g} hours, {best.why}"
+        )
         begin, before = time.monotonic(), _decided(store, best.study, scale)
         try:
             decision = decide(by_name[best.study], scale, store, hours=min(left, best.hours), workers=workers,
@@ -175,18 +158,14 @@ def decide_all(
         except RegardError as error:  # the other studies go on
             decision = Decision(str(error), {})
         if not decision.counts.get("done"):
-            ended[best.study] = decision.reason
-        earlier = spent.get(best.study)
-        spent[best.study] = Spent(
-            study=best.study,
-            hours=(time.monotonic() - begin) / 3600 + (earlier.hours if earlier else 0.0),
-            expected=earlier.expected if earlier else best.expected,
-            decided=_decided(store, best.study, scale) - before + (earlier.decided if earlier else 0),
-            reason=decision.reason,
-        )
+            ended.add(best.study)
+        spent.append(Spent(
+            study=best.study, hours=(time.monotonic() - begin) / 3600, expected=best.expected,
+            decided=_decided(store, best.study, scale) - before, reason=decision.reason,
+        ))  # fmt: skip
         if any(number for state, number in decision.counts.items() if state not in ("done", "failed")):
             break
-    return list(spent.values())
+    return spent
 
 
 def _decided(store: Results, name: str, scale: str) -> int:
