@@ -36,7 +36,7 @@ class DryRow:
 
 
 def dry_run(
-    study: "Study", scale: str, rows: str = "*", classes: int = 0, report: Callable[[str], None] | None = None
+    study: "Study", scale: str, rows: str = "*", classes: int = 0, report: Callable[[str], None] = lambda line: None
 ) -> list[DryRow]:
     """Build every row of a scale and train one step on two random samples of the right size.
 
@@ -48,8 +48,7 @@ def dry_run(
     chosen = study.rows(scale, rows)
     found = []
     for number, row in enumerate(chosen, 1):
-        if report is not None:
-            report(f"{row.label}, row {number} of {len(chosen)}")
+        report(f"{row.label}, row {number} of {len(chosen)}")
         found.append(_dry_row(row, setting, classes))
     return found
 
@@ -72,12 +71,11 @@ def _dry_row(row: "Row", setting: "Setting", classes: int) -> DryRow:
         params, macs, printed, loss = _step(row, setting, classes)
     except Exception as failure:  # hosts raise various errors; the other rows are still compared
         error = f"{type(failure).__name__}: {failure}"
+    exact, paper = row.exact, row.paper
     return DryRow(
-        label=row.label, params=params, params_paper=row.paper.get("params"), params_exact=row.exact.get("params"),
-        params_verdict=compare(params, row.exact.get("params"), row.paper.get("params")), macs=macs,
-        macs_paper=row.paper.get("macs"), macs_exact=row.exact.get("macs"),
-        macs_verdict=compare(macs if row.exact.get("macs") else printed, row.exact.get("macs"), row.paper.get("macs")),
-        loss=loss, error=error,
+        row.label, params, paper.get("params"), exact.get("params"),
+        compare(params, exact.get("params"), paper.get("params")), macs, paper.get("macs"), exact.get("macs"),
+        compare(macs if exact.get("macs") else printed, exact.get("macs"), paper.get("macs")), loss, error,
     )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from contextlib import suppress
 
 from regard.lab.results.results import Results
 from regard.lab.train.run import Run
@@ -23,13 +22,9 @@ ATTEMPTS = 2
 
 
 def run_all(
-    jobs: Sequence[Job],
-    store: Results,
-    place: Place,
-    progress: Progress,
-    devices: int = 1,
+    jobs: Sequence[Job], store: Results, place: Place, progress: Progress, devices: int = 1,
     deadline: float | None = None,
-) -> dict[str, int]:
+) -> dict[str, int]:  # fmt: skip
     """Execute the jobs and return the counts of `progress` by state.
 
     devices: how many one run uses. deadline: of `time.monotonic`, after which no job starts.
@@ -118,7 +113,7 @@ class _Jobs:
             if time.monotonic() - self.looked < LOOK_SECONDS:
                 return
             self.looked = time.monotonic()
-            folders = _folders(self.store)
+            folders = set(os.listdir(self.store.root)) if self.store.root.exists() else set()
             waiting = [handle for handle in waiting if self._is_locked(handle, folders)]
         for handle in waiting:
             self._start(handle, self.submitted[handle])
@@ -156,10 +151,3 @@ class _Jobs:
     def _requeue(self, job: Job) -> None:
         self.progress.requeue(job.row, job.run.key)
         self.queue.append(job)
-
-
-def _folders(store: Results) -> set[str]:
-    """The names of all entries of a store; none before it is there."""
-    with suppress(FileNotFoundError):
-        return set(os.listdir(store.root))
-    return set()

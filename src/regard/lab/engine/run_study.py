@@ -36,21 +36,10 @@ def execution(workers: int | None, place: Place | None, devices: int, compile: b
 
 @checked
 def run_study(
-    study: Study,
-    scale: str,
-    store: Results,
-    *,
-    rows: str = "*",
-    seeds: int | None = None,
-    workers: int | None = None,
-    retry: bool = False,
-    fresh: bool = False,
-    devices: int = 1,
-    compile: bool = False,
-    watch: Callable[[Event], None] | None = None,
-    place: Place | None = None,
-    only: str | None = None,
-) -> dict[str, int]:
+    study: Study, scale: str, store: Results, *, rows: str = "*", seeds: int | None = None, workers: int | None = None,
+    retry: bool = False, fresh: bool = False, devices: int = 1, compile: bool = False,
+    watch: Callable[[Event], None] | None = None, place: Place | None = None, only: str | None = None,
+) -> dict[str, int]:  # fmt: skip
     """Execute the missing runs of a study, and return the number of runs by state (`STATES`).
 
     rows, seeds: as in `Study.runs`. workers: number of processes, by default one for each GPU, or for each core without
@@ -112,12 +101,9 @@ def missing_jobs(jobs: Sequence[Job], store: Results) -> list[Job]:
 
 
 def execute_jobs(
-    jobs: Sequence[Job],
-    store: Results,
-    how: Execution,
-    watch: Callable[[Event], None] | None,
+    jobs: Sequence[Job], store: Results, how: Execution, watch: Callable[[Event], None] | None,
     deadline: float | None = None,
-) -> dict[str, int]:
+) -> dict[str, int]:  # fmt: skip
     """Execute the jobs whose runs have not ended, and return the number of all runs by state.
 
     deadline: of `time.monotonic`, after which no run begins. The other arguments and errors are those of `run_study`.
@@ -135,9 +121,7 @@ def execute_jobs(
 
 def _in_order(jobs: Sequence[Job], store: Results) -> list[Job]:
     """First one job for each missing run that jobs need, then the others, so that no workers wait for the same run."""
-    first: list[Job] = []
-    rest: list[Job] = []
-    needed_before: set[str] = set()
+    first, rest, needed_before = list[Job](), list[Job](), set[str]()
     for job in jobs:
         keys = {run.key for run in needs(job.run)} - needed_before
         (first if any(store.status(key) != "done" for key in keys) else rest).append(job)
@@ -147,17 +131,14 @@ def _in_order(jobs: Sequence[Job], store: Results) -> list[Job]:
 
 def reset(runs: Sequence[Run], store: Results, fresh: bool) -> None:
     """Reopen failed runs, or with `fresh` delete all runs that have ended; also the runs that these need, each once."""
-    keys: set[str] = set()
+    keys: dict[str, None] = {}
     for run in runs:
         status = store.status(run.key)
-        if status == "running" or (status == "done" and not fresh):
-            continue
-        for needed in (run, *needs(run)):
-            if needed.key in keys:
-                continue
-            keys.add(needed.key)
-            status = store.status(needed.key)
-            if fresh and status not in ("new", "running"):
-                store.forget(needed.key)
-            elif not fresh and status == "failed":
-                store.reopen(needed.key)
+        if status != "running" and (status != "done" or fresh):
+            keys |= dict.fromkeys(needed.key for needed in (run, *needs(run)))
+    for key in keys:
+        status = store.status(key)
+        if fresh and status not in ("new", "running"):
+            store.forget(key)
+        elif not fresh and status == "failed":
+            store.reopen(key)

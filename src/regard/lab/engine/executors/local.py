@@ -37,16 +37,12 @@ class Local:
     """
 
     workers: int | None = None
+    here: ClassVar[bool] = True
     nodes: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.workers is not None:
             check_workers(self.workers)
-
-    @property
-    def here(self) -> bool:
-        """True."""
-        return True
 
     def slots(self, devices: int) -> int:
         """Runs at the same time."""
@@ -162,8 +158,8 @@ class Workers(Executor):
     def poll(self, seconds: float) -> list[tuple[Handle, Ending]]:
         """See `Executor`."""
         finished, _ = wait(self.running, timeout=seconds, return_when=FIRST_COMPLETED)
-        endings = [(future, self._ending(future)) for future in finished]
-        return [(future, ending) for future, ending in endings if future not in self.cancelled]
+        endings = {future: self._ending(future) for future in finished}
+        return [(future, ending) for future, ending in endings.items() if future not in self.cancelled]
 
     def _ending(self, future: "Future[JobResult]") -> Ending:
         worker = self.running.pop(future)
@@ -191,10 +187,7 @@ class Workers(Executor):
         for worker in workers if stop else ():
             worker.interrupt()
         for worker in workers:
-            if stop:
-                worker.stop()
-            else:
-                worker.close()
+            (worker.stop if stop else worker.close)()
 
 
 class ThisProcess(Executor):
@@ -217,12 +210,8 @@ class ThisProcess(Executor):
 
     def poll(self, seconds: float) -> list[tuple[Handle, Ending]]:
         """Execute the job."""
-        if self.job is None:
-            return []
-        job = self.job
-        ending = execute_job(job, str(self.store.root), self.devices)
-        self.job = None
-        return [(job.run.key, ending)]
+        job, self.job = self.job, None
+        return [] if job is None else [(job.run.key, execute_job(job, str(self.store.root), self.devices))]
 
     def cancel(self, handle: Handle) -> None:
         """Forget the job, which does not run outside of `poll`."""

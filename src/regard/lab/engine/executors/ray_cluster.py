@@ -13,7 +13,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,7 @@ class RayCluster:
     address: str = ""
     cpus: int = 1
     memory: float = 0.0
+    here: ClassVar[bool] = False
     nodes: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -58,11 +59,6 @@ class RayCluster:
             raise ConfigError(
                 f"the address of a cluster is ray://HOST:PORT, not '{without_password(f'ray://{self.address}')}'"
             )
-
-    @property
-    def here(self) -> bool:
-        """False."""
-        return False
 
     def slots(self, devices: int) -> int:
         """Runs at the same time on the nodes that are there now. Raises: as `open`."""
@@ -81,10 +77,8 @@ class RayCluster:
         connection = _Connection(self)
         try:
             if not connection.slots(self, devices):
-                gpus = f" and {devices} GPUs" if connection.gpus(devices) else ""
-                raise DeviceError(
-                    f"no node of the cluster has the {self.cpus} CPUs{gpus} of a run ({connection.sizes()})"
-                )
+                needed = f"{self.cpus} CPUs{f' and {devices} GPUs' if connection.gpus(devices) else ''}"
+                raise DeviceError(f"no node of the cluster has the {needed} of a run ({connection.sizes()})")
             return RayTasks(self, connection, store, devices)
         except BaseException:
             connection.close()
@@ -131,9 +125,9 @@ class _Connection:
     def slots(self, place: RayCluster, devices: int) -> int:
         """How many runs fit on the nodes."""
         needed = {"CPU": float(place.cpus), "GPU": float(self.gpus(devices)), "memory": place.memory * 2**30}
-        nodes = [node["Resources"] for node in self._nodes()]
+        asked = [(name, amount) for name, amount in needed.items() if amount]
         return sum(
-            int(min(node.get(name, 0.0) // amount for name, amount in needed.items() if amount)) for node in nodes
+            int(min(node["Resources"].get(name, 0.0) // amount for name, amount in asked)) for node in self._nodes()
         )
 
     def gpus(self, devices: int) -> int:
@@ -221,11 +215,9 @@ class RayTasks(Executor):
             self.mark.unlink(missing_ok=True)
             raise
         self.task = self.ray.remote(max_retries=0)(_execute).options(
-            num_cpus=place.cpus,
-            num_gpus=connection.gpus(devices),
-            memory=int(place.memory * 2**30) or None,
+            num_cpus=place.cpus, num_gpus=connection.gpus(devices), memory=int(place.memory * 2**30) or None,
             runtime_env={"env_vars": _variables(place)},
-        )
+        )  # fmt: skip
         self.running: dict[Handle, Any] = {}
 
     def slots(self) -> int:
@@ -234,9 +226,8 @@ class RayTasks(Executor):
 
     def submit(self, jobs: Sequence[Any]) -> list[Handle]:
         """Submit all jobs."""
-        tasks = [
-            self.connection.ask(self.task.remote, job, str(self.root), self.devices, str(self.mark)) for job in jobs
-        ]
+        further = str(self.root), self.devices, str(self.mark)
+        tasks = [self.connection.ask(self.task.remote, job, *further) for job in jobs]
         self.running |= zip(tasks, tasks, strict=True)
         return tasks
 
@@ -272,17 +263,13 @@ class RayTasks(Executor):
 
     def close(self, stop: bool) -> None:
         """Disconnect; tasks that still run save checkpoints first."""
-        if stop and _service(self.connection.head):
-            self._stop(list(self.running.values()))
+        if stop and self.running and _service(self.connection.head):
+            tasks = list(self.running.values())
+            for task in tasks:
+                self.ray.cancel(task, force=False, recursive=False)
+            self.ray.wait(tasks, num_returns=len(tasks), timeout=STOP_SECONDS)
         self.connection.close()
         self.mark.unlink(missing_ok=True)
-
-    def _stop(self, tasks: Iterable[Any]) -> None:
-        tasks = list(tasks)
-        for task in tasks:
-            self.ray.cancel(task, force=False, recursive=False)
-        if tasks:
-            self.ray.wait(tasks, num_returns=len(tasks), timeout=STOP_SECONDS)
 
 
 def without_password(address: str) -> str:

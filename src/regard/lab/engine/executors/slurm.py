@@ -70,11 +70,7 @@ class Slurm:
     nodes: int = 1
     options: tuple[tuple[str, str], ...] = ()
     scheduler: str = "slurm"
-
-    @property
-    def here(self) -> bool:
-        """False."""
-        return False
+    here: ClassVar[bool] = False
 
     def slots(self, devices: int) -> int:
         """Jobs of an array that may run at the same time; when they do is the scheduler's decision."""
@@ -84,9 +80,8 @@ class Slurm:
         """The arguments of submitit. Raises: ConfigError for a name given twice, and for cores, memory and numbers that
         do not belong here.
         """
-        chosen: dict[str, Any] = {
-            "timeout_min": DEFAULT_MINUTES, "cpus_per_task": self.cpus, "slurm_array_parallelism": 256,
-        }  # fmt: skip
+        limits = {"timeout_min": DEFAULT_MINUTES, "slurm_array_parallelism": 256}
+        chosen: dict[str, Any] = {"cpus_per_task": self.cpus, **limits}
         chosen |= {"mem_gb": self.memory} if self.memory else {}
         chosen |= {"gpus_per_node": devices} if devices > 1 else {}
         chosen |= {"nodes": self.nodes, "tasks_per_node": devices} if self.nodes > 1 else {}
@@ -98,9 +93,7 @@ class Slurm:
                 raise ConfigError(f"--slurm {name} is given twice: keep one")
             read = int(value) if name in NUMBERS and value.isdecimal() else FLAGS.get(value, value)
             chosen[name if name in SHARED else f"slurm_{name}"] = read
-        if not all(
-            isinstance(chosen[name], int) and chosen[name] for name in ("slurm_array_parallelism", "timeout_min")
-        ):
+        if not all(isinstance(chosen[name], int) and chosen[name] for name in limits):
             raise ConfigError("--slurm array_parallelism and timeout_min (minutes) are whole numbers from 1 on")
         return chosen
 
@@ -132,9 +125,8 @@ class SlurmJobs(Executor):
         self.jobs: dict[Handle, _Submitted] = {}
         self.states: Mapping[str, str] = {}
         self.looked = -LOOK_SECONDS
-        self.executor = submitit.AutoExecutor(
-            self.folder, cluster=place.scheduler, **{f"{place.scheduler}_max_num_timeout": REQUEUES}
-        )
+        limit = {f"{place.scheduler}_max_num_timeout": REQUEUES}
+        self.executor = submitit.AutoExecutor(self.folder, cluster=place.scheduler, **limit)
         try:
             self.executor.update_parameters(name="regard", **place.parameters(devices))
         except (ValueError, TypeError, NameError, AssertionError) as error:
@@ -156,16 +148,10 @@ class SlurmJobs(Executor):
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
             self.folder.chmod(0o700)  # submitit may have made it
             self.endings.mkdir(exist_ok=True)
-        calls = [
-            SlurmCall(
-                job,
-                str(self.store.root.resolve()),
-                self.devices,
-                str(self.endings / f"{secrets.token_hex(8)}.json"),
-                self.place.nodes,
-            )
-            for job in jobs[:ARRAY]
-        ]
+        calls, root = [], str(self.store.root.resolve())
+        for job in jobs[:ARRAY]:
+            result = self.endings / f"{secrets.token_hex(8)}.json"
+            calls.append(SlurmCall(job, root, self.devices, str(result), self.place.nodes))
         try:
             with process_environment(self.place.cpus), self.executor.batch():  # a job inherits this environment
                 handles = [self.executor.submit(call) for call in calls]
