@@ -22,18 +22,10 @@ MAX_OPEN_ROWS = 12
 def render_sheets(command: str, title: str, question: str, sheets: Sequence[Sheet], notes: Sequence[str]) -> str:
     """The page of what a command measured just now, as HTML."""
     return render_analysis({
-        "analysis": command,
-        "title": title,
-        "source": "",
-        "question": question,
-        "of": "",
-        "scale": "",
-        "notes": list(notes),
-        "sheets": [asdict(sheet) for sheet in sheets],
-        "pictures": [],
+        "analysis": command, "title": title, "source": "", "question": question, "of": "", "scale": "",
+        "notes": list(notes), "sheets": [asdict(sheet) for sheet in sheets], "pictures": [],
         "environment": {"machine": f"{platform.system()} {platform.machine()}", "python": platform.python_version()},
-        "code": __version__,
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "code": __version__, "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     })  # fmt: skip
 
 
@@ -47,16 +39,11 @@ def render_analysis(value: Mapping[str, Any], errata: Sequence[Any] = ()) -> str
 
 def _sheet_view(sheet: Mapping[str, Any]) -> dict[str, Any]:
     """The template's fields of a sheet."""
-    svg = chart(sheet)
-    collapsed = bool(svg) and (sheet.get("folded") or len(sheet["rows"]) > MAX_OPEN_ROWS)
-    return {**sheet, "svg": Markup(svg), "text_columns": _text_columns(sheet), "collapsed": collapsed}
-
-
-def _text_columns(sheet: Mapping[str, Any]) -> list[bool]:
-    """Whether each column has only text, which is aligned left."""
-    if not sheet["rows"]:
-        return [False] * len(sheet["columns"])
-    return [all(isinstance(value, str | None) for value in column) for column in zip(*sheet["rows"], strict=True)]
+    svg, rows = chart(sheet), sheet["rows"]
+    collapsed = bool(svg) and (sheet.get("folded") or len(rows) > MAX_OPEN_ROWS)
+    columns = [[row[index] for row in rows] for index in range(len(sheet["columns"]))]
+    text = [bool(rows) and all(isinstance(value, str | None) for value in column) for column in columns]  # aligned left
+    return {**sheet, "svg": Markup(svg), "text_columns": text, "collapsed": collapsed}
 
 
 def cell(value: str | float | int | None) -> str:

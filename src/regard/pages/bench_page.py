@@ -17,22 +17,16 @@ PASSES = {False: "forward", True: "training"}
 
 
 def write_bench(path: Path | str, timings: Sequence[Timing], model: str, notes: Sequence[str]) -> Path:
-    """Write the page of timings. model: the host, "" for mechanisms. Returns the file. Raises: StoreError."""
-    write_atomically(Path(path), render_bench(timings, model, notes))
-    return Path(path)
+    """Write the page of timings. model: the host, "" for mechanisms. Returns the file. Raises: StoreError.
 
-
-def render_bench(timings: Sequence[Timing], model: str, notes: Sequence[str]) -> str:
-    """The page as HTML; training is a forward and a backward pass."""
-    first = _label(timings[0])
+    Training is a forward and a backward pass.
+    """
     sheets = [sheet for kind in PASSES for sheet in _pass(kind, [t for t in timings if t.backward == kind], model)]
-    return render_sheets(
-        "regard bench",
-        f"{model}: its own attention and others" if model else "Attention mechanisms: time and memory",
-        f"What does each cost on this machine, beside {first}?",
-        [*sheets, _numbers(timings)],
-        [*notes, *_not_run(timings)],
-    )
+    title = f"{model}: its own attention and others" if model else "Attention mechanisms: time and memory"
+    question = f"What does each cost on this machine, beside {_label(timings[0])}?"
+    shown, said = [*sheets, _numbers(timings)], [*notes, *_not_run(timings)]
+    write_atomically(path, render_sheets("regard bench", title, question, shown, said))
+    return Path(path)
 
 
 def _label(timing: Timing) -> str:
@@ -48,12 +42,7 @@ def _pass(kind: bool, timings: Sequence[Timing], model: str) -> Iterable[Sheet]:
     yield _by_grid(f"{name}: time, divided by that of {first}", note, timings, _ratio)
     if any(timing.memory for timing in timings):
         note = "What one pass adds at its peak to weights and inputs."
-        yield _by_grid(
-            f"{name}: peak memory in MB",
-            note,
-            timings,
-            lambda t: None if t.memory is None else round(t.memory / 1e6, 1),
-        )
+        yield _by_grid(f"{name}: peak memory in MB", note, timings, _megabytes)
     run = [timing for timing in timings if not timing.estimated]
     if len({timing.grid for timing in run}) > 1:
         for family, names in _groups(timings):
@@ -67,6 +56,10 @@ def _pass(kind: bool, timings: Sequence[Timing], model: str) -> Iterable[Sheet]:
 
 def _ratio(timing: Timing) -> float | None:
     return None if timing.ratio is None else round(timing.ratio, 3)
+
+
+def _megabytes(timing: Timing) -> float | None:
+    return None if timing.memory is None else round(timing.memory / 1e6, 1)
 
 
 def _by_grid(title: str, note: str, timings: Sequence[Timing], value: Callable[[Timing], Cell]) -> Sheet:
@@ -108,19 +101,12 @@ def _numbers(timings: Sequence[Timing]) -> Sheet:
         "where time grew with tokens to the power e since the grid before."
     )
     rows = tuple(
-        (
-            _label(timing),
-            timing.grid,
-            PASSES[timing.backward],
-            round(timing.seconds * 1e3, 3),
-            _ratio(timing),
-            round(100 * timing.bound / timing.seconds, 1) if timing.seconds else None,
-            None if timing.memory is None else round(timing.memory / 1e6, 1),
-            None if timing.exponent is None else round(timing.exponent, 2),
-        )
+        (_label(timing), timing.grid, PASSES[timing.backward], round(timing.seconds * 1e3, 3), _ratio(timing),
+         round(100 * timing.bound / timing.seconds, 1) if timing.seconds else None, _megabytes(timing),
+         None if timing.exponent is None else round(timing.exponent, 2))
         for timing in timings
         if not timing.estimated
-    )
+    )  # fmt: skip
     columns = ("mechanism", "grid", "pass", "ms", "ratio", "% of bound", "peak MB", "growth")
     return Sheet(title="All numbers", columns=columns, rows=rows, note=note)
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
-import matplotlib.patches
-import matplotlib.ticker
 import numpy as np
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from . import figures
@@ -89,9 +89,7 @@ def _heat(figure: Figure, axes: Axes, spec: Mapping[str, Any], rows: Sequence[Ma
         if x in xs and y in ys:
             corner = (xs.index(x), ys.index(y))
             for color, width in (("#101010", 4.5), ("#ffffff", 2.0)):  # visible on dark and on light cells
-                axes.add_patch(
-                    matplotlib.patches.Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=width, zorder=7)
-                )
+                axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=width, zorder=7))
     _outline(figure, axes, spec, xs, ys)
     axes.set_xticks(np.arange(len(xs)) + 0.5, [str(x) for x in xs])
     axes.set_yticks(np.arange(len(ys)) + 0.5, [str(y) for y in ys])
@@ -105,14 +103,10 @@ def _heat(figure: Figure, axes: Axes, spec: Mapping[str, Any], rows: Sequence[Ma
 def _outline(figure: Figure, axes: Axes, spec: Mapping[str, Any], xs: Sequence[object], ys: Sequence[object]) -> None:
     """Lines around the cells of each outline, with a legend below; an outline without cells is left out."""
     drawn = []
-    for (label, cells), (color, width), index in zip(
-        (spec.get("outlines") or {}).items(), _OUTLINES, (0, 1), strict=False
-    ):
-        inside = np.zeros((len(ys), len(xs)), bool)
-        for x, y in cells:
-            if x in xs and y in ys:
-                inside[ys.index(y), xs.index(x)] = True
-        edges = borders(inside)
+    outlines = spec.get("outlines") or {}
+    for index, ((label, cells), (color, width)) in enumerate(zip(outlines.items(), _OUTLINES, strict=False)):
+        inside = set(map(tuple, cells))
+        edges = borders(np.array([[(x, y) in inside for x in xs] for y in ys]))
         if not edges:
             continue
         along = [[point[axis] for edge in edges for point in (*edge, (np.nan, np.nan))] for axis in (0, 1)]
@@ -143,25 +137,25 @@ def _series(
     return list(zip(groups.items(), figures.row_styles(["row"] * len(groups)), strict=True))
 
 
-def _plain() -> matplotlib.ticker.FuncFormatter:
+def _plain() -> ticker.FuncFormatter:
     """Tick labels without powers of ten."""
-    return matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,g}")
+    return ticker.FuncFormatter(lambda value, _: f"{value:,g}")
 
 
 def _finish(axes: Axes, spec: Mapping[str, Any]) -> None:
     if "x" in spec["logs"]:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(_plain())
-        axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     elif spec["kind"] == "line" and all((np.asarray(line.get_xdata(), float) % 1 == 0).all() for line in axes.lines):
-        axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     if "y" in spec["logs"]:
         axes.set_yscale("log")
         low, high = axes.get_ylim()
         if high < 50 * low:  # too few powers of ten for ticks
-            axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(_plain())
-        axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     axes.set_xlabel(spec["x"] if spec["kind"] != "bars" else "")
     axes.set_title(spec["y"], loc="left", fontsize=11, color=figures.MUTED)
     if spec["series"] or spec["kind"] == "points":

@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import matplotlib
@@ -30,23 +31,11 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 
 STYLE: Any = {
     "text.parse_math": False,  # names are drawn as they are written
-    "svg.fonttype": "none",
-    "svg.hashsalt": "regard",
-    "font.size": 11,
-    "axes.edgecolor": RULE,
-    "axes.labelcolor": MUTED,
-    "xtick.color": RULE,
-    "ytick.color": RULE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "text.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": RULE,
-    "grid.linewidth": 0.6,
-}
+    "svg.fonttype": "none", "svg.hashsalt": "regard", "font.size": 11, "text.color": INK,
+    "axes.edgecolor": RULE, "xtick.color": RULE, "ytick.color": RULE, "grid.color": RULE, "grid.linewidth": 0.6,
+    "axes.labelcolor": MUTED, "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,12 +85,10 @@ def curves(lines: Sequence[Curve], styles: Sequence[RowStyle], ylabel: str, wide
         axes = figure.add_axes((0.042, 0.09, 0.95, 0.885) if wide else (0.135, 0.12, 0.84, 0.85))
         for line in lines:
             style = styles[line.row]
-            (drawn,) = axes.plot(
-                line.epochs, line.mean, color=style.color, linestyle=style.dash, linewidth=style.width, zorder=3
-            )
+            marker = style.marker if len(line.epochs) == 1 else "None"
+            (drawn,) = axes.plot(line.epochs, line.mean, marker=marker, color=style.color, linestyle=style.dash,
+                                 linewidth=style.width, zorder=3)  # fmt: skip
             drawn.set_gid(f"row{line.row}-line")
-            if len(line.epochs) == 1:
-                drawn.set_marker(style.marker)
             if line.low and line.high:
                 band = axes.fill_between(line.epochs, line.low, line.high, color=style.color, alpha=0.14, linewidth=0)
                 band.set_gid(f"row{line.row}-band")
@@ -117,11 +104,8 @@ def curves(lines: Sequence[Curve], styles: Sequence[RowStyle], ylabel: str, wide
 
 def _focus(axes: Axes, lines: Sequence[Curve]) -> None:
     """Set the y range from the values after the first twelfth of training, with some room for the title."""
-    if not lines:
-        return
-    late = [value for line in lines for value in (line.low or line.mean)[len(line.mean) // 12 :]]
-    late += [value for line in lines for value in (line.high or line.mean)[len(line.mean) // 12 :]]
-    late = [value for value in late if np.isfinite(value)]
+    both = [values for line in lines for values in (line.low or line.mean, line.high or line.mean)]
+    late = [value for values in both for value in values[len(values) // 12 :] if np.isfinite(value)]
     if late and max(late) > min(late):
         room = max(late) - min(late)
         axes.set_ylim(min(late) - 0.04 * room, max(late) + 0.09 * room)
@@ -130,15 +114,11 @@ def _focus(axes: Axes, lines: Sequence[Curve]) -> None:
 def _box(figure: Figure, axes: Axes) -> dict[str, Any]:
     """The axes' rectangle in the units of the SVG (points), and the data range."""
     width, height = (72 * side for side in figure.get_size_inches())
-    position = axes.get_position()
-    return {
-        "width": round(width, 2),
-        "left": round(position.x0 * width, 2),
-        "right": round(position.x1 * width, 2),
-        "top": round((1 - position.y1) * height, 2),
-        "bottom": round((1 - position.y0) * height, 2),
-        "x": [round(float(v), 6) for v in axes.get_xlim()],
-    }
+    (left, bottom), (right, top) = axes.get_position().get_points().tolist()
+    edges = {"width": width, "left": left * width, "right": right * width}
+    edges |= {"top": (1 - top) * height, "bottom": (1 - bottom) * height}
+    rounded = {name: round(float(edge), 2) for name, edge in edges.items()}
+    return {**rounded, "x": [round(float(x), 6) for x in axes.get_xlim()]}
 
 
 def tradeoff(
@@ -184,18 +164,14 @@ def themed(figure: Figure, title: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
-    text = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", text, count=1)
-    text = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", text, count=1)
-    text = text.replace("<svg", f'<svg role="img" aria-label="{_attribute(title)}"', 1)
+    for side in ("width", "height"):
+        text = re.sub(rf'(<svg\b[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
+    text = text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
     for placeholder, variable in _VARIABLES.items():
         text = text.replace(placeholder, f"var({variable})")
     text = re.sub(r"#0a00([0-9a-f]{2})", lambda match: f"var(--c{int(match[1], 16)})", text)
     text = re.sub(r'id="outline-(\d+)"', r'class="outline" data-outline="\1"', text)
     return re.sub(r'id="row(\d+)-(line|band)"', r'class="\2" data-row="\1"', text)
-
-
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
 
 
 def heat(values: Sequence[float | int], height: int, width: int) -> str:

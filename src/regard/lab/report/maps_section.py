@@ -1,6 +1,6 @@
 """The attention maps on a study's page: pictures, overlays, the menus of layers and heads, and the note."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from regard.pages import figures, phrasing
@@ -26,15 +26,17 @@ def maps_section(study_data: StudyData) -> tuple[dict[str, Any], dict[int, list[
             "row": row_maps.row, "label": study_data.rows[row_maps.row]["label"],
             "photo": photos.index(row_maps.image), "query": _frame(row_maps), "src": layers[-1][0] if layers else "",
         })  # fmt: skip
+    depth = max(map(len, overlays.values()), default=1)
+    heads = max((len(layer) - 1 for layers in overlays.values() for layer in layers), default=0)
     view = {
-        "photos": photos,
-        "maps": entries,
-        "map_layers": _layer_names(overlays),
-        "map_heads": _head_names(overlays),
+        "photos": photos, "maps": entries,
+        # by relative depth, so that rows with different numbers of layers can be compared
+        "map_layers": [{"share": f"{i / max(depth - 1, 1):.4f}", "name": f"{i + 1} of {depth}"} for i in range(depth)],
+        "map_heads": ["mean of all heads", *(f"head {i + 1}" for i in range(heads))],
         "map_shape": f"{maps[0].grid[1]}/{maps[0].grid[0]}" if maps else "1",
         "map_pixels": "pixelated" if maps and len(maps[0].image) < 3000 else "auto",
         "maps_note": _note(maps, study_data),
-    }
+    }  # fmt: skip
     return view, overlays
 
 
@@ -45,17 +47,6 @@ def _frame(row_maps: AttentionMaps) -> str:
     (y, x), (height, width) = row_maps.query, row_maps.grid
     return (f"left:{100 * x / width:.3f}%;top:{100 * y / height:.3f}%;"
             f"width:{100 / width:.3f}%;height:{100 / height:.3f}%")  # fmt: skip
-
-
-def _layer_names(overlays: Mapping[int, list[Any]]) -> list[dict[str, Any]]:
-    """Layers by their relative depth, so that rows with different numbers of layers can be compared."""
-    depth = max(map(len, overlays.values()), default=1)
-    return [{"share": f"{i / max(depth - 1, 1):.4f}", "name": f"{i + 1} of {depth}"} for i in range(depth)]
-
-
-def _head_names(overlays: Mapping[int, list[Any]]) -> list[str]:
-    heads = max((len(layer) - 1 for layers in overlays.values() for layer in layers), default=0)
-    return ["mean of all heads", *(f"head {i + 1}" for i in range(heads))]
 
 
 def _note(maps: Sequence[AttentionMaps], study_data: StudyData) -> str:

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -161,11 +162,8 @@ def read_maps(study_data: StudyData) -> list[AttentionMaps]:
     """The maps of the first seed of each row that has maps, in the order of the rows."""
     maps = []
     for row in range(len(study_data.rows)):
-        for run in study_data.of(row):
-            path = run.folder / "probes" / "maps.json"
-            if path.exists():
-                maps.append(_attention_maps(path, row))
-                break
+        paths = [run.folder / "probes" / "maps.json" for run in study_data.of(row)]
+        maps += [_attention_maps(path, row) for path in paths if path.exists()][:1]
     return maps
 
 
@@ -188,29 +186,25 @@ def environment(study_data: StudyData) -> list[tuple[str, list[str]]]:
     """Machine, versions, data and seeds: each with its values among the runs, the most frequent first."""
     runs = [*study_data.runs, *study_data.failed]
     environments = [value for run in runs if (value := run.outcome.get("environment"))]
+    records = [run.outcome.get("data") or {} for run in runs] or [study_data.snapshot.get("data") or {}]
+    sizes = [(record.get("train"), record.get("test")) for record in records]
     facts = {
         name.replace("_", " "): _values(environment.get(name, "not recorded") for environment in environments)
         for name in dict.fromkeys(name for environment in environments for name in environment)
-    }
-    facts["code version"] = _values(run.outcome.get("code") for run in runs)
-    records = [run.outcome.get("data") or {} for run in runs] or [study_data.snapshot.get("data") or {}]
-    facts["data set"] = _values(record.get("name") for record in records)
-    facts["data checksum"] = _values(record.get("checksum") for record in records)
-    facts["images"] = _values(
-        f"{record['train']:,} train, {record['test']:,} test"
-        for record in records
-        if isinstance(record.get("train"), int) and isinstance(record.get("test"), int)
-    )
-    facts["seeds"] = [", ".join(str(seed) for seed in sorted({run.seed for run in runs}))]
+    } | {
+        "code version": _values(run.outcome.get("code") for run in runs),
+        "data set": _values(record.get("name") for record in records),
+        "data checksum": _values(record.get("checksum") for record in records),
+        "images": _values(f"{train:,} train, {test:,} test" for train, test in sizes
+                          if isinstance(train, int) and isinstance(test, int)),
+        "seeds": [", ".join(map(str, sorted({run.seed for run in runs})))],
+    }  # fmt: skip
     return [(name, values) for name, values in facts.items() if values and values != [""]]
 
 
 def _values(values: Iterable[Any]) -> list[str]:
     """The different values as text, most frequent first; several values have their numbers of runs."""
-    counts: dict[str, int] = {}
-    for value in values:
-        if value not in (None, ""):
-            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-            counts[text] = counts.get(text, 0) + 1
-    ordered: Sequence[tuple[str, int]] = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    known = [value for value in values if value not in (None, "")]
+    counts = Counter(value if isinstance(value, str) else json.dumps(value, sort_keys=True) for value in known)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [f"{text} ({phrasing.count(n, 'run')})" if len(ordered) > 1 else text for text, n in ordered]

@@ -19,33 +19,20 @@ LIMITS = (
 
 
 def write_probes(
-    path: Path | str,
-    cells: Mapping[str, Mapping[str, ProfileCell]],
-    drawn: Sequence[str],
-    controls: Sequence[str],
-    boards: str,
-    notes: Sequence[str],
-    sheets: Sequence[Sheet] = (),
-) -> Path:
+    path: Path | str, cells: Mapping[str, Mapping[str, ProfileCell]], drawn: Sequence[str], controls: Sequence[str],
+    boards: str, notes: Sequence[str], sheets: Sequence[Sheet] = (),
+) -> Path:  # fmt: skip
     """Write the page of profiles and return the file. Raises: StoreError.
 
     cells: of every row and ability. drawn: rows with a chart of their own, beside the rows `controls`. boards: the set.
     sheets: shown first.
     """
     own = [_profile(row, cells, controls) for row in drawn]
-    write_atomically(Path(path), render_probes([*sheets, _table(cells), *own, _abilities(cells)], boards, notes))
+    question = "Which abilities does each mechanism learn, beside softmax attention and no attention?"
+    shown = [*sheets, _table(cells), *own, _abilities(cells)]
+    limits = [LIMITS, f"Boards: {boards}.", *notes]
+    write_atomically(path, render_sheets("regard probe", "What a mechanism can do", question, shown, limits))
     return Path(path)
-
-
-def render_probes(sheets: Sequence[Sheet], boards: str, notes: Sequence[str]) -> str:
-    """The page as HTML."""
-    return render_sheets(
-        "regard probe",
-        "What a mechanism can do",
-        "Which abilities does each mechanism learn, beside softmax attention and no attention?",
-        sheets,
-        [LIMITS, f"Boards: {boards}.", *notes],
-    )
 
 
 def sweep_sheet(rows: Sequence[tuple[str, int, int, float | None, int]]) -> Sheet:
@@ -76,10 +63,13 @@ def hypotheses_sheet(results: Path) -> Sheet:
 
 
 def _table(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
-    abilities = _present(cells)
+    abilities = _abilities_of(cells)
     rows: list[tuple[Cell, ...]] = []
     for row, of_row in cells.items():
-        rows.append((row, *(_shown(of_row[ability]) for ability in abilities), _seeds(list(of_row.values()))))
+        # the number of seeds, or the fewest and the most that an ability has, of those that have any
+        seeds = sorted({cell.n for cell in of_row.values() if cell.n}) or [0]
+        number = seeds[0] if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        rows.append((row, *(_shown(of_row[ability]) for ability in abilities), number))
     note = (
         "Asking cells answered right, in percent: the mean of the seeds that learned, with their number where not all "
         "did, and of all seeds where none did. A seed has learned if it passed the middle between softmax attention "
@@ -91,50 +81,35 @@ def _table(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
 def _profile(row: str, cells: Mapping[str, Mapping[str, ProfileCell]], controls: Sequence[str]) -> Sheet:
     """Bars of a mechanism beside the controls."""
     names = [name for name in controls if name in cells and name != row]
-    shown = [(ability, name, cells[name][ability]) for ability in _present(cells) for name in (row, *names)]
-    bars = tuple(
-        (ability, name, round(cell.mean, 1), _share(cell), _of(cell))
-        for ability, name, cell in shown
-        if cell.mean is not None
-    )
+    shown = [(ability, name, cells[name][ability]) for ability in _abilities_of(cells) for name in (row, *names)]
+    bars = []
+    for ability, name, cell in shown:
+        if cell.mean is not None:
+            share = "" if cell.share is None else f"{100 * cell.share:.0f} %".replace("-", "−")
+            seeds = f"{cell.learned} of {cell.n}" if cell.mixed else str(cell.n)  # "1 of 4" where only one learned
+            bars.append((ability, name, round(cell.mean, 1), share, seeds))
     chart = Chart(x="ability", y="right, %", series="row", kind="bars")
     columns = ("ability", "row", "right, %", "of what softmax gains", "of seeds")
     note = (
         "What softmax gains, in the table below: its score minus that of the better control. Where only some seeds "
         "learned, bar and share are the mean of these."
     )
-    return Sheet(title=row, columns=columns, rows=bars, chart=chart, folded=True, note=note)
+    return Sheet(title=row, columns=columns, rows=tuple(bars), chart=chart, folded=True, note=note)
 
 
 def _abilities(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
     rows = tuple(
         (name, ABILITIES[name].needs, ABILITIES[name].question, round(100 / ABILITIES[name].classes, 1))
-        for name in _present(cells)
+        for name in _abilities_of(cells)
     )
     return Sheet(title="What the boards ask", columns=("ability", "what", "question", "chance, %"), rows=rows)
 
 
-def _present(cells: Mapping[str, Mapping[str, ProfileCell]]) -> list[str]:
+def _abilities_of(cells: Mapping[str, Mapping[str, ProfileCell]]) -> list[str]:
     """The abilities that the rows have, in their order."""
     return list(next(iter(cells.values())))
 
 
-def _seeds(cells: Sequence[ProfileCell]) -> Cell:
-    """The number of seeds, or the fewest and the most that an ability has, of those that have any."""
-    numbers = sorted({cell.n for cell in cells if cell.n}) or [0]
-    return numbers[0] if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-
-
 def _shown(cell: ProfileCell) -> Cell:
     """A number, so that the column sorts, where all seeds count."""
-    text = str(cell)
-    return round(cell.mean, 1) if cell.mean is not None and "(" not in text else text or None
-
-
-def _of(cell: ProfileCell) -> str:
-    """The seeds that the mean is of: "4", or "1 of 4" where only one learned."""
-    return f"{cell.learned} of {cell.n}" if cell.mixed else str(cell.n)
-
-
-def _share(cell: ProfileCell) -> str:
-    return "" if cell.share is None else f"{100 * cell.share:.0f} %".replace("-", "−")
+    return str(cell) or None if cell.mixed or cell.mean is None else round(cell.mean, 1)

@@ -20,21 +20,16 @@ def row_entries(
     study_data: StudyData, table: Table, kinds: Sequence[str], styles: Sequence[figures.RowStyle]
 ) -> list[dict[str, Any]]:
     """One entry for each row: its statistics from the table, its style, and a small chart of its interval."""
-    lines = {row.label: row for row in table.rows}
     metric, entries = study_data.snapshot["metric"], []
-    for index, description in enumerate(study_data.rows):
-        label = description["label"]
-        line = lines.get(label)
+    for index, (description, line, style) in enumerate(zip(study_data.rows, table.rows, styles, strict=True)):
         values = [(run.seed, run.metrics[metric]) for run in study_data.of(index) if metric in run.metrics]
-        style = styles[index]
+        dashes = "none" if style.dash == "solid" else " ".join(str(step * 1.6) for step in style.dash[1])
         entries.append({
-            "label": label, "kind": kinds[index], "color": style.variable, "dashes": _dashes(style),
+            "label": line.label, "kind": kinds[index], "color": style.variable, "dashes": dashes,
             "spelling": description.get("spelling") or "", "host": description.get("host") or "",
-            "n": line.n if line else 0, "mean": line.mean if line else None,
-            "low": line.low if line else None, "high": line.high if line else None,
-            "difference": line.difference if line and line.difference and line.difference.n else None, "values": values,
-            "against": line.against if line else "",
-            "share": phrasing.number(100 * line.share, 0) if line and line.share is not None else None,
+            "n": line.n, "mean": line.mean, "low": line.low, "high": line.high,
+            "difference": line.difference if line.difference and line.difference.n else None, "values": values,
+            "against": line.against, "share": None if line.share is None else phrasing.number(100 * line.share, 0),
             "title": ", ".join(f"seed {seed}: {phrasing.number(value, 2)}" for seed, value in values),
             "failed": sum(run.row == index for run in study_data.failed),
         })  # fmt: skip
@@ -61,10 +56,6 @@ def _bar(row: Mapping[str, Any], low: float | int, high: float | int, base: floa
     return f'<svg class="bar" viewBox="0 0 176 19" aria-hidden="true">{"".join(parts)}</svg>'
 
 
-def _dashes(style: figures.RowStyle) -> str:
-    return "none" if style.dash == "solid" else " ".join(str(step * 1.6) for step in style.dash[1])
-
-
 def further_cells(
     study_data: StudyData, costs: Sequence[str]
 ) -> tuple[list[list[dict[str, Any]]], list[dict[str, str]]]:
@@ -78,8 +69,7 @@ def further_cells(
     published: dict[str, None] = {}
     for description in study_data.rows:
         published.update(dict.fromkeys([*(description.get("paper") or {}), *(description.get("exact") or {})]))
-    for key in published:
-        headings.append({"title": "Paper", "small": key, "first": "descending"})
+    headings += [{"title": "Paper", "small": key, "first": "descending"} for key in published]
     cells = []
     for index, description in enumerate(study_data.rows):
         line = []
@@ -87,9 +77,7 @@ def further_cells(
             value = study_data.average(index, axis)
             text = phrasing.duration(value) if axis == "seconds" else phrasing.compact(value)
             line.append({"value": value, "text": text, "title": "" if value is None else f"{value:,.0f}"})
-        for key in published:
-            line.append(_published(description, key))
-        cells.append(line)
+        cells.append([*line, *(_published(description, key) for key in published)])
     return cells, headings
 
 

@@ -23,18 +23,11 @@ from .maps_section import maps_section
 from .page_data import AXES, TIMES, StudyData, columns, environment, learning_curves, read_study
 from .results_table import further_cells, kind_of, row_entries
 
-_CARD = (
-    ("source", "source"),
-    ("formula", "formula"),
-    ("complexity", "complexity"),
-    ("dynamic", "dynamic weights"),
-    ("scaling", "scaling"),
-    ("expert_type", "expert type"),
-    ("expert_count", "number of experts"),
-    ("construction", "construction"),
-    ("topology", "topology"),
-    ("prefix", "class and register tokens"),
-)
+_CARD = {
+    "source": "source", "formula": "formula", "complexity": "complexity", "dynamic": "dynamic weights",
+    "scaling": "scaling", "expert_type": "expert type", "expert_count": "number of experts",
+    "construction": "construction", "topology": "topology", "prefix": "class and register tokens",
+}  # fmt: skip
 _MEASURED = (*TIMES, "peak_memory_bytes")
 _FACTORS = {"query_content": "query content", "key_content": "key content", "relative_position": "relative position"}
 
@@ -96,51 +89,34 @@ def _view(study_data: StudyData, table: Table, scale: str) -> dict[str, Any]:
     curves, boxes = _curves(study_data, styles)
     maps, overlays = maps_section(study_data)
     return {
-        **_header(study_data, table, rows, scale),
-        "baseline": study_data.snapshot["baseline"],
-        "table_note": _table_note(rows, table),
-        "columns": headings,
-        "rows": rows,
-        "claims": _claims(table),
-        "claims_note": _claims_note(table),
-        **_cost_section(study_data, rows, styles, costs, facts),
-        "figures": curves,
-        **maps,
-        "cards": _cards(study_data),
-        "errata": errata_of(study_data.snapshot.get("source") or ""),
-        "notes": _notes(study_data),
-        "environment": facts,
-        "runs": _runs(study_data),
+        **_header(study_data, table, rows, scale), "baseline": study_data.snapshot["baseline"],
+        "table_note": _table_note(rows, table), "columns": headings, "rows": rows,
+        "claims": _claims(table), "claims_note": _claims_note(table),
+        **_cost_section(study_data, rows, styles, costs, facts), "figures": curves, **maps,
+        "cards": _cards(study_data), "errata": errata_of(study_data.snapshot.get("source") or ""),
+        "notes": _notes(study_data), "environment": facts, "runs": _runs(study_data),
         "data": _data(study_data, rows, styles, costs, boxes, overlays),
-    }
+    }  # fmt: skip
 
 
 def _header(study_data: StudyData, table: Table, rows: Sequence[Mapping[str, Any]], scale: str) -> dict[str, Any]:
     """Title, gate, answer, caption and warnings."""
-    snapshot, gate = study_data.snapshot, _gate(table)
+    snapshot = study_data.snapshot
     measure = phrasing.quantity(snapshot["metric"])
     study = {key: snapshot.get(key) or "" for key in ("source", "question", "recipe")}
     study |= {"name": snapshot.get("study") or "", "title": snapshot.get("title") or "Study"}
     return {
-        "study": study,
-        "scale": scale,
-        "measure": measure,
+        "study": study, "scale": scale, "measure": measure, "gate": _gate(table), "answer": table.headline,
         "better_first": "ascending" if measure.better == "lower" else "descending",
-        "gate": gate,
-        "answer": table.headline,
-        "ranking": _ranking(rows, measure),
-        "caption": _caption(study_data, scale),
+        "ranking": _ranking(rows, measure), "caption": _caption(study_data, scale),
         "warnings": [f"{warning[0].upper()}{warning[1:]}." for warning in table.warnings],
-    }
+    }  # fmt: skip
 
 
 def _cost_section(
-    study_data: StudyData,
-    rows: Sequence[Mapping[str, Any]],
-    styles: Sequence[figures.RowStyle],
-    costs: Sequence[str],
+    study_data: StudyData, rows: Sequence[Mapping[str, Any]], styles: Sequence[figures.RowStyle], costs: Sequence[str],
     facts: Sequence[tuple[str, list[str]]],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The section on quality and cost; measured costs come last if the runs were not executed in the same way."""
     note = _execution_note(facts)
     axes = sorted(costs, key=lambda axis: axis in _MEASURED) if note else costs
@@ -159,19 +135,17 @@ def _curves(study_data: StudyData, styles: Sequence[figures.RowStyle]) -> tuple[
         lines = learning_curves(study_data, metric)
         if not lines:
             continue
-        quantity = phrasing.quantity(metric)
-        svgs = {}
+        quantity, table = phrasing.quantity(metric), _curve_table(lines)
+        curve = {"metric": metric, "name": quantity.name, "better": quantity.better, "table": table}
+        values = [
+            {"row": line.row, "epochs": line.epochs, "mean": [float(f"{value:.5g}") for value in line.mean]}
+            for line in lines
+        ]
         for size in ("wide", "narrow"):
             svg, box = figures.curves(lines, styles, quantity.name, size == "wide")
-            svgs[size] = Markup(svg)
-            means = [[float(f"{value:.5g}") for value in line.mean] for line in lines]
-            values = [
-                {"row": line.row, "epochs": line.epochs, "mean": mean} for line, mean in zip(lines, means, strict=True)
-            ]
+            curve[size] = Markup(svg)
             boxes[f"{metric}-{size}"] = {"box": box, "lines": values}
-        curves.append(
-            {"metric": metric, "name": quantity.name, "better": quantity.better, "table": _curve_table(lines), **svgs}
-        )
+        curves.append(curve)
     return curves, boxes
 
 
@@ -189,10 +163,9 @@ def _curve_table(lines: Sequence[figures.Curve]) -> dict[str, Any]:
 def _execution_note(facts: Sequence[tuple[str, list[str]]]) -> str:
     """A warning if the runs were not executed in the same way, so that measured costs cannot be compared."""
     names = ("processor", "device", "devices", "threads", "compiled kernels", "torch.compile", "torch")
-    several = [name for name, values in facts if name in names and len(values) > 1]
-    if not several:
-        return ""
-    return f"The runs differ in {phrasing.listed(several)}: compare rows by MACs and parameters, not by time or memory."
+    several = phrasing.listed([name for name, values in facts if name in names and len(values) > 1])
+    text = f"The runs differ in {several}: compare rows by MACs and parameters, not by time or memory."
+    return text if several else ""
 
 
 def _shared_note(study_data: StudyData) -> str:
@@ -203,10 +176,8 @@ def _shared_note(study_data: StudyData) -> str:
     used = [share for share in shared if share is not None]
     reasons = []
     if used:
-        beside = "" if len(used) == len(shared) else f" beside {len(used)}"
-        reasons = [
-            f"other work, such as other runs of the study, used up to {100 * max(used):.0f} % of the processors{beside}"
-        ]
+        part = f"{100 * max(used):.0f} % of the processors" + f" beside {len(used)}" * (len(used) < len(shared))
+        reasons = [f"other work, such as other runs of the study, used up to {part}"]
     if len(used) < len(shared):
         reasons.append(f"of {len(shared) - len(used)} it is not known whether they were alone")
     return (
@@ -249,11 +220,10 @@ def _claims(table: Table) -> list[dict[str, str]]:
 def _claims_note(table: Table) -> str:
     if all(claim.verdict.p is None for claim in table.claims):
         return "A verdict needs the 95 % interval of the difference, paired by seed; no claim can be judged here."
-    looks = table.looks
-    analyses = (
-        "" if looks is None else f"interim analyses at {phrasing.listed([*map(str, looks.pairs)])} seeds and over "
-    )
-    own = "95 % interval" if looks is None else "interim analyses"
+    analyses, own = "", "95 % interval"
+    if table.looks is not None:
+        pairs = phrasing.listed([*map(str, table.looks.pairs)])
+        analyses, own = f"interim analyses at {pairs} seeds and over ", "interim analyses"
     return (f"Supported and contradicted: after Holm's correction over {analyses}"
             f"the study's {phrasing.count(len(table.claims), 'claim')}, so that at most 5 % of such studies have one "
             "false verdict. "
@@ -263,14 +233,14 @@ def _claims_note(table: Table) -> str:
 
 def _gate(table: Table) -> dict[str, str]:
     """The first sentence of the page: whether the baseline is better than every control, and what follows."""
-    state = table.gate.word
-    sentence = phrasing.typeset(table.gate.sentence)
+    state, first = table.gate.word, ""
     if table.gate.passed:
-        sentence = f"Mixing tokens helps at this scale. {sentence}"
+        first = "Mixing tokens helps at this scale. "
     elif table.gate.passed is False:
-        sentence = f"Mixing tokens does not help at this scale, so no claim is judged. {sentence}"
-    elif table.gate.passed is None and table.scale != "smoke" and any(line.control for line in table.rows):
-        sentence = f"It is not decided whether mixing tokens helps at this scale, so no claim is judged yet. {sentence}"
+        first = "Mixing tokens does not help at this scale, so no claim is judged. "
+    elif table.scale != "smoke" and any(line.control for line in table.rows):
+        first = "It is not decided whether mixing tokens helps at this scale, so no claim is judged yet. "
+    sentence = f"{first}{phrasing.typeset(table.gate.sentence)}"
     return {"state": state, "css": state.replace(" ", ""), "sentence": sentence}
 
 
@@ -292,13 +262,11 @@ def _caption(study_data: StudyData, scale: str) -> str:
     variant = study_data.snapshot.get("variant")
     parts = [f"{scale.capitalize()} scale" + (f", changed: {variant}" if variant else "")]
     if data.get("name"):
-        unit = data.get("unit", "images")
-        sizes = [f"{data[part]:,} {word} {unit}" for part, word in (("train", "training"), ("test", "test"))
-                 if isinstance(data.get(part), int)]  # fmt: skip
+        unit, words = data.get("unit", "images"), {"train": "training", "test": "test"}
+        sizes = [f"{data[part]:,} {word} {unit}" for part, word in words.items() if isinstance(data.get(part), int)]
         parts.append(f"{data['name']}" + (f" ({', '.join(sizes)})" if sizes else ""))
-    done = len(study_data.runs)
-    seconds = sum(run.outcome.get("seconds") or 0 for run in study_data.runs)
-    parts.append(f"{phrasing.count(done, 'finished run')}, {phrasing.duration(seconds)} of training in total")
+    seconds = phrasing.duration(sum(run.outcome.get("seconds") or 0 for run in study_data.runs))
+    parts.append(f"{phrasing.count(len(study_data.runs), 'finished run')}, {seconds} of training in total")
     return "; ".join(parts) + "."
 
 
@@ -314,21 +282,18 @@ def _table_note(rows: Sequence[Mapping[str, Any]], table: Table) -> str:
 
 def _cards(study_data: StudyData) -> list[dict[str, Any]]:
     """Each mechanism once, with the rows that use it."""
-    cards: dict[str, dict[str, Any]] = {}
+    cards: dict[str, tuple[list[tuple[str, str]], list[str]]] = {}
     for row in study_data.rows:
-        card = row.get("card")
-        if card:
-            entry = cards.setdefault(card["title"], {"title": card["title"], "facts": _facts(card), "rows": []})
-            entry["rows"].append(row["label"])
-    return [{**entry, "labels": ", ".join(entry["rows"])} for entry in cards.values()]
+        if card := row.get("card"):
+            cards.setdefault(card["title"], (_facts(card), []))[1].append(row["label"])
+    return [{"title": title, "facts": facts, "labels": ", ".join(of)} for title, (facts, of) in cards.items()]
 
 
 def _facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     factors = [name for key, name in _FACTORS.items() if card.get(key)]
     facts = [("weights depend on", phrasing.listed(factors) if factors else "nothing (equal for every input)")]
-    for key, name in _CARD:
-        value = card.get(key)
-        if value:
+    for key, name in _CARD.items():
+        if value := card.get(key):
             facts.append((name, value if isinstance(value, str) else ", ".join(sorted(value))))
     return facts
 
@@ -354,21 +319,15 @@ def _runs(study_data: StudyData) -> list[dict[str, Any]]:
 
 
 def _data(
-    study_data: StudyData,
-    rows: Sequence[Mapping[str, Any]],
-    styles: Sequence[figures.RowStyle],
-    costs: Sequence[str],
-    boxes: Mapping[str, Any],
-    overlays: Mapping[int, Any],
-) -> Markup:
+    study_data: StudyData, rows: Sequence[Mapping[str, Any]], styles: Sequence[figures.RowStyle], costs: Sequence[str],
+    boxes: Mapping[str, Any], overlays: Mapping[int, Any],
+) -> Markup:  # fmt: skip
     """The data of the page's script as JSON, in which "<" is escaped."""
     measures = _measures(study_data)
     entries = []
     for index, row in enumerate(rows):
-        quality: dict[str, Any] = {}
-        for key in measures:
-            mean = study_data.average(index, key)
-            quality[key] = None if mean is None else {"mean": mean}
+        means = {key: study_data.average(index, key) for key in measures}
+        quality = {key: None if mean is None else {"mean": mean} for key, mean in means.items()}
         if row["mean"] is not None:
             quality[study_data.snapshot["metric"]] = {"mean": row["mean"], "low": row["low"], "high": row["high"]}
         entries.append({
