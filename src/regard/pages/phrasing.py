@@ -15,28 +15,22 @@ class Quantity:
     unit: str = ""
 
 
+_IN_POINTS = {
+    "top1": "top-1 accuracy (%)", "top5": "top-5 accuracy (%)", "map": "mean average precision (%)",
+    "ap50": "average precision at IoU 0.50 (%)", "ap75": "average precision at IoU 0.75 (%)",
+    "box_map": "mean average precision of boxes (%)", "box_ap50": "average precision of boxes at IoU 0.50 (%)",
+    "box_ap75": "average precision of boxes at IoU 0.75 (%)", "miou": "mean intersection over union (%)",
+    "pixels": "pixel accuracy (%)", "cells": "asking cells answered right (%)", "bleu": "BLEU", "chrf": "chrF2",
+}  # fmt: skip
+_LOWER_IS_BETTER = {
+    "loss": "test loss", "train_loss": "training loss", "macs": "MACs per sample", "parameters": "parameters",
+    "seconds": "seconds per run", "peak_memory_bytes": "peak memory (bytes)",
+}  # fmt: skip
 QUANTITIES: Mapping[str, Quantity] = {
-    "top1": Quantity("top-1 accuracy (%)", unit="points"),
-    "top5": Quantity("top-5 accuracy (%)", unit="points"),
-    "loss": Quantity("test loss", "lower"),
-    "train_loss": Quantity("training loss", "lower"),
-    "map": Quantity("mean average precision (%)", unit="points"),
-    "ap50": Quantity("average precision at IoU 0.50 (%)", unit="points"),
-    "ap75": Quantity("average precision at IoU 0.75 (%)", unit="points"),
-    "box_map": Quantity("mean average precision of boxes (%)", unit="points"),
-    "box_ap50": Quantity("average precision of boxes at IoU 0.50 (%)", unit="points"),
-    "box_ap75": Quantity("average precision of boxes at IoU 0.75 (%)", unit="points"),
-    "miou": Quantity("mean intersection over union (%)", unit="points"),
-    "pixels": Quantity("pixel accuracy (%)", unit="points"),
-    "cells": Quantity("asking cells answered right (%)", unit="points"),
-    "bleu": Quantity("BLEU", unit="points"),
-    "chrf": Quantity("chrF2", unit="points"),
+    **{key: Quantity(name, unit="points") for key, name in _IN_POINTS.items()},
+    **{key: Quantity(name, "lower") for key, name in _LOWER_IS_BETTER.items()},
     "images_per_second": Quantity("training samples per second"),
     "inference_per_second": Quantity("forward passes of a sample per second"),
-    "macs": Quantity("MACs per sample", "lower"),
-    "parameters": Quantity("parameters", "lower"),
-    "seconds": Quantity("seconds per run", "lower"),
-    "peak_memory_bytes": Quantity("peak memory (bytes)", "lower"),
 }
 
 

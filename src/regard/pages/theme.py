@@ -22,10 +22,10 @@ SHADES: Mapping[str, Mapping[str, str]] = {
 
 def palette() -> dict[str, Markup]:
     """The CSS declarations of both themes, in braces."""
-    declarations = {
-        theme: ";".join(f"--{name}:{value}" for name, value in shades.items()) for theme, shades in SHADES.items()
-    }
-    return {theme: Markup("{" + text + "}") for theme, text in declarations.items()}
+    found = {}
+    for theme, shades in SHADES.items():
+        found[theme] = Markup("{" + ";".join(f"--{name}:{value}" for name, value in shades.items()) + "}")
+    return found
 
 
 def follow_scheme(svg: str) -> str:

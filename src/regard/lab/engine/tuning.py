@@ -89,10 +89,8 @@ def _choose(scores: Mapping[float, float | None]) -> Tuned:
 def with_rates(study: Study, scale: str, tuned: Mapping[str, Tuned]) -> Study:
     """The study whose rows have their chosen learning rates at a scale, each with a note that says how."""
     setting = study.setting(scale)
-    rows = tuple(
-        replace(row, rate=tuned[row.label].rate, notes=(*row.notes, tuned[row.label].note))
-        if row.label in tuned
-        else row
-        for row in setting.rows
-    )
-    return replace(study, settings={**study.settings, scale: replace(setting, rows=rows)})
+    rows = []
+    for row in setting.rows:
+        found = tuned.get(row.label)
+        rows.append(row if found is None else replace(row, rate=found.rate, notes=(*row.notes, found.note)))
+    return replace(study, settings={**study.settings, scale: replace(setting, rows=tuple(rows))})

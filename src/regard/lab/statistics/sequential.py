@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from regard.core import ConfigError
 from regard.measure.intervals import FEWEST, LEVEL, Interval, holm, powers, quantiles, seed_pairs
 
-from .verdicts import Verdict, claim_p
+from .verdicts import Verdict, claim_p, numbers_of
 
 HOPE = 0.2
 """A claim goes on while the chance that its last reachable analysis decides it is at least this."""
@@ -170,21 +170,14 @@ def _next(
 
 
 def _chance(
-    looks: Looks,
-    values: Differences,
-    now: NDArray[np.int64],
-    last: NDArray[np.int64],
-    level: Floats,
-    asked: NDArray[np.bool_],
-    upwards: bool,
-) -> Floats:
+    looks: Looks, values: Differences, now: NDArray[np.int64], last: NDArray[np.int64], level: Floats,
+    asked: NDArray[np.bool_], upwards: bool,
+) -> Floats:  # fmt: skip
     """The chances, for the claims that are asked for, (number,), that analysis `last` decides what `now` has not, seen
     with hope: the true difference is at the better end of its one-sided 80 % interval. upwards: only that it is above
     counts, as at the gate; otherwise also that it is below."""
-    moments = [values.moments(pairs) for pairs in looks.pairs]
-    mean, sd = (
-        np.take_along_axis(np.stack(part, -1), now[..., None], -1)[..., 0] for part in zip(*moments, strict=True)
-    )
+    moments = zip(*(values.moments(pairs) for pairs in looks.pairs), strict=True)
+    mean, sd = (np.take_along_axis(np.stack(part, -1), now[..., None], -1)[..., 0] for part in moments)
     pairs, edges, shares = np.asarray(looks.pairs)[now], np.asarray(looks.pairs), np.asarray(looks.shares)
     hope = quantiles(0.8, pairs - 1) * sd / np.sqrt(pairs)
     above = (mean - values.at if upwards else np.abs(mean - values.at)) + hope
@@ -206,7 +199,7 @@ def judge_analyses(looks: Looks, difference: Interval, p: float, side: int, at: 
     if at == 0 or difference.low is None or difference.high is None:
         reason = f"{seed_pairs(difference.n)}, the first interim analysis is at {first}"
         return Verdict("not judged", reason, difference, 1.0, sampling=sampling, reason=reason)
-    numbers = f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}], {difference.n} seeds"
+    numbers = numbers_of(difference)
     if p > looks.level:
         return Verdict("undecided", f"{numbers}, of at most {last}", difference, p, sampling=sampling)
     facts = f"{numbers}; by the interim analysis at {at}, p {p:.2g} over all analyses"

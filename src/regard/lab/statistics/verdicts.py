@@ -87,15 +87,9 @@ def claim_p(
 
 
 def judge(
-    difference: Interval,
-    *,
-    within: int | float | None = None,
-    by: int | float | None = None,
-    scale: str = "desk",
-    refusal: str = "",
-    sampling: float | None = None,
-    pooled: Pooled | None = None,
-) -> Verdict:
+    difference: Interval, *, within: int | float | None = None, by: int | float | None = None, scale: str = "desk",
+    refusal: str = "", sampling: float | None = None, pooled: Pooled | None = None,
+) -> Verdict:  # fmt: skip
     """What the interval of the paired difference a - b says of a claim by itself: suggested, undecided or not judged.
 
     within: the claim is that the difference lies inside +-within. by: that it is at least `by` (paper scale only).
@@ -117,7 +111,7 @@ def judge(
         refusal = "all differences are equal, so nothing is known of their deviation; more seeds or test images tell it"
     if difference.low is None or difference.high is None or difference.mean is None:
         return Verdict("not judged", refusal, difference, sampling=sampling, reason=refusal)
-    numbers = f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}], {difference.n} seeds"
+    numbers = numbers_of(difference)
     if refusal:
         return Verdict("not judged", f"{refusal}; {numbers}", difference, sampling=sampling, reason=refusal)
     p, sides = claim_p(difference.mean, _error(difference, degrees), degrees, within, by or 0.0)
@@ -133,6 +127,11 @@ def judge(
     return Verdict("suggested", facts, difference, float(p), side, None, sampling, task)
 
 
+def numbers_of(difference: Interval) -> str:
+    """Mean, interval and seeds as text."""
+    return f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}], {difference.n} seeds"
+
+
 def correct(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """The verdicts of a study's claims after Holm's correction over all of them.
 
@@ -140,20 +139,17 @@ def correct(verdicts: Sequence[Verdict]) -> list[Verdict]:
     as p = 1: whoever trains the promising rows first would otherwise pay for fewer claims than the study has.
     """
     survives = holm([1.0 if verdict.p is None else verdict.p for verdict in verdicts]).tolist()
-    corrected = []
+    correction, corrected = f"Holm's correction over {len(verdicts)} claims", []
     for verdict, holds in zip(verdicts, survives, strict=True):
         judged = verdict if verdict.p is None else replace(verdict, holm=holds)
-        corrected.append(_corrected(judged, holds, len(verdicts)) if judged.side else judged)
+        if judged.side and not holds:
+            judged = replace(judged, facts=f"{judged.facts}; does not survive {correction}")
+        elif judged.side:
+            word = "supported" if judged.side > 0 else "contradicted"
+            note = f"; survives {correction}" if len(verdicts) > 1 else ""
+            judged = replace(judged, word=word, facts=f"{judged.facts}{note}")
+        corrected.append(judged)
     return corrected
-
-
-def _corrected(verdict: Verdict, survives: bool, claims: int) -> Verdict:
-    correction = f"Holm's correction over {claims} claims"
-    if not survives:
-        return replace(verdict, facts=f"{verdict.facts}; does not survive {correction}")
-    word = "supported" if verdict.side > 0 else "contradicted"
-    note = f"; survives {correction}" if claims > 1 else ""
-    return replace(verdict, word=word, facts=f"{verdict.facts}{note}")
 
 
 def _widened(difference: Interval, sampling: float, within: int | float | None, by: int | float | None) -> int:
