@@ -2,41 +2,36 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """A measured quantity: its name, whether "higher" or "lower" is better, and the unit of a difference."""
+class Quantity(NamedTuple):
+    """A measured quantity: its name, and whether "higher" or "lower" is better."""
 
     name: str
     better: str = "higher"
-    unit: str = ""
 
 
-_IN_POINTS = {
+_NAMES = {
     "top1": "top-1 accuracy (%)", "top5": "top-5 accuracy (%)", "map": "mean average precision (%)",
     "ap50": "average precision at IoU 0.50 (%)", "ap75": "average precision at IoU 0.75 (%)",
     "box_map": "mean average precision of boxes (%)", "box_ap50": "average precision of boxes at IoU 0.50 (%)",
     "box_ap75": "average precision of boxes at IoU 0.75 (%)", "miou": "mean intersection over union (%)",
     "pixels": "pixel accuracy (%)", "cells": "asking cells answered right (%)", "bleu": "BLEU", "chrf": "chrF2",
+    "images_per_second": "training samples per second", "inference_per_second": "forward passes of a sample per second",
 }  # fmt: skip
 _LOWER_IS_BETTER = {
     "loss": "test loss", "train_loss": "training loss", "macs": "MACs per sample", "parameters": "parameters",
     "seconds": "seconds per run", "peak_memory_bytes": "peak memory (bytes)",
 }  # fmt: skip
-QUANTITIES: Mapping[str, Quantity] = {
-    **{key: Quantity(name, unit="points") for key, name in _IN_POINTS.items()},
-    **{key: Quantity(name, "lower") for key, name in _LOWER_IS_BETTER.items()},
-    "images_per_second": Quantity("training samples per second"),
-    "inference_per_second": Quantity("forward passes of a sample per second"),
-}
 
 
 def quantity(name: str) -> Quantity:
     """The quantity of a metric; an unknown metric has its key as name, and higher is better."""
-    return QUANTITIES.get(name, Quantity(name.replace("_", " ")))
+    if name in _LOWER_IS_BETTER:
+        return Quantity(_LOWER_IS_BETTER[name], "lower")
+    return Quantity(_NAMES.get(name, name.replace("_", " ")))
 
 
 def number(value: float | int | None, digits: int = 1) -> str:
