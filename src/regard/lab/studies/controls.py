@@ -3,7 +3,7 @@
 from regard.lab.engine.study import Row, Setting
 from regard.lab.tasks.classification import Classification
 from regard.lab.train.recipe import Recipe
-from regard.mixers.factors.factors import Factors
+from regard.mixers import Factors
 
 CONTROLS = (
     Row("w/o", None, control=True, removed=True, notes=("No token mixing at all: every attention is removed.",)),

@@ -7,11 +7,8 @@ fixed positions. The results are in docs/results/quickstart-desk.
 from dataclasses import replace
 
 from regard.lab.engine.study import Claim, Row, Setting, Study
-from regard.mixers.factors.factors import Factors
-from regard.mixers.mita.mita import MiTA
-from regard.mixers.softmax import Softmax
-from regard.mixers.static_keys.ska import SKA
-from regard.projections.sne import PSNE
+from regard.mixers import SKA, Factors, MiTA, Softmax
+from regard.projections import PSNE
 
 from .controls import CANVAS, CANVAS_RECIPE
 

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from regard.core import Grid, MixerConfig, Site
 from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.studies.papers import ESA_PAPER
-from regard.mixers.convolutions.conv import Conv
-from regard.mixers.convolutions.deformable import DeformableConv
-from regard.mixers.convolutions.dynamic import DynamicConv
-from regard.mixers.factors.factors import Factors
+from regard.mixers import Conv, DeformableConv, DynamicConv, Factors
 from regard.pages.sheets import Cell, Chart, Picture, Sheet
 
 _TERMS = tuple(f"{number:04b}" for number in range(15, -1, -1))

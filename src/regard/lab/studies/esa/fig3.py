@@ -5,7 +5,7 @@ from dataclasses import replace
 from regard.lab.engine.study import Row, Setting, Study
 from regard.lab.studies.controls import CANVAS, CANVAS_RECIPE, CIFAR, CIFAR_RECIPE, CONTROLS, DEIT_RECIPE, imagenet
 from regard.lab.studies.papers import ESA_PAPER
-from regard.mixers.factors.factors import Factors
+from regard.mixers import Factors
 
 from .rows import TERMS, factor_claims
 

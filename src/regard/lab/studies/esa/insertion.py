@@ -19,8 +19,7 @@ from regard.lab.train.initial_weights import copy_weights
 from regard.lab.train.load import trained
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
-from regard.mixers.convolutions.deformable import DeformableConv
-from regard.mixers.factors.factors import Factors
+from regard.mixers import DeformableConv, Factors
 from regard.pages.sheets import Cell, Chart, Picture, Sheet
 
 from .attended_resnets import NOTES, SMOKE, controls, deformable, settings

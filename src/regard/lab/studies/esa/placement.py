@@ -3,7 +3,7 @@
 from regard.lab.engine.study import Claim, Row, Study
 from regard.lab.studies.controls import CONTROLS
 from regard.lab.studies.papers import ESA_PAPER
-from regard.mixers.factors.factors import Factors
+from regard.mixers import Factors
 
 from .dense import NOTES, SCALES, TASKS, settings
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from regard.lab.engine.study import Claim, Row
 from regard.lab.studies.controls import CONTROLS
-from regard.mixers.convolutions.dynamic import DynamicConv
-from regard.mixers.factors.factors import Factors
+from regard.mixers import DynamicConv, Factors
 
 from .costs import ACCURACY3, PRINTED, PRINTED_PAIRS, TABLE3
 

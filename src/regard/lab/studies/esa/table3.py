@@ -2,8 +2,7 @@
 
 from regard.lab.engine.study import Claim, Row, Study
 from regard.lab.studies.papers import ESA_PAPER
-from regard.mixers.convolutions.dynamic import DynamicConv
-from regard.mixers.factors.factors import Factors
+from regard.mixers import DynamicConv, Factors
 
 from .attended_resnets import NOTES, PAPER, controls, settings
 

@@ -9,8 +9,7 @@ from regard.lab.studies.controls import CONTROLS
 from regard.lab.studies.papers import ESA_PAPER
 from regard.lab.tasks.translation import Translation
 from regard.lab.train.recipe import Recipe
-from regard.mixers.convolutions.deformable import DeformableConv
-from regard.mixers.factors.factors import Factors
+from regard.mixers import DeformableConv, Factors
 
 from .rows import PAIRS, Printed, controls, factor_claims, factor_rows, pair_rows, printed, window_rows
 

@@ -2,8 +2,7 @@
 
 from regard.lab.engine.study import Claim, Row, Setting, Study
 from regard.lab.studies.controls import CONTROLS, DEIT_RECIPE
-from regard.mixers.mita.mita import MiTA
-from regard.mixers.softmax import Softmax
+from regard.mixers import MiTA, Softmax
 
 from .recipes import DEIT_TASK, small_settings
 

@@ -8,7 +8,7 @@ from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.studies.papers import MITA_SOURCE
 from regard.measure.bench import conditions
 from regard.measure.bench_model import OWN, bench_model
-from regard.mixers.mita.mita import MiTA
+from regard.mixers import MiTA
 from regard.mixers.spelling import spell
 from regard.pages.sheets import Cell, Chart, Picture, Sheet
 

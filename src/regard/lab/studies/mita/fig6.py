@@ -8,8 +8,7 @@ from regard.lab.engine.analysis import Analysis, Source, trained_runs
 from regard.lab.engine.study import Claim, Row, Setting, Study
 from regard.lab.studies.controls import CANVAS_RECIPE, CONTROLS, DEIT_RECIPE
 from regard.lab.studies.papers import MITA_SOURCE
-from regard.mixers.mita.mita import MiTA
-from regard.mixers.softmax import Softmax
+from regard.mixers import MiTA, Softmax
 from regard.pages.sheets import Cell, Chart, Picture, Sheet
 
 from .recipes import CIFAR100_RECIPE, CIFAR100_TASK, DEIT_TASK, SMOKE_TASK

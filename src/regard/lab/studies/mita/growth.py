@@ -8,8 +8,7 @@ from regard.lab.engine.study import Claim, Row, Setting, Study
 from regard.lab.studies.controls import CONTROLS
 from regard.lab.studies.probes.study import METRIC, recipe_of
 from regard.lab.tasks.cells import Cells
-from regard.mixers.mita.mita import MiTA
-from regard.mixers.softmax import Softmax
+from regard.mixers import MiTA, Softmax
 
 SIDES = (6, 12, 24)
 NUMBERS = {

@@ -6,16 +6,7 @@ from typing import Any
 
 from regard.core import Grid, MixerConfig, Site
 from regard.lab.engine.study import Row
-from regard.mixers.agent import Agent
-from regard.mixers.bra import BRA
-from regard.mixers.flatten import FLatten
-from regard.mixers.inline import InLine
-from regard.mixers.linear import Linear
-from regard.mixers.mhla import MHLA
-from regard.mixers.mita.mita import MiTA
-from regard.mixers.polaformer import PolaFormer
-from regard.mixers.softmax import Softmax
-from regard.mixers.sparsifiner import Sparsifiner
+from regard.mixers import BRA, MHLA, Agent, FLatten, InLine, Linear, MiTA, PolaFormer, Softmax, Sparsifiner
 
 _LAYERS, _CLASSES, _PATCH = 12, 1000, 16
 

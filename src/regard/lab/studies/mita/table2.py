@@ -5,12 +5,7 @@ from dataclasses import replace
 from regard.lab.engine.study import Claim, Row, Setting, Study
 from regard.lab.studies.controls import CONTROLS, DEIT_RECIPE
 from regard.lab.studies.papers import MITA_SOURCE
-from regard.mixers.agent import Agent
-from regard.mixers.bra import BRA
-from regard.mixers.flatten import FLatten
-from regard.mixers.mita.mita import MiTA
-from regard.mixers.polaformer import PolaFormer
-from regard.mixers.softmax import Softmax
+from regard.mixers import BRA, Agent, FLatten, MiTA, PolaFormer, Softmax
 
 from .printed import LINEAR, MHLA_ALONE, PUBLISHED
 from .recipes import DEIT_S, DEIT_TASK, small_settings

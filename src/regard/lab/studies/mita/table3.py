@@ -5,10 +5,7 @@ from dataclasses import replace
 from regard.lab.engine.study import Claim, Row, Setting, Study
 from regard.lab.studies.controls import CANVAS_RECIPE, CONTROLS
 from regard.lab.studies.papers import MITA_SOURCE
-from regard.mixers.agent import Agent
-from regard.mixers.inline import InLine
-from regard.mixers.mita.mita import MiTA
-from regard.mixers.softmax import Softmax
+from regard.mixers import Agent, InLine, MiTA, Softmax
 
 from .printed import MHLA_ALONE, PUBLISHED
 from .recipes import DEIT_FIELDS, DEIT_S, DEIT_TASK, DESK_RECIPE, DESK_TASK, SMOKE_TASK, VIT5_RECIPE

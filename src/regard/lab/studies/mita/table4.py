@@ -6,7 +6,7 @@ from regard.lab.studies.controls import CONTROLS
 from regard.lab.studies.papers import MITA_SOURCE
 from regard.lab.tasks.segmentation import Segmentation
 from regard.lab.train.recipe import Recipe
-from regard.mixers.mita.mita import MiTA
+from regard.mixers import MiTA
 
 # printed (GMACs, mIoU) of ViT-T, -S, -B at 512 and -L at 640 pixels
 PRINTED = {

@@ -9,14 +9,7 @@ from regard.lab.studies.controls import CONTROLS
 from regard.lab.studies.papers import MITA_SOURCE
 from regard.lab.tasks.sequences import Sequences
 from regard.lab.train.recipe import Recipe
-from regard.mixers.agent import Agent
-from regard.mixers.linformer import Linformer
-from regard.mixers.mita.mita import MiTA
-from regard.mixers.moba import MoBA
-from regard.mixers.nystrom import Nystrom
-from regard.mixers.performer import Performer
-from regard.mixers.reformer import Reformer
-from regard.mixers.softmax import Softmax
+from regard.mixers import Agent, Linformer, MiTA, MoBA, Nystrom, Performer, Reformer, Softmax
 
 TASKS = ("ListOps", "Text", "Retrieval", "Image", "Pathfinder")
 # printed accuracies (%), and training steps per second, of `TASKS`; hours in all

@@ -6,7 +6,7 @@ from dataclasses import replace
 from regard.lab.engine.study import Claim, Row, Setting, Study
 from regard.lab.studies.controls import CONTROLS, DEIT_RECIPE
 from regard.lab.studies.papers import MITA_SOURCE
-from regard.mixers.mita.mita import MiTA
+from regard.mixers import MiTA
 
 from .recipes import DEIT_TASK, small_settings
 

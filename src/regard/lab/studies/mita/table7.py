@@ -9,9 +9,7 @@ from regard.lab.engine.study import Claim, Row, Setting, Study
 from regard.lab.studies.controls import CANVAS_RECIPE, CONTROLS, imagenet
 from regard.lab.studies.papers import MITA_SOURCE
 from regard.lab.train.recipe import Recipe
-from regard.mixers.agent import Agent
-from regard.mixers.mita.mita import MiTA
-from regard.mixers.softmax import Softmax
+from regard.mixers import Agent, MiTA, Softmax
 
 from .printed import LINEAR
 from .recipes import CIFAR100_RECIPE, CIFAR100_TASK, SMOKE_TASK

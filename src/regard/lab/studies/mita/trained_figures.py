@@ -20,7 +20,7 @@ from regard.lab.studies.papers import MITA_SOURCE
 from regard.lab.tasks.classification import Classification
 from regard.lab.train.load import trained
 from regard.lab.train.run import Run
-from regard.mixers.mita.mita import MiTA
+from regard.mixers import MiTA
 from regard.mixers.shared.landmarks import landmark_windows, pool_matrix
 from regard.mixers.spelling import spell
 from regard.pages.sheets import Cell, Chart, Picture, Sheet

@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 from regard.core import Cost, Grid, Site
 from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.studies.papers import SKA_PAPER
-from regard.mixers.softmax import Softmax
-from regard.mixers.static_keys.cska import CSKA
-from regard.mixers.static_keys.ska import SKA
+from regard.mixers import CSKA, SKA, Softmax
 from regard.pages.sheets import Chart, Picture, Sheet
 
 _SIDES = (8, 12, 16, 24, 28, 32)

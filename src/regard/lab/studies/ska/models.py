@@ -8,9 +8,8 @@ from regard.lab.engine.study import Row
 from regard.lab.studies.controls import DEIT_RECIPE, imagenet
 from regard.lab.studies.published_sizes import Printed, printed_rows
 from regard.lab.train.recipe import Recipe
+from regard.mixers import CSKA, SKA
 from regard.mixers.spelling import parse_mixer
-from regard.mixers.static_keys.cska import CSKA
-from regard.mixers.static_keys.ska import SKA
 
 NAMES = {"ViT": "ViT-S", "CaiT": "CaiT-S", "Swin": "Swin-T", "CvT": "CvT-13"}
 """Hosts, as rows are called here and in the paper."""

@@ -7,7 +7,7 @@ from regard.lab.studies.controls import CONTROLS, DIGITS_RECIPE, small_settings
 from regard.lab.studies.papers import SKA_PAPER
 from regard.lab.tasks.classification import Classification
 from regard.lab.train.recipe import Recipe
-from regard.mixers.static_keys.cska import CSKA
+from regard.mixers import CSKA
 
 from .models import B36, METAFORMER_NOTES, METAFORMER_RECIPE, METAFORMER_TASK, PARAMS_S18, S18, metaformer, paper_stages
 

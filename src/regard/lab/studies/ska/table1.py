@@ -4,9 +4,7 @@ from regard.lab.engine.study import Claim, Row, Setting, Study, paper_claims
 from regard.lab.studies.controls import CONTROLS, small_settings
 from regard.lab.studies.papers import SKA_PAPER
 from regard.lab.tasks.classification import Classification
-from regard.mixers.softmax import Softmax
-from regard.mixers.static_keys.cska import CSKA
-from regard.mixers.static_keys.ska import SKA
+from regard.mixers import CSKA, SKA, Softmax
 
 from .models import RECIPE, RECIPE_NOTE, START_NOTE, model_row, printed
 

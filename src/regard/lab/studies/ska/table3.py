@@ -8,8 +8,7 @@ from regard.lab.studies.papers import SKA_PAPER
 from regard.lab.tasks.detection import Instances
 from regard.lab.tasks.detection.presets import COCO
 from regard.lab.train.recipe import Recipe
-from regard.mixers.static_keys.cska import CSKA
-from regard.mixers.static_keys.ska import SKA
+from regard.mixers import CSKA, SKA
 
 from .placement import TABLE2
 

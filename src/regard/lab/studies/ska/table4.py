@@ -3,8 +3,7 @@
 from regard.lab.engine.study import Claim, Row, Setting, Study
 from regard.lab.studies.controls import CONTROLS, small_settings
 from regard.lab.studies.papers import SKA_PAPER
-from regard.mixers.softmax import Softmax
-from regard.mixers.static_keys.cska import CSKA
+from regard.mixers import CSKA, Softmax
 
 from .models import METAFORMER_NOTES, METAFORMER_RECIPE, METAFORMER_TASK, PARAMS_S18, S18, metaformer
 

@@ -5,9 +5,7 @@ from regard.lab.studies.controls import CONTROLS, DIGITS, DIGITS_RECIPE
 from regard.lab.studies.papers import SKA_PAPER
 from regard.lab.tasks.classification import Classification
 from regard.lab.train.recipe import Recipe
-from regard.mixers.softmax import Softmax
-from regard.mixers.static_keys.cska import CSKA
-from regard.mixers.static_keys.ska import SKA
+from regard.mixers import CSKA, SKA, Softmax
 
 from .models import RECIPE, RECIPE_NOTE, START_NOTE, model_row
 

@@ -10,7 +10,7 @@ from regard.lab.studies.papers import SNE_PAPER
 from regard.lab.tasks.base import Task
 from regard.lab.train.run import Run
 from regard.pages.sheets import Cell, Chart, Picture, Sheet
-from regard.projections.sne import FSNE
+from regard.projections import FSNE
 
 from .models import HOSTS
 

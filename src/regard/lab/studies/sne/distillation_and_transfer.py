@@ -7,7 +7,7 @@ from regard.images.imagenet import NORMAL
 from regard.lab.engine.study import Claim, Row, Setting, Study, paper_claims
 from regard.lab.studies.controls import CANVAS, CIFAR, CIFAR_RECIPE, CONTROLS, DIGITS, DIGITS_RECIPE
 from regard.lab.studies.papers import SNE_PAPER
-from regard.mixers.softmax import Softmax
+from regard.mixers import Softmax
 
 from .models import (
     BATCH,

@@ -6,9 +6,8 @@ from typing import Any
 from regard.core import ProjectionConfig
 from regard.lab.engine.study import Row
 from regard.lab.studies.controls import DEIT_RECIPE, imagenet
-from regard.mixers.xca import XCA
-from regard.projections.linear import LinearQKV
-from regard.projections.sne import FSNE, PSNE, SNE
+from regard.mixers import XCA
+from regard.projections import FSNE, PSNE, SNE, LinearQKV
 
 HOSTS = {"N12": "xcit_nano_12_p16_224", "T12": "xcit_tiny_12_p16_224"}
 BATCH = {"N12": 4096, "T12": 2816}

@@ -4,9 +4,8 @@ from regard.core import ProjectionConfig
 from regard.lab.engine.study import Claim, Row, Setting, Study
 from regard.lab.studies.controls import CONTROLS, small_settings
 from regard.lab.studies.papers import SNE_PAPER
-from regard.mixers.softmax import Softmax
-from regard.projections.linear import LinearQKV
-from regard.projections.sne import FSNE, SNE
+from regard.mixers import Softmax
+from regard.projections import FSNE, SNE, LinearQKV
 
 from .models import HOSTS, IMAGENET, RATE_NOTE, T12_FIELDS, XCIT_RECIPE, table2_rows, xcit
 
