@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -70,12 +70,11 @@ class AttentionMaps:
 
 @dataclass(frozen=True)
 class StudyData:
-    """A study at one scale. runs: those that are done, by row and seed. missing: how many runs have no outcome."""
+    """A study at one scale. runs: those that are done, by row and seed. failed: those that ended without a result."""
 
     snapshot: dict[str, Any]
     runs: list[FinishedRun]
-    missing: int
-    failed: list[FinishedRun] = field(default_factory=list)
+    failed: list[FinishedRun]
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -108,17 +107,13 @@ def read_study(results: Path, name: str, scale: str) -> StudyData:
     snapshot = load_snapshot(results, name, scale)
     store = Results(results)
     indices = {row["label"]: index for index, row in enumerate(snapshot["rows"])}
-    done: list[FinishedRun] = []
-    failed: list[FinishedRun] = []
-    missing = 0
+    done, failed = list[FinishedRun](), list[FinishedRun]()
     for entry in snapshot["runs"]:
-        outcome = listed_outcome(store, entry)
-        if outcome is None or entry["row"] not in indices:
-            missing += 1
-            continue
-        run = FinishedRun(indices[entry["row"]], int(entry["seed"]), entry["key"], store.folder(entry["key"]), outcome)
-        (done if outcome.get("status") == "done" else failed).append(run)
-    return StudyData(snapshot, sorted(done, key=lambda run: (run.row, run.seed)), missing, failed)
+        if (outcome := listed_outcome(store, entry)) is not None and entry["row"] in indices:
+            folder = store.folder(entry["key"])
+            run = FinishedRun(indices[entry["row"]], int(entry["seed"]), entry["key"], folder, outcome)
+            (done if outcome.get("status") == "done" else failed).append(run)
+    return StudyData(snapshot, sorted(done, key=lambda run: (run.row, run.seed)), failed)
 
 
 def learning_curves(study_data: StudyData, name: str) -> list[Curve]:

@@ -8,7 +8,7 @@ import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -46,8 +46,7 @@ class Printed:
         return self.corrected or self.official, self.corrected_100 or self.official_100
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(NamedTuple):
     """A row as counted here. params: parameters; gflops: 2 MACs of one image / 1e9.
 
     verdict: of the parameters, as `verdict` returns it. gflops_verdict: of the GFLOPs, "" where none are printed.
