@@ -79,7 +79,7 @@ class Table:
     def load(cls, root: Path | str, name: str, scale: str) -> "Table":
         """The table of a study in a store. Raises: ConfigError if there is none; StoreError if a file is damaged."""
         snapshot = load_snapshot(root, name, scale)
-        return make_table(snapshot, _outcomes(Results(root), snapshot))
+        return make_table(snapshot, _ended_runs(Results(root), snapshot))
 
     def line(self, label: str) -> Line:
         """The line of a row. Raises: ConfigError for an unknown row."""
@@ -135,11 +135,10 @@ def stored_snapshot(root: Path | str, name: str, scale: str) -> dict[str, Any] |
     return load_snapshot(root, name, scale) if snapshot_path(root, name, scale).exists() else None
 
 
-def make_table(snapshot: Mapping[str, Any], outcomes: Mapping[str, Mapping[str, Any]]) -> Table:
-    """The table of a snapshot, with the outcomes of its runs by key."""
-    runs = [{**run, "outcome": outcomes[run["key"]]} for run in snapshot["runs"] if run["key"] in outcomes]
-    missing = len(snapshot["runs"]) - len(runs)
-    runs, warnings = on_one_device(runs)
+def make_table(snapshot: Mapping[str, Any], ended: Sequence[dict[str, Any]]) -> Table:
+    """The table of a snapshot from its runs that have ended, with their outcomes."""
+    missing = len(snapshot["runs"]) - len(ended)
+    runs, warnings = on_one_device(ended)
     metric, baseline = snapshot["metric"], snapshot["baseline"]
     values = {row["label"]: row_values(runs, row["label"], metric) for row in snapshot["rows"]}
     controls = [row["label"] for row in snapshot["rows"] if row.get("control")]
@@ -158,9 +157,9 @@ def make_table(snapshot: Mapping[str, Any], outcomes: Mapping[str, Mapping[str, 
     )  # fmt: skip
 
 
-def _outcomes(store: Results, snapshot: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    outcomes = {run["key"]: listed_outcome(store, run) for run in snapshot["runs"]}
-    return {key: outcome for key, outcome in outcomes.items() if outcome is not None}
+def _ended_runs(store: Results, snapshot: Mapping[str, Any]) -> list[dict[str, Any]]:
+    outcomes = ((run, listed_outcome(store, run)) for run in snapshot["runs"])
+    return [{**run, "outcome": outcome} for run, outcome in outcomes if outcome is not None]
 
 
 def finished_runs(root: Path | str, snapshot: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -168,9 +167,8 @@ def finished_runs(root: Path | str, snapshot: Mapping[str, Any]) -> list[dict[st
 
     Raises: StoreError.
     """
-    outcomes = _outcomes(Results(root), snapshot)
-    runs = [{**run, "outcome": outcomes[run["key"]]} for run in snapshot["runs"] if run["key"] in outcomes]
-    return [run for run in on_one_device(runs)[0] if run["outcome"].get("status") == "done"]
+    runs, _ = on_one_device(_ended_runs(Results(root), snapshot))
+    return [run for run in runs if run["outcome"].get("status") == "done"]
 
 
 def listed_outcome(store: Results, run: Mapping[str, Any]) -> dict[str, Any] | None:

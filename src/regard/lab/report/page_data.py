@@ -109,7 +109,7 @@ def read_study(results: Path, name: str, scale: str) -> StudyData:
     indices = {row["label"]: index for index, row in enumerate(snapshot["rows"])}
     done, failed = list[FinishedRun](), list[FinishedRun]()
     for entry in snapshot["runs"]:
-        if (outcome := listed_outcome(store, entry)) is not None and entry["row"] in indices:
+        if (outcome := listed_outcome(store, entry)) is not None:
             folder = store.folder(entry["key"])
             run = FinishedRun(indices[entry["row"]], int(entry["seed"]), entry["key"], folder, outcome)
             (done if outcome.get("status") == "done" else failed).append(run)
