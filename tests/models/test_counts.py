@@ -5,7 +5,7 @@ import timm
 import torch
 
 from regard.lab.studies import load_study
-from regard.lab.studies.derived_sizes import DERIVED, built, derived_counts
+from regard.lab.studies.derived_sizes import DERIVED, build_derived, derived_counts
 from regard.lab.studies.published_sizes import build, gigaflops, parameters, printed_rows, published_counts, verdict
 from regard.mixers.xca import XCA
 from regard.models.create import create_model, parse_host, spell_host
@@ -63,7 +63,7 @@ def test_published_rows(row):
 )
 def test_models_without_a_table(row):
     with torch.device("meta"):
-        assert parameters(built(row)) == row.params
+        assert parameters(build_derived(row)) == row.params
 
 
 @pytest.mark.parametrize(

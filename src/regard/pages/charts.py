@@ -33,7 +33,7 @@ def chart(sheet: Mapping[str, Any]) -> str:
         axes = figure.add_subplot()
         {"line": _lines, "points": _points, "bars": _bars, "heat": _heat}[spec["kind"]](figure, axes, spec, rows)
         axes.tick_params(length=0)
-        return figures.themed(figure, sheet["title"])
+        return figures.apply_theme(figure, sheet["title"])
 
 
 def _lines(figure: Figure, axes: Axes, spec: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -1,6 +1,6 @@
 """Static figures of a report: matplotlib SVG with the page's CSS variables as colours, and small heat maps.
 
-Figures are drawn with placeholder colours, which `themed` replaces by `var(--...)`, so that one SVG serves the light
+Figures are drawn with placeholder colours, which `apply_theme` replaces by `var(--...)`, so that one SVG serves the light
 and the dark theme. Text stays text. Equal data give equal bytes.
 """
 
@@ -99,7 +99,7 @@ def curves(lines: Sequence[Curve], styles: Sequence[RowStyle], ylabel: str, wide
         axes.tick_params(length=0)
         axes.margins(x=0.01)
         box = _box(figure, axes)
-        return themed(figure, f"{ylabel}: learning curves"), box
+        return apply_theme(figure, f"{ylabel}: learning curves"), box
 
 
 def _focus(axes: Axes, lines: Sequence[Curve]) -> None:
@@ -143,7 +143,7 @@ def tradeoff(
         axes.set_title(ylabel, loc="left", fontsize=11, color=MUTED, pad=-2)
         axes.margins(x=0.16, y=0.12)
         axes.tick_params(length=0)
-        return themed(figure, f"{ylabel} against {xlabel}")
+        return apply_theme(figure, f"{ylabel} against {xlabel}")
 
 
 def front(points: Sequence[tuple[float, float]], more: bool) -> list[tuple[float, float]]:
@@ -155,7 +155,7 @@ def front(points: Sequence[tuple[float, float]], more: bool) -> list[tuple[float
     return sorted(best)
 
 
-def themed(figure: Figure, title: str) -> str:
+def apply_theme(figure: Figure, title: str) -> str:
     """The figure as inline SVG without prolog, date and style sheet; colours are CSS variables, rows have data-row."""
     out = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": title, "text.parse_math": False}):

@@ -16,7 +16,7 @@ from regard.lab.engine.decide import decide
 from regard.lab.engine.run_study import planned_jobs
 from regard.lab.engine.study import Setting
 from regard.lab.engine.table import Table, load_snapshot
-from regard.lab.engine.tuning import FACTORS, chosen, tuning_runs, with_rates
+from regard.lab.engine.tuning import FACTORS, choose_rates, tuning_runs, with_rates
 from regard.lab.results.layout import TUNING_SEED
 from regard.lab.results.results import Results
 from regard.lab.studies import STUDIES, load_study
@@ -54,7 +54,7 @@ def scores(task: Tiny, root: Path) -> dict[str, dict[float, float | None]]:
     runs = [(row, run) for row, run in tuning_runs(study(task), "desk") if row.label in ("softmax", "w/o")]
     for _, run in runs:
         execute(run, Results(root), device="cpu")
-    return {label: dict(tuned.scores) for label, tuned in chosen(runs, Results(root), "top1").items()}
+    return {label: dict(tuned.scores) for label, tuned in choose_rates(runs, Results(root), "top1").items()}
 
 
 def test_rates_do_not_depend_on_the_test_images(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_the_best_rate_is_the_rows_and_a_failed_run_is_no_choice(tmp_path: Path)
     for (_, run), score in zip(runs, (50.0, None, 70.0, None, 60.0, None), strict=True):
         metrics = {} if score is None else {"top1": score}
         store.finish(run.key, {"status": "done" if metrics else "failed", "metrics": metrics})
-    tuned = chosen(runs, store, "top1")
+    tuned = choose_rates(runs, store, "top1")
     assert (tuned["softmax"].rate, tuned["SKA"].rate) == (4e-3, 4e-3)
     other = {**tuned, "softmax": replace(tuned["softmax"], rate=8e-3)}
     rows = {row.label: row for row in with_rates(whole, "desk", other).rows("desk")}

@@ -11,7 +11,7 @@ from regard.lab.engine.run_study import run_study
 from regard.lab.results.results import Results
 from regard.lab.studies import swap_distillation
 from regard.lab.studies.mita.table4 import STUDY
-from regard.lab.studies.swap_distillation import ANALYSIS, COLUMNS, _line, mechanisms, unlabelled
+from regard.lab.studies.swap_distillation import ANALYSIS, COLUMNS, _line, mechanisms, training_images
 from regard.lab.train.load import load_user_run
 from regard.mixers import Factors
 from regard.mixers.spelling import spell
@@ -54,13 +54,13 @@ def test_each_step_is_measured_on_the_same_networks(source: Source, monkeypatch:
 def test_without_a_step_the_model_is_the_swapped_one(source: Source) -> None:
     _, _, key = trained_runs(source, STUDY.name, "linear")[0]
     run, user = source.run(key), load_user_run(source.store.folder(key))
-    images = unlabelled(run)
+    images = training_images(run)
     assert images.pixels.shape == (16, 84, 84, 1)
     assert not images.labels.any()
     mixer = Factors(terms="0000")
     sample = user.prepared(torch.from_numpy(images.pixels[:2]).permute(0, 3, 1, 2))
     plain = swap(copy.deepcopy(user.network), mixer).eval()
-    new = swap_distillation.learned(user, mixer, images, (0, 0))
+    new = swap_distillation.learn(user, mixer, images, (0, 0))
     with torch.no_grad():
         assert torch.equal(new(sample), plain(sample))
         assert not torch.equal(new(sample), user.network(sample))

@@ -162,7 +162,7 @@ def claim_differences(snapshot: Mapping[str, Any], runs: Sequence[Mapping[str, A
     """
     claims, at_paper = judgeable(snapshot), snapshot.get("scale") == "paper"
     return Differences(
-        differences=padded([list(differences(runs, claim_rows(c), c["metric"]).values()) for c in claims]),
+        differences=as_array([list(differences(runs, claim_rows(c), c["metric"]).values()) for c in claims]),
         at=np.array([claim.get("by") or 0.0 if at_paper else 0.0 for claim in claims], float),
         within=np.array([claim.get("within") for claim in claims], float),  # None is NaN
     )
@@ -172,10 +172,10 @@ def gate_differences(values: Mapping[str, Mapping[int, float]], controls: Sequen
     """The baseline minus each control, in the order of the runs. values: the metric by row and seed, in this order."""
     base, others = values.get(baseline, {}), [values[label] for label in controls]
     rows = [[value - other[seed] for seed, value in base.items() if seed in other] for other in others]
-    return Differences.against_zero(padded(rows))
+    return Differences.against_zero(as_array(rows))
 
 
-def padded(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+def as_array(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     """Rows of different lengths as an array, NaN at their ends."""
     value = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
     for line, row in zip(value, rows, strict=True):

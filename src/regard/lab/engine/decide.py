@@ -25,10 +25,10 @@ from .power import missing_seconds, row_seconds
 from .progress import Event
 from .run_jobs import needs
 from .run_study import Execution, check_jobs, execute_jobs, execution, planned_jobs, reset
-from .snapshot import removed_if_refused, write_snapshot
+from .snapshot import undo_if_refused, write_snapshot
 from .study import Row, Study
 from .table import stored_snapshot
-from .tuning import chosen, tuning_runs, with_rates
+from .tuning import choose_rates, tuning_runs, with_rates
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def decide(
     tune = scale == "desk" if tune is None else tune
     further = [row.label for row in study.rows(scale, rows)] if rows else []
     check_jobs(study, scale, planned_jobs(study, scale, study.runs(scale, seeds=1)), how)
-    with removed_if_refused(study, scale, store):
+    with undo_if_refused(study, scale, store):
         looks, tuning = _looks(study, scale, store), _Tuning(study, scale, store, tune)
         tuning.check_unchanged(tuning.study())
         if how.place.here:
@@ -127,11 +127,11 @@ class _Tuning:
 
     def study(self) -> Study:
         """The study with the rates that are chosen."""
-        return with_rates(self.plain, self.scale, chosen(self.runs, self.store, self.plain.metric))
+        return with_rates(self.plain, self.scale, choose_rates(self.runs, self.store, self.plain.metric))
 
     def runs_for(self, labels: Set[str]) -> list[tuple[Row, Run]]:
         """The runs that choose the rates of these rows, where they have not ended and no run has a rate yet."""
-        known = chosen(self.runs, self.store, self.plain.metric).keys() | self.as_they_are
+        known = choose_rates(self.runs, self.store, self.plain.metric).keys() | self.as_they_are
         return [(row, run) for row, run in self.runs if row.label in labels - known]
 
     def retry(self, looks: Looks) -> None:

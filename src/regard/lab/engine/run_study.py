@@ -14,7 +14,7 @@ from .executors.local import Local
 from .jobs import ENDED, Job
 from .progress import Event, Progress
 from .run_jobs import needs, run_all
-from .snapshot import removed_if_refused, write_snapshot
+from .snapshot import undo_if_refused, write_snapshot
 from .study import Row, Study
 
 
@@ -60,7 +60,7 @@ def run_study(
     if not jobs:
         raise ConfigError(f"{study.name} has no run {only} at {scale} scale with these rows, seeds and data")
     check_jobs(study, scale, jobs, how)
-    with removed_if_refused(study, scale, store):
+    with undo_if_refused(study, scale, store):
         if (retry or fresh) and not how.place.here:  # a place that refuses the runs does so before any is deleted
             how.place.open(store, devices, len(jobs)).close(stop=False)
         write_snapshot(study, scale, store, seeds, rows)

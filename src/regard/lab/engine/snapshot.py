@@ -65,7 +65,7 @@ def write_snapshot(
 
 
 @contextmanager
-def removed_if_refused(study: "Study", scale: str, store: Results) -> Iterator[None]:
+def undo_if_refused(study: "Study", scale: str, store: Results) -> Iterator[None]:
     """For a block that writes the snapshot and executes runs: of a place that refuses them nothing is left.
 
     A new snapshot is removed again, with the folders that are new, if a RegardError ends the block and none of its runs

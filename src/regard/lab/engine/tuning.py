@@ -69,7 +69,7 @@ def _without_validation_part(needed: Any, data: str) -> Any:
     return replace(needed, task=_without(needed.task), start=start, teacher=teacher)
 
 
-def chosen(runs: Sequence[tuple[Row, Run]], store: Results, metric: str) -> dict[str, Tuned]:
+def choose_rates(runs: Sequence[tuple[Row, Run]], store: Results, metric: str) -> dict[str, Tuned]:
     """The rates of each row whose tuning runs have ended; the setting's own where all of them failed."""
     scores: dict[str, dict[float, float | None]] = {}
     waiting = {row.label for row, run in runs if store.status(run.key) not in ENDED}

@@ -49,11 +49,11 @@ def derived_counts() -> Iterator[tuple[Derived, int]]:
     """Every row with the number of parameters of the model that is built here (on the meta device)."""
     for row in DERIVED:
         with torch.device("meta"):
-            params = parameters(built(row))
+            params = parameters(build_derived(row))
         yield row, params
 
 
-def built(row: Derived) -> nn.Module:
+def build_derived(row: Derived) -> nn.Module:
     """The model of a row."""
     if not row.bare:
         return create_model(row.host, parse_mixer(row.mixer) if row.mixer else None)

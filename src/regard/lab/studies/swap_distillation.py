@@ -50,7 +50,7 @@ def mechanisms(scale: str) -> tuple[MixerConfig, ...]:
     return (mita, Agent(m=mita.number), Linear(), SKA(), Factors(terms="0000"))
 
 
-def unlabelled(run: Run) -> Images:
+def training_images(run: Run) -> Images:
     """The first training images of a run's task; their labels are zeros. Raises: DataError."""
     assert isinstance(run.task, Segmentation)
     part = run.task.part("train")
@@ -58,7 +58,7 @@ def unlabelled(run: Run) -> Images:
     return Images(np.stack([part[row].image for row in rows]), np.zeros(len(rows), np.int64))
 
 
-def learned(user: UserModel, mixer: MixerConfig, images: Images, steps: tuple[int, int]) -> nn.Module:
+def learn(user: UserModel, mixer: MixerConfig, images: Images, steps: tuple[int, int]) -> nn.Module:
     """A copy of a model with a mechanism in all layers, after the steps of its layers and of its class scores."""
     layers, scores = (replace(how, steps=how.steps * n) for how, n in zip((LAYERS, SCORES), steps, strict=True))
     return distill_model(user, mixer, images, layers, scores, guard=False).model
@@ -80,7 +80,7 @@ def figure(source: Source) -> Sequence[Sheet | Picture]:
         scores: dict[str, dict[int, float]] = {step: {} for step in STEPS}
         for step, steps in STEPS.items():
             for seed, run in originals.items():
-                scores[step][seed] = _miou(learned(users[seed], mixer, unlabelled(run), steps), run)
+                scores[step][seed] = _miou(learn(users[seed], mixer, training_images(run), steps), run)
         scores |= _trained_from_the_start(source, mixer)
         lines += [_line(mixer, step, values, before, scores["swapped"]) for step, values in scores.items()]
     sheet = Sheet(

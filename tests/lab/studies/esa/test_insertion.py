@@ -12,7 +12,7 @@ from regard.lab.engine.study import Study
 from regard.lab.report import write_pages
 from regard.lab.results.results import Results
 from regard.lab.studies import load_analysis, load_study
-from regard.lab.studies.esa.insertion import curve, inserted
+from regard.lab.studies.esa.insertion import compare_insertion, curve
 from regard.lab.train.run import Run
 from regard.mixers.shared.native import native_enabled
 from regard.pages.sheets import Chart, Sheet
@@ -63,7 +63,7 @@ def test_logits_of_all_test_images_are_the_same_at_insertion(study: Study) -> No
     plain = perturbed(run_of(study, "before"))
     for label in EXACT:
         run = run_of(study, label)
-        effect = inserted(replace(run, task=replace(run.task, limit=100)), plain)
+        effect = compare_insertion(replace(run, task=replace(run.task, limit=100)), plain)
         assert effect.difference == 0.0, label
         assert (effect.changed, effect.images) == (0, 100)
         assert effect.before == effect.after
@@ -79,7 +79,7 @@ def test_a_deformable_convolution_sums_in_another_order(
         monkeypatch.setenv("REGARD_NATIVE", "0")
     elif not native_enabled():
         pytest.skip("no compiled kernels: install a wheel or a C++ compiler")
-    rounded = inserted(run_of(study, "0010 + deformable"), perturbed(run_of(study, "before")))
+    rounded = compare_insertion(run_of(study, "0010 + deformable"), perturbed(run_of(study, "before")))
     assert rounded.difference < 1e-5
     if kernels == "torchvision":
         assert rounded.difference > 0
@@ -90,7 +90,7 @@ def test_another_network_gives_a_difference(study: Study) -> None:
     """The same weights in a network whose first convolution has stride 2."""
     run = run_of(study, "before")
     other = replace(run, task=replace(run.task, host=run.task.host.replace("stem=1", "stem=2")))
-    effect = inserted(other, perturbed(run))
+    effect = compare_insertion(other, perturbed(run))
     assert effect.difference > 0.1
     assert effect.changed > 0
     assert effect.before != effect.after

@@ -22,14 +22,14 @@ from regard.lab.studies.mita.table1 import NAMED
 from regard.lab.studies.mita.table2 import STUDY
 from regard.lab.studies.mita.trained_figures import (
     _window,
+    accuracies_at,
     boundaries,
-    exchanged,
+    exchange,
     keys_of,
     middle,
     outlines,
     overlap,
     queries_of,
-    retuned,
 )
 from regard.lab.studies.overlays import CELL_PIXELS, overlay
 from regard.lab.studies.published_sizes import gigaflops
@@ -300,8 +300,8 @@ def test_landmarks_without_windows_have_a_middle_number() -> None:
 def test_exchange_keeps_the_weights_and_the_original() -> None:
     """Route-only MiTA with all keys is softmax attention."""
     model, x = small_model(Softmax()), torch.randn(2, 3, 12, 12)
-    same = exchanged(model, MiTA(m=4, k=36, branches="route"))
-    changed = exchanged(model, MiTA(m=4, k=4))
+    same = exchange(model, MiTA(m=4, k=36, branches="route"))
+    changed = exchange(model, MiTA(m=4, k=4))
     with torch.no_grad():
         torch.testing.assert_close(same(x), model(x), rtol=1e-4, atol=1e-4)
         assert (changed(x) - model(x)).abs().max() > 1e-3
@@ -381,7 +381,7 @@ def test_figure10_marks_the_point_of_training(source: Source, monkeypatch: pytes
 def test_figure10_counts_what_lies_inside_each_boundary(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is at least as good as trained is also at least 99 % of it."""
     accuracies = {(4, 4): 80.0, (4, 9): 80.5, (9, 4): 79.2, (9, 9): 79.1}
-    monkeypatch.setattr("regard.lab.studies.mita.trained_figures.retuned", lambda *_: accuracies)
+    monkeypatch.setattr("regard.lab.studies.mita.trained_figures.accuracies_at", lambda *_: accuracies)
     (sheet,) = load_analysis("mita_fig10").compute(source)
     assert sheet.note.endswith(
         "At least as trained: 2 of 4, the cheapest m = 4, k = 4. "
@@ -391,7 +391,7 @@ def test_figure10_counts_what_lies_inside_each_boundary(source: Source, monkeypa
 
 def test_numbers_that_a_grid_cannot_have_are_left_out(source: Source) -> None:
     run = next(run for row, run in _quick_runs(source) if row == "MiTA")
-    assert set(retuned(run.task.model(run.mixer, 0), run, [(4, 4), (7, 4), (9, 36)])) == {(4, 4), (9, 36)}
+    assert set(accuracies_at(run.task.model(run.mixer, 0), run, [(4, 4), (7, 4), (9, 36)])) == {(4, 4), (9, 36)}
 
 
 # Table 1 and Figure 5

@@ -83,7 +83,7 @@ class Inserted:
     after: float
 
 
-def inserted(run: Run, plain: nn.Module) -> Inserted:
+def compare_insertion(run: Run, plain: nn.Module) -> Inserted:
     """Compare a run's network as its training begins with the trained network that it starts from."""
     model = run.task.model(run.mixer, run.seed, run.removed)
     copy_weights(plain, model)
@@ -118,7 +118,7 @@ def curve(source: Source, study: Study = STUDY) -> Sequence[Sheet | Picture]:
             continue
         if run.start.key not in plain:
             plain = {run.start.key: trained(source.run(run.start.key), source.store)}
-        effect = inserted(run, plain[run.start.key])
+        effect = compare_insertion(run, plain[run.start.key])
         accuracies = _accuracies(source, run)
         for epoch, value in {0: effect.after, **accuracies}.items():
             epochs.setdefault((label, epoch), []).append(value)

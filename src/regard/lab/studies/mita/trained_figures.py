@@ -218,7 +218,7 @@ def figure8(source: Source) -> Sequence[Sheet | Picture]:
 # other mechanisms, and other m and k, in a trained network
 
 
-def exchanged(model: nn.Module, mixer: MixerConfig) -> nn.Module:
+def exchange(model: nn.Module, mixer: MixerConfig) -> nn.Module:
     """A copy of a trained network with another mechanism and the same weights."""
     return swap(copy.deepcopy(model), mixer).eval()
 
@@ -236,7 +236,7 @@ def figure9(source: Source) -> Sequence[Sheet | Picture]:
         for run in runs:
             model = trained(run, source.store)
             for label, mixer in mixers.items():
-                network = model if label == row or mixer is None else exchanged(model, mixer)
+                network = model if label == row or mixer is None else exchange(model, mixer)
                 accuracies[label].append(_accuracy(network, run))
         reference = fmean(accuracies[row])
         lines += [
@@ -259,7 +259,7 @@ def figure9(source: Source) -> Sequence[Sheet | Picture]:
     ]  # fmt: skip
 
 
-def retuned(model: nn.Module, run: Run, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
+def accuracies_at(model: nn.Module, run: Run, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
     """Accuracy with other pairs (m, k) of a trained MiTA network; pairs that do not fit its grid are left out.
 
     The model keeps the last pair.
@@ -292,7 +292,7 @@ def figure10(source: Source) -> Sequence[Sheet | Picture]:
     model = trained(run, source.store)
     tokens = next(iter(choices(model, first_inputs(run.task, 1)).values())).grid.tokens
     numbers = sorted({number for number in (*_NUMBERS, mixer.number, mixer.k) if number <= tokens})
-    accuracies = retuned(model, run, [(m, k) for m in numbers for k in numbers])
+    accuracies = accuracies_at(model, run, [(m, k) for m in numbers for k in numbers])
     point = (mixer.number, mixer.k)
     reference, bands = accuracies[point], boundaries(accuracies, point)
     rows = tuple(
