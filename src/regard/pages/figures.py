@@ -1,7 +1,7 @@
 """Static figures of a report: matplotlib SVG with the page's CSS variables as colours, and small heat maps.
 
-Figures are drawn with placeholder colours, which `apply_theme` replaces by `var(--...)`, so that one SVG serves the light
-and the dark theme. Text stays text. Equal data give equal bytes.
+Figures are drawn with placeholder colours, which `apply_theme` replaces by `var(--...)`, so that one SVG serves the
+light and the dark theme. Text stays text. Equal data give equal bytes.
 """
 
 import base64
