@@ -18,15 +18,13 @@ from regard.lab.studies.probes.names import BASELINE
 from regard.mixers.spelling import parse_mixer, spell
 from regard.mixers.table import FAMILIES
 from tools.findings import shares
+from tools.generate import write
 from tools.site.evidence import ROOT, Evidence, all_evidence
 
 BENCH = ROOT / "docs" / "bench.html"
 TOKENS = 36
 """Of the probes: boards of 6 x 6 cells."""
-PASSES = {
-    "forward": "Forward: time, divided by that of Softmax",
-    "training": "Training: time, divided by that of Softmax",
-}
+PASSES = {name: f"{name.capitalize()}: time, divided by that of Softmax" for name in ("forward", "training")}
 MEASURED = "layers of 192 channels and 3 heads, batch 1, float32, one core of an AMD EPYC"
 """Of docs/bench.html, as docs/choosing.md says it."""
 
@@ -62,31 +60,21 @@ def evidence(tables: Sequence[Evidence]) -> list[dict[str, Any]]:
         gate = study.table.get("gate") or {}
         spellings = {row["label"]: str(row.get("spelling") or "") for row in study.snapshot.get("rows", ())}
         baseline = study.table.get("baseline")
-        if (
-            gate.get("passed") is not True
-            or study.table["scale"] == "smoke"
-            or not _is_softmax(study, spellings, baseline)
-        ):
+        judged = gate.get("passed") is True and study.table["scale"] != "smoke"
+        if not judged or not _is_softmax(study, spellings, baseline):
             continue
         for row in study.table["rows"]:
-            size = row.get("difference") or {}
-            own = _class(spellings, row["label"])
-            if (
-                row["control"]
-                or size.get("low") is None
-                or own not in _mechanisms()
-                or row["label"] in _otherwise(study)
-            ):
+            label, size = row["label"], row.get("difference") or {}
+            own = _class(spellings, label)
+            if row["control"] or size.get("low") is None or own not in _mechanisms() or label in _otherwise(study):
                 continue
-            found.append(
-                {
-                    "mechanism": own, "spelling": _spelling(spellings[row["label"]]), "row": row["label"],
-                    "study": study.name, "task": _task(study), "data": study.snapshot["data"]["name"],
-                    "metric": study.table["metric"], "tokens": _tokens(study), "seeds": size["n"],
-                    **{name: round(size[name], 2) for name in ("mean", "low", "high")},
-                    "verdict": _verdict(study, row["label"], baseline),
-                }
-            )  # fmt: skip
+            found.append({
+                "mechanism": own, "spelling": _spelling(spellings[label]), "row": label,
+                "study": study.name, "task": str(study.snapshot["task"]).partition("(")[0].lower(),
+                "data": study.snapshot["data"]["name"], "metric": study.table["metric"], "tokens": _tokens(study),
+                "seeds": size["n"], **{name: round(size[name], 2) for name in ("mean", "low", "high")},
+                "verdict": _verdict(study, label, baseline),
+            })  # fmt: skip
     return found
 
 
@@ -150,10 +138,6 @@ def _spelling(text: str) -> str:
     return text if config is None else spell(config)
 
 
-def _task(study: Evidence) -> str:
-    return str(study.snapshot["task"]).partition("(")[0].lower()
-
-
 def _verdict(study: Evidence, row: str, baseline: str) -> str:
     """The word on a claim about a row and the baseline alone, "" without one."""
     for claim in study.claims:
@@ -171,10 +155,7 @@ def text() -> str:
 
 def main() -> None:
     """Write the table if it differs."""
-    new = text()
-    if not TABLE.exists() or TABLE.read_text(encoding="utf-8") != new:
-        TABLE.write_text(new, encoding="utf-8")
-        print(f"wrote {TABLE.relative_to(ROOT)}")
+    write(TABLE, text())
 
 
 if __name__ == "__main__":

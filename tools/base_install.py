@@ -7,31 +7,19 @@ import tempfile
 from pathlib import Path
 
 WORKS = (
-    "--help",
-    "--version",
-    "list",
-    "list hosts",
-    "list studies",
-    "list data",
-    "card MiTA",
-    "cost host SKA MiTA --host vit_desk",
-    "bench Softmax SKA --grid 4x4 --dim 8 --seconds 0.001",
-    "swap-check vit_desk SKA",
-    "advise vit_desk --mixers SKA --seconds 0.001 --batch 1",
-    "advise --tokens 4096 --dim 384",
-    "taxonomy",
-    "taxonomy --svg table.svg",
-    "maps vit_desk photos/0.png",
+    "--help", "--version", "list", "list hosts", "list studies", "list data", "card MiTA",
+    "cost host SKA MiTA --host vit_desk", "bench Softmax SKA --grid 4x4 --dim 8 --seconds 0.001",
+    "swap-check vit_desk SKA", "advise vit_desk --mixers SKA --seconds 0.001 --batch 1",
+    "advise --tokens 4096 --dim 384", "taxonomy", "taxonomy --svg table.svg", "maps vit_desk photos/0.png",
     "swap-check saved SKA --data photos --images 16",
     "advise saved --data photos --images 16 --minutes 0.02 --mixers None --budget macs=0.999x",
     "distill saved --plan SKA --data photos --images 16 --steps 2 --output-steps 1",
     "maps distilled photos/1.png",
-)
+)  # fmt: skip
 NEEDS_LAB = (
-    "train SKA --data digits --set recipe.epochs=1",
-    "study run quickstart --scale smoke --seeds 1 --workers 0",
+    "train SKA --data digits --set recipe.epochs=1", "study run quickstart --scale smoke --seeds 1 --workers 0",
     "maps vit_desk flower",
-)
+)  # fmt: skip
 LAB_NAMES = ("regard.lab.Results('results').frame()",)
 
 

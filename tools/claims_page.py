@@ -22,6 +22,7 @@ from regard.lab.studies.papers import ESA_PAPER, MITA_PAPER, SKA_PAPER, SNE_PAPE
 from regard.lab.studies.published_sizes import verdict
 from regard.lab.studies.register import REGISTER
 from tools.docs_pages import table
+from tools.generate import write
 from tools.site.evidence import ROOT, Evidence, all_evidence
 
 NOTE = "<!-- written by tools/claims_page.py: run `make generated`, do not edit -->"
@@ -140,16 +141,14 @@ def _of_table(found: Fate, evidence: Evidence, claims: Sequence[Claim]) -> None:
     judged = [(text_of(claim), verdicts[text_of(claim)]) for claim in claims if claim not in missing]
     name = f"[{evidence.folder.name}]({evidence.written_table})"
     found.states |= {_word(value) for _, value in judged}
-    open_ = [value for _, value in judged if value["word"] == "not judged"]
+    open_, lines = [value for _, value in judged if value["word"] == "not judged"], list[str]()
     if len(open_) > FEW:
         means = [value["interval"]["mean"] for value in open_]
         shown = ", ".join("no runs" if mean is None else f"{mean:+.1f}" for mean in means)
-        without_runs = all(mean is None for mean in means)
-        reason = "without runs" if without_runs else f"not judged ({_why(open_[0])}): {shown}"
+        why = open_[0]["sentence"].removeprefix("not judged: ").partition("; ")[0]
+        reason = "without runs" if set(means) == {None} else f"not judged ({why}): {shown}"
         lines = [f"{len(open_)} differences {reason}"]
         judged = [(text, value) for text, value in judged if value not in open_]
-    else:
-        lines = []
     lines = [_line(text, value, len(claims) > 1) for text, value in judged] + lines
     if missing:
         found.states.add("not run")
@@ -167,10 +166,6 @@ def _line(text: str, value: Mapping[str, Any], named: bool) -> str:
     """A verdict with its interval, after the claim if there are several."""
     sentence = value["sentence"] if value["word"] == "not judged" else value["sentence"].partition("; ")[0]
     return f"{text}: {sentence}" if named else sentence
-
-
-def _why(value: Mapping[str, Any]) -> str:
-    return str(value["sentence"].removeprefix("not judged: ").partition("; ")[0])
 
 
 def _of_counts(found: Fate, entry: PaperClaim) -> None:
@@ -320,10 +315,7 @@ here; by the counting rules of *{ESA_PAPER}*
 
 def main() -> None:
     """Write the page if it differs."""
-    text = page()
-    if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        PAGE.write_text(text, encoding="utf-8")
-        print("wrote docs/claims.md")
+    write(PAGE, page())
 
 
 if __name__ == "__main__":

@@ -23,11 +23,9 @@ from regard.swapping.swap import swap
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs" / "libraries.json"
 PACKAGES = {
-    "transformers": "transformers",
-    "torchvision": "torchvision",
-    "open_clip": "open_clip_torch",
+    "transformers": "transformers", "torchvision": "torchvision", "open_clip": "open_clip_torch",
     "diffusers": "diffusers",
-}
+}  # fmt: skip
 """The library -> the package that has its version."""
 LARGEST, LEAST = 1e-6, 1e-3
 """The largest difference by softmax, where a host computes it in float32, and the least by uniform attention."""

@@ -18,6 +18,7 @@ from regard.mixers.shared.executions import RULES
 from regard.models.catalog import HOSTS
 from regard.projections import PROJECTIONS
 from regard.swapping.ports import PORTS
+from tools.generate import write
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTE = "<!-- written by tools/docs_pages.py: run `make generated`, do not edit -->"
@@ -49,16 +50,10 @@ def mechanisms() -> str:
     configs = [cls() for cls in MIXERS]
     names = {cls.__name__ for cls in MIXERS}
     mechanism_rows = [
-        (
-            code(type(config).__name__),
-            code(config.card.formula),
-            code(config.card.complexity),
-            ", ".join(sorted(config.masks)) or "none",
-            "yes" if config.cross else "",
-            config.card.source,
-        )
+        (code(type(config).__name__), code(config.card.formula), code(config.card.complexity),
+         ", ".join(sorted(config.masks)) or "none", "yes" if config.cross else "", config.card.source)
         for config in configs
-    ]
+    ]  # fmt: skip
     strategy_rows = [
         (code(row["mechanism"]), row["strategy"], row["experts"], row["number"], row["construction"], row["topology"])
         + (row["conditions"],)
@@ -145,22 +140,13 @@ def compared_libraries() -> str:
     stored = json.loads((DOCS / "libraries.json").read_text())
     lines: dict[tuple[str, str, str], list[dict]] = {}
     for row in stored["compared"]:
-        key = (
-            f"{row['library']} {stored['versions'][row['library']]}",
-            *map(", ".join, (row["classes"], row["ports"])),
-        )
-        lines.setdefault(key, []).append(row)
+        classes, ports = (", ".join(map(code, row[part])) for part in ("classes", "ports"))
+        lines.setdefault((f"{row['library']} {stored['versions'][row['library']]}", classes, ports), []).append(row)
     rows = [
-        [
-            library,
-            ", ".join(map(code, classes.split(", "))),
-            ", ".join(map(code, ports.split(", "))),
-            "; ".join(row["model"] for row in rows),
-            f"{max(row['softmax'] for row in rows):.0e}",
-            f"{min(row['uniform'] for row in rows):.0e}",
-        ]
-        for (library, classes, ports), rows in lines.items()
-    ]
+        [*key, "; ".join(row["model"] for row in rows), f"{max(row['softmax'] for row in rows):.0e}",
+         f"{min(row['uniform'] for row in rows):.0e}"]
+        for key, rows in lines.items()
+    ]  # fmt: skip
     return table(("library", "attention", "port", "small models compared", "softmax", "uniform"), rows)
 
 
@@ -383,10 +369,7 @@ PAGES = {"mechanisms.md": mechanisms, "hosts.md": hosts, "studies.md": studies, 
 def main() -> None:
     """Write every page that differs, and the picture."""
     for name, page in PAGES.items():
-        path, text = DOCS / name, page()
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
-            print(f"wrote docs/{name}")
+        write(DOCS / name, page())
     write_picture(taxonomy_rows(), DOCS / "taxonomy.svg")
 
 

@@ -23,7 +23,7 @@ from regard.lab.studies.probes.study import ROWS
 from regard.pages.figures import front
 from regard.pages.phrasing import number, signed
 from regard.pages.theme import SHADES, follow_scheme
-from tools.generate import between
+from tools.generate import between, write
 from tools.site.evidence import ROOT, WORDS, Evidence, all_evidence, judged
 
 PAGE = "docs/findings.md"
@@ -35,17 +35,13 @@ COSTS = "mita_table2-desk"
 FEWEST_SEEDS, FEWEST_ROWS = 3, 3
 """Of a probe's rows, and of complete rows, below which the profile is not drawn."""
 SENTENCES = {
-    (
-        "quickstart",
-        "Factors 0110",
-    ): "Attention without query-key content (`Factors`, terms 0110) is better than softmax",
+    ("quickstart", "Factors 0110"):
+        "Attention without query-key content (`Factors`, terms 0110) is better than softmax",
     ("mita_table2", "MiTA + DWC"): "MiTA with an added depth-wise convolution is better than softmax alone",
     ("esa_fig3", "0011"): "Key content plus relative position (`Factors`, terms 0011) is better than no attention",
-    (
-        "ska_table1",
-        "SKA a, plain start",
-    ): "From plain random weights static keys are better than softmax; where branches start at zero they are not",
-}
+    ("ska_table1", "SKA a, plain start"):
+        "From plain random weights static keys are better than softmax; where branches start at zero they are not",
+}  # fmt: skip
 """(study, first row of a claim) -> the claim in plain words; others are printed as the table has them."""
 DATA = {"cifar10": "CIFAR-10", "digits-canvas": "digits on a canvas", "cued": "items that match a cue, IoU"}
 LIGHT = SHADES["light"]
@@ -260,10 +256,7 @@ def main() -> None:
     """Write the page and the pictures where they differ."""
     evidence = all_evidence()
     for name, text in {PAGE: page(evidence), **pictures(evidence)}.items():
-        path: Path = ROOT / name
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {name}")
+        write(ROOT / name, text)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ them, as plain text that is committed.
 """
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,9 +79,8 @@ def between(text: str, mark: str, content: str) -> str:
     end = mark.replace("generated: ", "end of generated: ")
     if text.count(mark) != 1 or text.count(end) != 1:
         raise SystemExit(f"expected one pair of lines {mark.strip()!r} and {end.strip()!r}")
-    return re.sub(
-        f"{re.escape(mark)}\n.*?{re.escape(end)}", lambda match: f"{mark}\n{content}\n{end}", text, flags=re.DOTALL
-    )
+    before, _, rest = text.partition(f"{mark}\n")
+    return f"{before}{mark}\n{content}\n{end}{rest.partition(end)[2]}"
 
 
 def _order(line: str) -> tuple[str, str]:
@@ -92,20 +90,22 @@ def _order(line: str) -> tuple[str, str]:
 
 
 FILES = {
-    SOURCE / "mixers" / "__init__.py": mixers,
-    SOURCE / "ops.py": ops,
-    SOURCE / "__init__.py": root,
+    SOURCE / "mixers" / "__init__.py": mixers, SOURCE / "ops.py": ops, SOURCE / "__init__.py": root,
     ROOT / "README.md": readme,
-}
+}  # fmt: skip
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file of the repository that differs, and say so."""
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.relative_to(ROOT)}")
 
 
 def main() -> None:
     """Write every file that differs."""
-    for path, write in FILES.items():
-        text = write()
-        if path.read_text() != text:
-            path.write_text(text)
-            print(f"wrote {path.relative_to(ROOT)}")
+    for path, make in FILES.items():
+        write(path, make())
 
 
 if __name__ == "__main__":

@@ -8,14 +8,13 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from regard.lab.studies import ANALYSES, STUDIES, load_study
 from regard.lab.studies.papers import ESA_PAPER, MITA_PAPER, SKA_PAPER, SNE_PAPER
 from tools.docs_pages import table
+from tools.generate import ROOT, write
 
-ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "papers.md"
 NOTE = "<!-- written by tools/papers_page.py: run `make generated`, do not edit -->"
 PAPERS = {"SKA": (SKA_PAPER, 9, 5), "SNE": (SNE_PAPER, 6, 6), "MiTA": (MITA_PAPER, 7, 10), "ESA": (ESA_PAPER, 3, 3)}
@@ -103,5 +102,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    write(PAGE, page())

@@ -15,7 +15,7 @@ from regard.lab.studies.probes.names import AVERAGE, BASELINE, NONE
 from regard.lab.studies.probes.profile import Cell, profiles
 from regard.lab.studies.probes.run import profile_runs, scores
 from regard.lab.studies.probes.study import FURTHER, ROWS, SEEDS
-from tools.generate import between
+from tools.generate import between, write
 from tools.site.evidence import RESULTS, ROOT
 
 MARK = "<!-- generated: probes -->"
@@ -69,10 +69,7 @@ def page() -> str:
 def main() -> None:
     """Write the table where it differs."""
     with store() as results:
-        new = text(cells(results))
-    if new != TEXT.read_text(encoding="utf-8"):
-        TEXT.write_text(new, encoding="utf-8")
-        print(f"wrote {TEXT.relative_to(ROOT)}")
+        write(TEXT, text(cells(results)))
 
 
 if __name__ == "__main__":
