@@ -81,7 +81,7 @@ docs: $(VENV)/.ready  ## the offline site: build/site/index.html; about a minute
 
 generated: $(VENV)/.ready  ## write what follows from the table of mechanisms and the evidence, and the pages of docs
 	$(BIN)/python tools/generate.py
-	$(BIN)/python tools/docs_pages.py
+	$(BIN)/python -m tools.docs_pages
 	$(BIN)/python -m tools.findings
 	$(BIN)/python -m tools.claims_page
 	$(BIN)/python -m tools.papers_page
