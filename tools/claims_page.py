@@ -18,7 +18,7 @@ from regard.lab.engine.study import Claim, Study
 from regard.lab.results.results import Results
 from regard.lab.studies import ANALYSES, STUDIES, load_analysis, load_study
 from regard.lab.studies.paper_claim import COUNTED, KINDS, PaperClaim, text_of
-from regard.lab.studies.papers import ESA_PAPER, MITA_PAPER, SKA_PAPER, SNE_PAPER
+from regard.lab.studies.papers import ESA_PAPER, PAPERS
 from regard.lab.studies.published_sizes import verdict
 from regard.lab.studies.register import REGISTER
 from tools.docs_pages import table
@@ -28,7 +28,6 @@ from tools.site.evidence import ROOT, Evidence, all_evidence
 NOTE = "<!-- written by tools/claims_page.py: run `make generated`, do not edit -->"
 PAGE = ROOT / "docs" / "claims.md"
 COUNTS = ROOT / "docs" / "counts.json"
-TITLES = {"mita": MITA_PAPER, "ska": SKA_PAPER, "sne": SNE_PAPER, "esa": ESA_PAPER}
 STATES = (
     "supported", "contradicted", "suggested", "suggested against", "undecided", "not judged", "computed", "reproduced",
     "reproduced in part", "not reproduced", "not run", "not here",
@@ -282,7 +281,7 @@ def _section(paper: str, pairs: Sequence[tuple[PaperClaim, Fate]]) -> str:
         (f"`{paper}:{entry.id}`", entry.place, entry.says, entry.printed, f"**{f.state}**", _where(entry, f))
         for entry, f in pairs
     ]
-    return f"## {TITLES[paper]}\n\n{table(('id', 'where', 'claim', 'printed', 'state', 'how it is known'), rows)}"
+    return f"## {PAPERS[paper]}\n\n{table(('id', 'where', 'claim', 'printed', 'state', 'how it is known'), rows)}"
 
 
 def _where(entry: PaperClaim, found: Fate) -> str:

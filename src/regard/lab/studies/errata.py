@@ -3,16 +3,14 @@
 They are data: `<paper>/errata.json`.
 """
 
-import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from regard.lab.engine.analysis import Analysis, Source
 from regard.pages.sheets import Picture, Sheet
 
-from .papers import ESA_PAPER, MITA_PAPER, SKA_PAPER, SNE_PAPER
+from .papers import MITA_PAPER, PAPERS, SNE_PAPER, read_rows
 
 
 class Erratum(NamedTuple):
@@ -24,17 +22,7 @@ class Erratum(NamedTuple):
     check: str
 
 
-_FOLDERS = {"ska": SKA_PAPER, "sne": SNE_PAPER, "mita": MITA_PAPER, "esa": ESA_PAPER}
-
-
-def _read(folder: str) -> tuple[Erratum, ...]:
-    text = Path(__file__).with_name(folder).joinpath("errata.json").read_text(encoding="utf-8")
-    return tuple(Erratum(**row) for row in json.loads(text))
-
-
-ERRATA = {paper: _read(folder) for folder, paper in _FOLDERS.items()}
-
-
+ERRATA = {paper: tuple(Erratum(**row) for row in read_rows(folder, "errata.json")) for folder, paper in PAPERS.items()}
 _NAMES = {**{paper: paper for paper in ERRATA}, "MiTA": MITA_PAPER, "the embedding paper": SNE_PAPER}
 """First words of a study's source -> title of the paper."""
 

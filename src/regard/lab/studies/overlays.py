@@ -1,13 +1,11 @@
 """What figures of trained networks share: runs and images to read, and weights drawn over a picture."""
 
 import base64
-import io
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from PIL import Image
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regard.core import Grid, UnsupportedError
@@ -52,7 +50,12 @@ def first_inputs(task: Task, number: int) -> Float[Tensor, "B C H W"]:
 def photograph(task: Task, name: str = PICTURE) -> Photograph:
     """A photograph with a free licence, or for grey images a digit, prepared as the task's own images are."""
     inputs, pixels, credit = sample_inputs(task, name)
-    return Photograph(inputs=inputs, image=base64.b64encode(png(pixels)).decode(), note=f"Picture: {credit}.")
+    return Photograph(inputs=inputs, image=as_text(pixels), note=f"Picture: {credit}.")
+
+
+def as_text(pixels: UInt8[np.ndarray, "height width channels"]) -> str:
+    """Pixels as base64 of a PNG."""
+    return base64.b64encode(png(pixels)).decode()
 
 
 def overlay(weights: Tensor, grid: Grid, frame: Tensor | None = None) -> str:
@@ -66,15 +69,11 @@ def overlay(weights: Tensor, grid: Grid, frame: Tensor | None = None) -> str:
     pixels[..., 3] = (225 * share).round().reshape(grid.height, grid.width).numpy()
     pixels = pixels.repeat(CELL_PIXELS, 0).repeat(CELL_PIXELS, 1)
     if frame is not None:
-        rows, columns = np.nonzero(frame.reshape(grid.height, grid.width).numpy())
-        box = pixels[
-            rows.min() * CELL_PIXELS : (rows.max() + 1) * CELL_PIXELS,
-            columns.min() * CELL_PIXELS : (columns.max() + 1) * CELL_PIXELS,
-        ]
+        cells = np.nonzero(frame.reshape(grid.height, grid.width).numpy())
+        rows, columns = (slice(each.min() * CELL_PIXELS, (each.max() + 1) * CELL_PIXELS) for each in cells)
+        box = pixels[rows, columns]
         box[:2] = box[-2:] = box[:, :2] = box[:, -2:] = RED
-    out = io.BytesIO()
-    Image.fromarray(pixels, "RGBA").save(out, "PNG", optimize=True)
-    return base64.b64encode(out.getvalue()).decode()
+    return as_text(pixels)
 
 
 def cell_frame(grid: Grid, cell: int) -> Tensor:
