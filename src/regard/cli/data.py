@@ -37,8 +37,7 @@ def check(
         typer.Option(min=0, max=255, help="Label of mask pixels that do not count; for segmentation. [default: 255]"),
     ] = None,
     classes: Annotated[
-        int | None,
-        typer.Option(min=0, help="Number of classes of masks; for segmentation. Default: from the files."),
+        int | None, typer.Option(min=0, help="Number of classes of masks; for segmentation. Default: from the files.")
     ] = None,
     exif: Annotated[
         str | None,

@@ -12,15 +12,7 @@ from .given import grouped
 from .imports import Imports, imported
 from .run_options import ResultsOption, RootOption, find_device, use_data
 from .tables import AsJson, show, wrapped
-from .user_model import (
-    DataOption,
-    JudgeOption,
-    ModelArgument,
-    ModelOptions,
-    progress,
-    read_images,
-    read_model,
-)
+from .user_model import DataOption, JudgeOption, ModelArgument, ModelOptions, progress, read_images, read_model
 
 if TYPE_CHECKING:
     from regard.advice.distill import Distilled

@@ -33,8 +33,7 @@ def probe(
     mixers: Annotated[
         list[str],
         typer.Argument(
-            metavar="MECHANISM",
-            help='Mechanisms, such as "MiTA(m=9, k=9)"; "all": every row of the studies probes_*.',
+            metavar="MECHANISM", help='Mechanisms, such as "MiTA(m=9, k=9)"; "all": every row of the studies probes_*.'
         ),
     ],
     abilities: Annotated[

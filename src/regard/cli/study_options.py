@@ -42,8 +42,7 @@ LargestScale = Annotated[
     typer.Option("--scale", help="smoke, desk or paper, with changes such as desk+cifar10. Default: the largest here."),
 ]
 Workers = Annotated[
-    int | None,
-    typer.Option(help="Runs at the same time. Default: one for each GPU, or for each core without GPUs."),
+    int | None, typer.Option(help="Runs at the same time. Default: one for each GPU, or for each core without GPUs.")
 ]
 
 

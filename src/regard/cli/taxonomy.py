@@ -21,8 +21,7 @@ def taxonomy(
     topology: Part = "",
     conditions: Annotated[str, typer.Option(help="Only rows that depend on all of these, such as 'Q,position'.")] = "",
     svg: Annotated[
-        Path | None,
-        typer.Option(help="Also draw the mechanisms into this SVG file.", parser=user_path, metavar="PATH"),
+        Path | None, typer.Option(help="Also draw the mechanisms into this SVG file.", parser=user_path, metavar="PATH")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -67,10 +67,7 @@ class ModelOptions:
 
 IMAGES = "A folder of images, flat or nested, or a set by name; no label is read."
 DataOption = Annotated[str, typer.Option(help=IMAGES, callback=checked_text)]
-OptionalData = Annotated[
-    str | None,
-    typer.Option(help=IMAGES, callback=checked_text),
-]
+OptionalData = Annotated[str | None, typer.Option(help=IMAGES, callback=checked_text)]
 Reinitialise = Annotated[
     bool, typer.Option("--reinitialise", help="Also replace attention that no mechanism computes, and lose it.")
 ]

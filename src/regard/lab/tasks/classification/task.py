@@ -286,12 +286,7 @@ class Classification(ValidationPart, ImageTask):
         return NORMAL if self.data == "imagenet" or is_stream(self.data) else self.data_set().statistics
 
     def loss(
-        self,
-        model: nn.Module,
-        batch: Samples,
-        recipe: Training,
-        device: torch.device,
-        teacher: nn.Module | None = None,
+        self, model: nn.Module, batch: Samples, recipe: Training, device: torch.device, teacher: nn.Module | None = None
     ) -> Tensor:
         """Cross-entropy. With a teacher: its mean with the cross-entropy to the classes that the teacher predicts for
         the same images, after mixup (hard distillation, DeiT Eq. 3, with one head)."""

@@ -261,12 +261,7 @@ class Boxes(ValidationPart, ImageTask):
         return (self.prepared(image, torch.device("cpu")), None, None, True)
 
     def loss(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        recipe: Training,
-        device: torch.device,
-        teacher: nn.Module | None = None,
+        self, model: nn.Module, batch: Batch, recipe: Training, device: torch.device, teacher: nn.Module | None = None
     ) -> Tensor:
         """The sum of the losses of torchvision's detectors: objectness, proposals, classes, boxes, masks."""
         images, targets, sizes = batch

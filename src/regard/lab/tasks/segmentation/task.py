@@ -183,12 +183,7 @@ class Segmentation(ValidationPart, ImageTask):
         return self.data_set().statistics
 
     def loss(
-        self,
-        model: nn.Module,
-        batch: Samples,
-        recipe: Training,
-        device: torch.device,
-        teacher: nn.Module | None = None,
+        self, model: nn.Module, batch: Samples, recipe: Training, device: torch.device, teacher: nn.Module | None = None
     ) -> Tensor:
         """Cross-entropy of the pixels that are not void, plus 0.4 times that of the auxiliary head of "conv"."""
         return model(self.prepared(batch[0], device), batch[1].to(device), recipe.smoothing)

@@ -233,12 +233,7 @@ class Sequences(ValidationPart, Task):
         return TokenBatches(samples, self.tokens, recipe.batch, seed, part)
 
     def loss(
-        self,
-        model: nn.Module,
-        batch: Samples,
-        recipe: Training,
-        device: torch.device,
-        teacher: nn.Module | None = None,
+        self, model: nn.Module, batch: Samples, recipe: Training, device: torch.device, teacher: nn.Module | None = None
     ) -> Tensor:
         """Cross-entropy."""
         scores = model(batch[0].to(device)).float()

@@ -87,11 +87,7 @@ class Translator(nn.Module):
         """Sources and targets with fewer tokens are filled up to so many, which are hidden."""
 
     def forward(
-        self,
-        source: Int[Tensor, "B M"],
-        target: Int[Tensor, "B N"] | None = None,
-        beam: int = 4,
-        penalty: float = 0.6,
+        self, source: Int[Tensor, "B M"], target: Int[Tensor, "B N"] | None = None, beam: int = 4, penalty: float = 0.6
     ) -> Float[Tensor, "B N V"] | Int[Tensor, "B L"]:
         """With a target: the scores of the token that follows each of its tokens; its first token is `START`.
 
