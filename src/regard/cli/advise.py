@@ -1,20 +1,18 @@
 """`regard advise MODEL`: which attention for a model: costs and times, and with images a measured recommendation."""
 
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from regard.core import ConfigError, Extra
-from regard.files.paths import user_path
 
 from .given import Context, grouped, refuse_given
-from .imports import Imports, imported
-from .mixers import read_mixer
-from .new_model import OPTIONS, show_new_model
-from .run_options import ResultsOption, RootOption, find_device, use_data
+from .imports import Imports, imported, read_mixer
+from .new_model import NewModelOptions, show_new_model
+from .run_options import ResultsOption, RootOption, find_device, path_option, use_data
 from .sizes import read_size, short_grid
 from .tables import AsJson, show, wrapped
 from .user_model import (
@@ -68,9 +66,7 @@ def advise(
         ),
     ] = 15.0,
     images: Annotated[int, typer.Option(min=16, help="Images to use, with --data: most to learn from.")] = 400,
-    out: Annotated[
-        Path, typer.Option(help="The folder of page, plan and state, with --data.", parser=user_path, metavar="PATH")
-    ] = Path("advice"),
+    out: Annotated[Path, path_option("The folder of page, plan and state, with --data.")] = Path("advice"),
     mixers: Annotated[
         str, typer.Option(help="Mechanisms, separated by semicolons: 'SKA; MiTA(m=9, k=9); None'. Default: a choice.")
     ] = "",
@@ -85,13 +81,7 @@ def advise(
     seconds: Annotated[
         float, typer.Option(help="Seconds for each mechanism and each kind of layer; without --data.")
     ] = 0.3,
-    tokens: Annotated[int, typer.Option(help="Tokens of a model that does not exist yet, in the place of MODEL.")] = 0,
-    grid: Annotated[str, typer.Option(help="Their grid, such as 64x64; default: a square.")] = "",
-    dim: Annotated[int, typer.Option(help="Its channels.")] = 0,
-    heads: Annotated[int, typer.Option(help="Its heads; default: of 64 channels, else of 32.")] = 0,
-    task: Annotated[str, typer.Option(help="Its task, such as segmentation: `regard list tasks`.")] = "",
-    masks: Annotated[str, typer.Option(help="Masks that it needs: causal, padding, bias, separated by commas.")] = "",
-    backward: Annotated[bool, typer.Option("--backward", help="Times of training, not of inference alone.")] = False,
+    new: NewModelOptions,
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
     as_json: AsJson = False,
@@ -105,9 +95,10 @@ def advise(
     texts = [text for text in mixers.split(";") if text.strip()]
     if not model:
         refuse_given(context, OF_A_MODEL, "is for a MODEL that exists; leave it out")
-        show_new_model(tokens, grid, dim, heads, task, masks, backward, [read_mixer(t, extra) for t in texts], as_json)
+        show_new_model(new, [read_mixer(text, extra) for text in texts], as_json)
         return
-    refuse_given(context, OPTIONS, "describes a model that does not exist yet: leave MODEL out")
+    of_new = [field.name for field in fields(NewModelOptions)]
+    refuse_given(context, of_new, "describes a model that does not exist yet: leave MODEL out")
     if data is None:
         refuse_given(context, WITH_IMAGES, "needs --data, images on which a plan is measured")
         if "None" in map(str.strip, texts):

@@ -66,26 +66,13 @@ def _options(
     pass
 
 
-app.command("list")(list_names)
-app.command("card")(card)
-app.command("check")(check)
-app.command("taxonomy")(taxonomy)
-app.command("cost")(cost)
-app.command("bench")(bench)
-app.command("swap-check")(swap_check)
-app.command("probe")(probe)
-app.command("advise")(advise)
-app.command("distill")(distill)
-app.command("train")(train)
-app.command("eval")(evaluate)
-app.command("finetune")(finetune)
-app.command("predict")(predict)
-app.command("export")(export)
-app.command("maps")(maps)
-app.add_typer(study_app, name="study")
-app.add_typer(results_app, name="results")
-app.add_typer(data_app, name="data")
-app.command("report")(report)
+NAMES: dict[object, str] = {list_names: "list", evaluate: "eval"}
+"""Verbs that are not called as their functions are."""
+for verb in (list_names, card, check, taxonomy, cost, bench, swap_check, probe, advise, distill, train, evaluate,
+             finetune, predict, export, maps, report):  # fmt: skip
+    app.command(NAMES.get(verb))(verb)
+for name, group in (("study", study_app), ("results", results_app), ("data", data_app)):
+    app.add_typer(group, name=name)
 make_strict(app)
 
 

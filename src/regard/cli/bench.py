@@ -11,8 +11,7 @@ from regard.files.atomic import check_writable
 from regard.files.paths import user_path
 
 from .given import Context, refuse_given
-from .imports import Imports, imported
-from .mixers import read_mixer
+from .imports import Imports, imported, read_mixer
 from .run_options import find_device
 from .sizes import check_heads, read_grids, read_size
 from .tables import AsJson, show

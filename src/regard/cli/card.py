@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .imports import Imports, imported
-from .mixers import read_mixer
+from .imports import Imports, imported, read_mixer
 from .tables import AsJson, show
 
 

@@ -9,8 +9,7 @@ import typer
 
 from regard.core import ConfigError, Extra
 
-from .imports import Imports, imported
-from .mixers import read_mixer
+from .imports import Imports, imported, read_mixer
 from .tables import AsJson, show
 
 if TYPE_CHECKING:

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.core import ConfigError
-from regard.files.paths import user_path
 
 from .given import grouped
 from .imports import Imports, imported
-from .run_options import ResultsOption, RootOption, find_device, use_data
+from .run_options import ResultsOption, RootOption, find_device, path_option, use_data
 from .tables import AsJson, show, wrapped
 from .user_model import DataOption, JudgeOption, ModelArgument, ModelOptions, progress, read_images, read_model
 
@@ -41,10 +40,8 @@ def distill(
         str, typer.Option(help="Of the images, as in a recipe: flip, crop, shift, resized; none, where sides matter.")
     ] = "flip",
     images: Annotated[int, typer.Option(min=16, help="Images to use; a quarter of them judges.")] = 400,
-    out: Annotated[
-        Path, typer.Option(help="The folder of the new model, and of the state while it learns.", parser=user_path,
-                           metavar="PATH"),
-    ] = Path("distilled"),
+    out: Annotated[Path, path_option("The folder of the new model, and of the state while it learns.")]
+    = Path("distilled"),
     judge: JudgeOption = "",
     *,
     options: ModelOptions,

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from regard.core import ConfigError, UnsupportedError
-from regard.files.paths import user_path
 
 from .given import grouped
 from .imports import Imports, imported
-from .run_options import ResultsOption
+from .run_options import ResultsOption, path_option
 from .trained import TrainedArgument, read_trained
 from .user_model import ModelOptions
 
@@ -20,9 +19,7 @@ from .user_model import ModelOptions
 @grouped
 def export(
     model: TrainedArgument,
-    onnx: Annotated[
-        Path, typer.Option(help="The file to write, such as model.onnx.", parser=user_path, metavar="PATH")
-    ],
+    onnx: Annotated[Path, path_option("The file to write, such as model.onnx.")],
     free_size: Annotated[
         bool, typer.Option("--free-size", help="Leave height and width free, of a model that takes images of any size.")
     ] = False,

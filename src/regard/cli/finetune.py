@@ -15,7 +15,6 @@ from .run_display import execute_run
 from .run_options import (
     RunOptions,
     TrainingOptions,
-    checked_text,
     find_task,
     make_run,
     optional_run,
@@ -48,7 +47,7 @@ def finetune(
     ],
     data: Annotated[
         str,
-        typer.Option(help="A data set by name, a folder of class folders, or a parquet file.", callback=checked_text),
+        typer.Option(help="A data set by name, a folder of class folders, or a parquet file."),
     ],
     mixer: Annotated[
         str,

@@ -1,12 +1,15 @@
-"""`--import MODULE`: a user's own mechanisms, ports, models and tasks, for one command."""
+"""`--import MODULE`, a user's own mechanisms, ports, models and tasks for one command; and MECHANISM, an argument."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from regard.core import ConfigError, Extra
 from regard.core.user_module import user_module
+
+if TYPE_CHECKING:
+    from regard.core import MixerConfig
 
 Imports = Annotated[
     list[str] | None,
@@ -40,3 +43,13 @@ def _items(name: str) -> list[Any]:
     if not items:
         raise ConfigError(f"--import {name}: the module has none of the tuples {', '.join(TUPLES)}")
     return items
+
+
+def read_mixer(text: str, extra: Extra) -> "MixerConfig":
+    """The configuration of a spelling. Raises: ConfigError for a wrong spelling, and for None."""
+    from regard.mixers.spelling import parse_mixer
+
+    config = parse_mixer(text, extra)
+    if config is None:
+        raise ConfigError("this verb needs a mechanism, not None; `regard list` shows all")
+    return config

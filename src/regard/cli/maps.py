@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.core import ConfigError, Extra
+from regard.core import ConfigError, DataError, Extra
 from regard.files.paths import named_folder, user_path
 
 from .given import grouped
 from .imports import Imports, imported
-from .run_options import ResultsOption, optional_run
+from .run_options import ResultsOption, optional_run, path_option
 from .user_model import ModelArgument, ModelOptions, read_model
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ def maps(
             "dynamic convolutions; auto: the first of these that the model has."
         ),
     ] = "auto",
-    out: Annotated[Path, typer.Option(help="The PNG file to write.", parser=user_path, metavar="PATH")] = Path(
-        "maps.png"
-    ),
+    out: Annotated[Path, path_option("The PNG file to write.")] = Path("maps.png"),
     *,
     options: ModelOptions,
     results: ResultsOption = Path("results"),
@@ -81,8 +79,6 @@ def maps(
 
 def _position(text: str) -> tuple[int, int] | None:
     """(row, column) of "6,7"; None for an empty text. Raises: ConfigError."""
-    from regard.core import ConfigError
-
     if not text:
         return None
     parts = text.split(",")
@@ -116,7 +112,6 @@ def _picture(image: str, channels: int, size: tuple[int, int]):  # type: ignore[
     """Pixels (H, W, C) of a file or a sample as uint8, and the credit of a sample. Raises: DataError."""
     import numpy as np
 
-    from regard.core import DataError
     from regard.explain import pictures
     from regard.images.images import read_image
 

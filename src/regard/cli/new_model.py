@@ -1,6 +1,9 @@
 """`regard advise --tokens N --dim C`: advice for a model that does not exist yet, from a stored table."""
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from regard.core import ConfigError
 
@@ -11,16 +14,25 @@ if TYPE_CHECKING:
     from regard.advice.new_model import NewAdvice, Option
     from regard.core import MixerConfig
 
-OPTIONS = ("tokens", "grid", "dim", "heads", "task", "masks", "backward")
-"""Of `regard advise`, that describe a model which does not exist yet."""
 SEQUENCES = ("sequences", "translation")
 
 
-def show_new_model(
-    tokens: int, grid: str, dim: int, heads: int, task: str, masks: str, backward: bool,
-    configs: "list[MixerConfig]", as_json: bool,
-) -> None:  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class NewModelOptions:
+    """What `regard advise` is told of a model that does not exist yet."""
+
+    tokens: Annotated[int, typer.Option(help="Tokens of a model that does not exist yet, in the place of MODEL.")] = 0
+    grid: Annotated[str, typer.Option(help="Their grid, such as 64x64; default: a square.")] = ""
+    dim: Annotated[int, typer.Option(help="Its channels.")] = 0
+    heads: Annotated[int, typer.Option(help="Its heads; default: of 64 channels, else of 32.")] = 0
+    task: Annotated[str, typer.Option(help="Its task, such as segmentation: `regard list tasks`.")] = ""
+    masks: Annotated[str, typer.Option(help="Masks that it needs: causal, padding, bias, separated by commas.")] = ""
+    backward: Annotated[bool, typer.Option("--backward", help="Times of training, not of inference alone.")] = False
+
+
+def show_new_model(new: NewModelOptions, configs: "list[MixerConfig]", as_json: bool) -> None:
     """Print the advice. Raises: ConfigError."""
+    tokens, dim, heads, grid = new.tokens, new.dim, new.heads, new.grid
     if not dim or not (tokens or grid):
         raise ConfigError("advise takes a MODEL; for one that does not exist yet give --tokens (or --grid) and --dim")
     if not (0 <= tokens <= LARGEST and 0 < dim <= LARGEST and 0 <= heads <= dim):
@@ -34,10 +46,10 @@ def show_new_model(
 
     advice = advise_new_model(
         NewModel(
-            site=new_site(tokens, dim, heads, sides, line=task in SEQUENCES),
-            task=task,
-            masks=tuple(mask.strip() for mask in masks.split(",") if mask.strip()),
-            backward=backward,
+            site=new_site(tokens, dim, heads, sides, line=new.task in SEQUENCES),
+            task=new.task,
+            masks=tuple(mask.strip() for mask in new.masks.split(",") if mask.strip()),
+            backward=new.backward,
         ),
         configs,
     )

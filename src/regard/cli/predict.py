@@ -13,7 +13,7 @@ from regard.files.paths import files_below, printable, user_path
 from .exit_codes import WRONG_USE
 from .given import grouped
 from .imports import Imports, imported
-from .run_options import DeviceOption, ResultsOption, RootOption, find_device, use_data
+from .run_options import DeviceOption, ResultsOption, RootOption, find_device, path_option, use_data
 from .trained import TrainedArgument, read_trained
 from .user_model import ModelOptions
 
@@ -30,17 +30,12 @@ def predict(
     files: Annotated[
         list[str], typer.Argument(help="Images, folders of images, files with a text in each line, or texts.")
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="A folder for predictions.json and the drawn predictions.", parser=user_path, metavar="PATH"),
-    ] = None,
+    out: Annotated[Path | None, path_option("A folder for predictions.json and the drawn predictions.")] = None,
     coco: Annotated[bool, typer.Option("--coco", help="Print COCO results (boxes and masks) instead.")] = False,
     annotations: Annotated[
         Path | None,
-        typer.Option(
-            help="With --coco: the annotation file whose image ids the results have. Default: the files' paths.",
-            parser=user_path,
-            metavar="FILE",
+        path_option(
+            "With --coco: the annotation file whose image ids the results have. Default: the files' paths.", "FILE"
         ),
     ] = None,
     best: Annotated[bool, typer.Option("--best", help="Use the best weights of a run with --val.")] = False,

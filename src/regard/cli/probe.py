@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, Extra, nearest
-from regard.files.paths import user_path
 from regard.lab.engine.study import MOST_SEEDS
 from regard.lab.results.results import Results
 
-from .imports import Imports, imported
-from .mixers import read_mixer
-from .run_options import Download, ResultsOption, RootOption, use_data
+from .imports import Imports, imported, read_mixer
+from .run_options import Download, ResultsOption, RootOption, path_option, use_data
 from .study_display import Display
 from .tables import AsJson, show
 
@@ -52,9 +50,7 @@ def probe(
     train_controls: Annotated[
         bool, typer.Option("--train-controls", help="Train the controls here instead of reading their shipped scores.")
     ] = False,
-    page: Annotated[
-        Path | None, typer.Option(help="Also write an HTML page to this file.", parser=user_path, metavar="PATH")
-    ] = None,
+    page: Annotated[Path | None, path_option("Also write an HTML page to this file.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs.")] = False,
     scale: Annotated[
         str, typer.Option(help="desk (minutes), or smoke: seconds, which only test that it runs.")

@@ -5,9 +5,7 @@ from typing import Annotated
 
 import typer
 
-from regard.files.paths import user_path
-
-from .run_options import ResultsOption, check_results
+from .run_options import ResultsOption, check_results, path_option
 
 
 def report(
@@ -15,9 +13,7 @@ def report(
         str | None, typer.Argument(help="A study or analysis, or NAME-SCALE. Default: all in the folder.")
     ] = None,
     results: ResultsOption = Path("results"),
-    out: Annotated[
-        Path, typer.Option(help="The folder for the pages NAME-SCALE.html.", parser=user_path, metavar="PATH")
-    ] = Path("reports"),
+    out: Annotated[Path, path_option("The folder for the pages NAME-SCALE.html.")] = Path("reports"),
 ) -> None:
     """Write one offline HTML page for each study with results, and print the files."""
     from regard.lab.report import write_pages

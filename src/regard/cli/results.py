@@ -1,7 +1,6 @@
 """`regard results`: which runs a folder of results has, and the removal of runs. Does not load torch."""
 
 import json
-import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +13,9 @@ from regard.lab.results.housekeeping import STATES, StoredRun, remove, selected,
 from regard.lab.results.results import Results
 
 from .run_options import ResultsOption, check_results
-from .tables import AsJson, show, table_width
+from .tables import AsJson, show
 
 _ALL = ",".join(STATES)
-LONGEST = 11
-"""Characters of a name in a table that would be too wide for the terminal."""
 
 results_app = typer.Typer(help="Housekeeping of the folder of results.", no_args_is_help=True)
 
@@ -35,10 +32,7 @@ def list_runs(
     larger: Size = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs: state, task, data, score, date of the end (UTC), size, and days since the last change.
-
-    A terminal that is too narrow hides some; --json has all.
-    """
+    """List the runs: state, task, data, score, date of the end (UTC), size, and days since the last change."""
     runs = _selected(_store(results), state, older, larger)
     _show(runs, as_json, f"{len(runs)} runs, {_megabytes(runs)} MB")
 
@@ -108,13 +102,8 @@ def _megabytes(runs: list[StoredRun]) -> str:
 
 
 def _show(runs: list[StoredRun], as_json: bool, note: str) -> None:
-    """As a table, on a terminal as wide as that, or as JSON with all that is known."""
-    if as_json:
-        show([asdict(run) for run in runs], as_json)
-        return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    lines, hidden = fitting([_line(run) for run in runs], width)
-    show(lines, notes=[text for text in (note, hidden) if text])
+    """As a table, or as JSON with all that is known."""
+    show([asdict(run) if as_json else _line(run) for run in runs], as_json, notes=[note] if note else [])
 
 
 def _line(run: StoredRun) -> dict[str, Any]:
@@ -132,24 +121,3 @@ def _line(run: StoredRun) -> dict[str, Any]:
         "size": f"{run.size / 1e6:.1f} MB",
         "days": f"{run.days:.1f}",
     }
-
-
-def fitting(lines: list[dict[str, Any]], width: int | None) -> tuple[list[dict[str, Any]], str]:
-    """The rows of a table without the columns that matter least, as many as do not fit a width in characters, and a
-    note that names them. Long texts are shortened first. width: None = any."""
-    if width is None or not lines:
-        return lines, ""
-    hidden: list[str] = []
-    columns = {name: [str(line[name] or "") for line in lines] for name in lines[0]}
-    alike = [name for name in ("state", "task") if len(set(columns[name])) == 1]
-    for name in ("study", "days", "size", *alike, "seed", "state"):
-        if table_width(lines) > width:
-            lines = [{**line, **{long: _short(line[long]) for long in ("data", "row")}} for line in lines]
-        if table_width(lines) > width and name in lines[0]:
-            lines = [{key: value for key, value in line.items() if key != name} for line in lines]
-            hidden.append(f"{name} ({columns[name][0]})" if name in alike else name)
-    return lines, f"hidden at {width} columns: {', '.join(hidden)}; --json has all" if hidden else ""
-
-
-def _short(text: str | None) -> str | None:
-    return text if text is None or len(text) <= LONGEST else f"{text[: LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"

@@ -28,24 +28,15 @@ TaskOption = Annotated[
 ]
 
 
-def checked_text(text: str | None) -> str | None:
-    """The value of --data or --digest. Raises: ConfigError for an empty text, such as that of an unset variable."""
-    if text is not None and not text.strip():
-        raise ConfigError("--data and --digest are not empty: give a value, or leave the option out")
-    return text
+def path_option(help: str, metavar: str = "PATH") -> Any:
+    """An option that names a file or folder."""
+    return typer.Option(help=help, parser=user_path, metavar=metavar)
 
 
-ResultsOption = Annotated[
-    Path, typer.Option(help="The folder of all runs and studies.", parser=user_path, metavar="PATH")
-]
+ResultsOption = Annotated[Path, path_option("The folder of all runs and studies.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 RootOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="The folder of all data sets. Default: that of the environment variable REGARD_DATA.",
-        parser=user_path,
-        metavar="PATH",
-    ),
+    Path | None, path_option("The folder of all data sets. Default: that of the environment variable REGARD_DATA.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
 Changes = Annotated[
@@ -83,7 +74,6 @@ Digest = Annotated[
         "--digest",
         help="What the run's key takes of your own images: bytes (all; the default up to 20 GB), or index (names, "
         "sizes and the first 4 KiB of each).",
-        callback=checked_text,
     ),
 ]
 Download = Annotated[bool, typer.Option("--download", help="Let torchvision download the data set.")]

@@ -17,7 +17,7 @@ from regard.lab.studies import ANALYSES, STUDIES
 
 from .analysis import analysis_text, show_analysis
 from .given import grouped
-from .run_options import ResultsOption, check_results
+from .run_options import ResultsOption, check_results, path_option
 from .study_display import show_prospects
 from .study_options import LargestScale, Name, Scale, StudyOptions, Workers, find_study
 from .study_run import run
@@ -56,8 +56,6 @@ def show_study(
     options: StudyOptions,
 ) -> None:
     """Show rows, seeds, finished runs, and the estimated hours on this machine (smoke and desk scale)."""
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers is 1 or more, not {workers}")
     if name in ANALYSES:
         show_analysis(name, scale, results, as_json)
         return None
@@ -159,8 +157,6 @@ def power(
     from regard.lab.engine.power import SEEDS, prospects
     from regard.lab.results.layout import find_setting_name, scale_of
 
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers is 1 or more, not {workers}")
     if hours is not None and not hours > 0:
         raise ConfigError(f"--hours is a positive number, not {hours}")
     _check_study(name, results)
@@ -229,9 +225,7 @@ def export(
             help="csv (a line for each run), json, md, tex or evidence (snapshot and outcomes, for `study import`)."
         ),
     ] = "csv",
-    out: Annotated[
-        Path | None, typer.Option(help="A file. Default: standard output.", parser=user_path, metavar="PATH")
-    ] = None,
+    out: Annotated[Path | None, path_option("A file. Default: standard output.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the finished runs or the table of a study, or the tables of an analysis."""

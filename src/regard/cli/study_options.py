@@ -20,7 +20,6 @@ from .run_options import (
     ResultsOption,
     RootOption,
     absolute,
-    checked_text,
     pair,
     read_changes,
     refuse_twice,
@@ -42,7 +41,8 @@ LargestScale = Annotated[
     typer.Option("--scale", help="smoke, desk or paper, with changes such as desk+cifar10. Default: the largest here."),
 ]
 Workers = Annotated[
-    int | None, typer.Option(help="Runs at the same time. Default: one for each GPU, or for each core without GPUs.")
+    int | None,
+    typer.Option(min=1, help="Runs at the same time. Default: one for each GPU, or for each core without GPUs."),
 ]
 
 
@@ -52,7 +52,7 @@ class StudyOptions:
 
     data: Annotated[
         str | None,
-        typer.Option(help="A data set by name, a folder of class folders, or a parquet file.", callback=checked_text),
+        typer.Option(help="A data set by name, a folder of class folders, or a parquet file."),
     ] = None
     host: Annotated[str | None, typer.Option(help="A host model for all rows, such as 'vit_tiny_patch16_224'.")] = None
     size: Annotated[

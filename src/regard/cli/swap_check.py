@@ -12,8 +12,7 @@ import typer
 from regard.core import Extra
 
 from .given import Context, grouped, refuse_given
-from .imports import Imports, imported
-from .mixers import read_mixer
+from .imports import Imports, imported, read_mixer
 from .run_options import ResultsOption, RootOption, use_data
 from .sizes import short_grid
 from .tables import AsJson, show, wrapped

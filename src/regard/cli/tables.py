@@ -53,11 +53,6 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def table_width(rows: Sequence[Mapping[str, Any]]) -> int:
-    """Characters of the table that `show` prints without breaking a cell."""
-    return Console(width=_UNBROKEN).measure(_table(rows)).maximum
-
-
 def show_list(rows: Sequence[Mapping[str, Any]], as_json: bool = False) -> None:
     """Print a list of what there is: as `show` on a terminal, elsewhere for other programs, such as cut and column.
 

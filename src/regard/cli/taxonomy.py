@@ -6,34 +6,22 @@ from typing import Annotated, Any
 import typer
 
 from regard.core import ConfigError
-from regard.files.paths import user_path
 
+from .run_options import path_option
 from .tables import AsJson, show
-
-Part = Annotated[str, typer.Option(help="Only rows with this text in the column of this name.")]
 
 
 def taxonomy(
     strategy: Annotated[str, typer.Option(help="Only this strategy: none, compress, route or both.")] = "",
-    experts: Part = "",
-    number: Annotated[str, typer.Option(help="Only this number of experts, such as 1, m or N.")] = "",
-    construction: Part = "",
-    topology: Part = "",
     conditions: Annotated[str, typer.Option(help="Only rows that depend on all of these, such as 'Q,position'.")] = "",
-    svg: Annotated[
-        Path | None, typer.Option(help="Also draw the mechanisms into this SVG file.", parser=user_path, metavar="PATH")
-    ] = None,
+    svg: Annotated[Path | None, path_option("Also draw the mechanisms into this SVG file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how mechanisms reduce the cost of N keys for each query (MiTA, Table 1); options filter the rows."""
     from regard.measure.taxonomy import taxonomy_rows, write_picture
 
     rows = taxonomy_rows()
-    contained = {"experts": experts, "construction": construction, "topology": topology}
-    for column, text in contained.items():
-        rows = _filtered(rows, column, text, lambda value, text: text.lower() in value.lower())
     rows = _filtered(rows, "strategy", strategy, lambda value, text: value == text)
-    rows = _filtered(rows, "number", number, _same_number)
     rows = _filtered(rows, "conditions", conditions, lambda value, text: _parts(text) <= _parts(value))
     if svg:
         write_picture(rows, svg)
@@ -52,12 +40,6 @@ def _filtered(rows: list[dict[str, Any]], column: str, text: str, matches: Any) 
         values = "; ".join(sorted({row[column] or "(empty)" for row in rows}))
         raise ConfigError(f"no mechanism has {text!r} in {column}; the remaining rows have: {values}")
     return filtered
-
-
-def _same_number(value: str, text: str) -> bool:
-    """`m` finds "m" and "m (+1)", `N/n` finds "N / n"."""
-    plain = value.replace(" ", "")
-    return text.replace(" ", "") in (plain, plain.partition("(")[0])
 
 
 def _parts(text: str) -> set[str]:

@@ -10,8 +10,7 @@ import typer
 from regard.core import ConfigError, DataError, Extra
 
 from .given import grouped
-from .imports import Imports, imported
-from .mixers import read_mixer
+from .imports import Imports, imported, read_mixer
 from .run_display import execute_run
 from .run_options import (
     AsJson,
@@ -21,7 +20,6 @@ from .run_options import (
     RunOptions,
     TaskOption,
     TrainingOptions,
-    checked_text,
     find_device,
     find_run,
     find_task,
@@ -53,7 +51,6 @@ def train(
         typer.Option(
             help="A data set by name or path, or a stream (hf://OWNER/NAME, stream:FOLDER); see docs/tasks.md. "
             "Default: a small one of the task.",
-            callback=checked_text,
         ),
     ] = None,
     host: Annotated[
@@ -102,9 +99,7 @@ def evaluate(
     mixer: Annotated[str, typer.Option(help="Evaluate with another mechanism, such as 'MiTA(m=9, k=9)'.")] = "",
     retune: Annotated[str, typer.Option(help="Change numbers of the mechanism, such as m=16,k=16.")] = "",
     device: DeviceOption = "auto",
-    data: Annotated[
-        str | None, typer.Option(help="Evaluate on other data, with the same classes.", callback=checked_text)
-    ] = None,
+    data: Annotated[str | None, typer.Option(help="Evaluate on other data, with the same classes.")] = None,
     split: Annotated[str, typer.Option(help="Evaluate on another split of the data, such as test or held.")] = "",
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),

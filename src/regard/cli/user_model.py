@@ -10,7 +10,7 @@ import typer
 
 from regard.core import ConfigError, DataError, Extra, StoreError
 
-from .run_options import checked_text, optional_run, saved_model
+from .run_options import optional_run, saved_model
 from .sizes import read_size
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class ModelOptions:
 
 
 IMAGES = "A folder of images, flat or nested, or a set by name; no label is read."
-DataOption = Annotated[str, typer.Option(help=IMAGES, callback=checked_text)]
-OptionalData = Annotated[str | None, typer.Option(help=IMAGES, callback=checked_text)]
+DataOption = Annotated[str, typer.Option(help=IMAGES)]
+OptionalData = Annotated[str | None, typer.Option(help=IMAGES)]
 Reinitialise = Annotated[
     bool, typer.Option("--reinitialise", help="Also replace attention that no mechanism computes, and lose it.")
 ]

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from regard.cli.app import run
-from regard.cli.results import _line, fitting
-from regard.cli.tables import table_width
+from regard.cli.results import _line
 from regard.files.atomic import write_atomically
 from regard.lab.results import housekeeping
 from regard.lab.results.housekeeping import StoredRun, remove, selected, stored_runs
@@ -127,7 +126,7 @@ def test_a_folder_that_is_not_there_is_wrong_use(verb: list[str], capsys: pytest
     assert "/no/such/folder" in capsys.readouterr().err
 
 
-def test_a_list_has_task_data_score_and_date_and_fits_a_terminal(tmp_path: Path) -> None:
+def test_a_list_has_task_data_score_and_date(tmp_path: Path) -> None:
     task = "Classification(host='vit_desk', data='/home/me/my photos of flowers', size=(8, 8))"
     spelling = f"Run(task={task}, mixer=SKA(), seed=1)"
     about = {"spelling": spelling, "sampled": "top1", "metrics": {"top1": 61.25, "loss": 1.0}, "seed": 1}
@@ -137,14 +136,6 @@ def test_a_list_has_task_data_score_and_date_and_fits_a_terminal(tmp_path: Path)
     assert (run.task, run.data, run.metric, run.score) == (
         "classification", "/home/me/my photos of flowers", "top1", 61.25,
     )  # fmt: skip
-    wide, note = fitting([_line(run)], None)
-    assert (wide[0]["data"], wide[0]["date"], note) == ("my photos of flowers", "2026-07-01", "")
-    narrow, note = fitting([_line(run)], 80)
-    assert table_width(narrow) <= 80
-    assert {"key", "data", "row", "score", "date"} <= set(narrow[0])
-    assert narrow[0]["data"] == "my photos \N{HORIZONTAL ELLIPSIS}"
-    assert note == "hidden at 80 columns: study, days, size, state (done), task (classification); --json has all"
-    failed = replace(run, state="failed", score=None, task="segmentation")
-    narrow, note = fitting([_line(run), _line(failed)], 80)
-    assert [row["score"] for row in narrow] == [61.25, "failed"]
-    assert (table_width(narrow) <= 80, "task" in narrow[0], "state" in note) == (True, True, True)
+    line = _line(run)
+    assert (line["data"], line["date"], line["score"]) == ("my photos of flowers", "2026-07-01", 61.25)
+    assert _line(replace(run, state="failed", score=None))["score"] == "failed"
