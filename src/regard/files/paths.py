@@ -97,11 +97,24 @@ def _is_special(entry: os.DirEntry[str]) -> bool:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a DataError with the path."""
+    """Turn an OSError of the block, or bytes that are not UTF-8, into a DataError with the path."""
     try:
         yield
     except OSError as problem:
         raise DataError(f"{printable(str(path))} cannot be read: {problem.strerror or problem}") from problem
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{path} cannot be read: {problem}; save it with the encoding UTF-8") from problem
+
+
+def text_lines(file: Path) -> list[str]:
+    """The lines of a UTF-8 file. Raises: DataError."""
+    with readable(file):
+        return file.read_text(encoding="utf-8-sig").splitlines()
+
+
+def words_in(file: Path) -> list[str]:
+    """The lines of a UTF-8 file without spaces around them and without empty ones. Raises: DataError."""
+    return [line.strip() for line in text_lines(file) if line.strip()]
 
 
 def subfolders(folder: Path) -> list[Path]:

@@ -25,8 +25,23 @@ EVALUATED = 256 * 224 * 224
 """Largest number of pixels of an evaluation batch of several images: larger images come in smaller batches."""
 
 
+class LoadedBatches(Dataset):
+    """Training batches of a run, of which item t is batch t. per_epoch: their number in an epoch."""
+
+    per_epoch: int
+
+    def between(self, start: int, stop: int, workers: int = 0) -> Iterator[Any]:
+        """Batches start .. stop-1, loaded by `workers` processes, or by this one if 0."""
+        return loaded(DataLoader(self, None, sampler=range(start, stop), num_workers=workers, collate_fn=_unchanged))
+
+
+def _unchanged(batch: Any) -> Any:
+    """The loader's default would turn tuples into lists."""
+    return batch
+
+
 @dataclass
-class Batches(Dataset):
+class Batches(LoadedBatches):
     """Item t is training batch t of the run: images (n, C, h, w) uint8, or float32 of a transform, and labels (n,).
 
     size: (height, width) of a batch's images. batch: images in a batch. transform: of single Pillow images, or None.
@@ -42,10 +57,8 @@ class Batches(Dataset):
     transform: Callable | None = None
     part: Part = (0, 1)
 
-    @property
-    def per_epoch(self) -> int:
-        """Number of batches in an epoch."""
-        return batches_in_epoch(len(self.images), self.batch)
+    def __post_init__(self) -> None:
+        self.per_epoch = batches_in_epoch(len(self.images), self.batch)
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         rows = batch_rows(len(self.images), self.batch, self.seed, step)
@@ -78,11 +91,6 @@ class Batches(Dataset):
 
         seed_all("sample", self.seed, step // self.per_epoch, row)
         return self.transform(Image.fromarray(pixels.squeeze()))  # type: ignore[misc]
-
-    def between(self, start: int, stop: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches start .. stop-1, loaded by `workers` processes, or by this one if 0."""
-        loader = DataLoader(self, batch_size=None, sampler=range(start, stop), num_workers=workers)
-        return ((images, labels) for images, labels in loaded(loader))
 
 
 def loaded(loader: DataLoader) -> Iterator[Any]:

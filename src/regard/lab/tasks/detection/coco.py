@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -117,6 +117,33 @@ def scenes_of(
     if reading.corrupt == "skip":
         _check_kept(file, categories, labels, annotations.values(), scenes)
     return categories, scenes
+
+
+Content = tuple[dict[str, Any], list[str]]
+"""Images and annotations as in a COCO file, and the place of each annotation, for messages."""
+
+
+def splits_of(
+    path: Path, found: Mapping[str, Content], categories: list[dict[str, Any]], reading: "Reading"
+) -> tuple[Categories, dict[str, list[Scene]]]:
+    """`scenes_of` each split that another format's reader found, "train" first. Raises: DataError as `scenes_of`."""
+    scenes: dict[str, list[Scene]] = {}
+    for split in (split for split in ("train", "val", "test") if split in found):
+        content, places = found[split]
+        given = {**content, "categories": categories}
+        known, scenes[split] = scenes_of(path, given, [path], reading, places=places)
+    return known, scenes
+
+
+def splits_by_name(
+    path: Path, found: Mapping[str, Content], reading: "Reading", order: Callable[[str], Any] = str
+) -> tuple[Categories, dict[str, list[Scene]]]:
+    """`splits_of` annotations whose category_id is a name: names get numbers from 1, sorted by `order`."""
+    entries = [entry for content, _ in found.values() for entry in content["annotations"]]
+    numbers = {name: n for n, name in enumerate(sorted({entry["category_id"] for entry in entries}, key=order), 1)}
+    for entry in entries:
+        entry["category_id"] = numbers[entry["category_id"]]
+    return splits_of(path, found, [{"id": n, "name": name} for name, n in numbers.items()], reading)
 
 
 def _plain(value: Any) -> int | str | None:

@@ -1,6 +1,6 @@
 """Images and targets of one size, and the training batches of a run: pure functions of (seed, number of the batch)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from regard.core import DataError
 from regard.images.augment import scaled_pixels
-from regard.images.feed import loaded
+from regard.images.feed import LoadedBatches
 from regard.images.images import Images, cached, decode, readable_rows
 from regard.images.order import Part, batch_rows, batches_in_epoch, part_of
 from regard.images.own import IN_MEMORY
@@ -172,7 +171,7 @@ def _resized_masks(whole: UInt8[Tensor, "n h w"], size: tuple[int, int]) -> UInt
 
 
 @dataclass
-class Batches(Dataset):
+class Batches(LoadedBatches):
     """Item t is training batch t of the run.
 
     batch: images in it. scales: factors of the images' sides, of which each batch has one at random. part: of each
@@ -186,10 +185,8 @@ class Batches(Dataset):
     scales: tuple[float, ...] = ()
     part: Part = (0, 1)
 
-    @property
-    def per_epoch(self) -> int:
-        """Number of batches in an epoch."""
-        return batches_in_epoch(len(self.split), self.batch)
+    def __post_init__(self) -> None:
+        self.per_epoch = batches_in_epoch(len(self.split), self.batch)
 
     def __getitem__(self, step: int) -> Batch:
         rows = batch_rows(len(self.split), self.batch, self.seed, step)
@@ -220,17 +217,6 @@ class Batches(Dataset):
             return split.size
         sizes = [canvas(split.scenes[int(row)].size, split.size, split.resize) for row in rows]
         return max(height for height, _ in sizes), max(width for _, width in sizes)
-
-    def between(self, start: int, stop: int, workers: int = 0) -> Iterator[Batch]:
-        """Batches start .. stop-1, loaded by `workers` processes, or by this one if 0."""
-        yield from loaded(
-            DataLoader(self, None, sampler=range(start, stop), num_workers=workers, collate_fn=_unchanged)
-        )
-
-
-def _unchanged(batch: Any) -> Any:
-    """The loader's default would turn the sizes into lists."""
-    return batch
 
 
 def flipped(

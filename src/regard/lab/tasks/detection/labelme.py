@@ -8,7 +8,7 @@ from regard.core import DataError
 from regard.files.paths import files_below
 from regard.images.folders import split_of_name
 
-from .coco import Categories, Reading, class_name, read_json, scenes_of
+from .coco import Categories, Content, Reading, class_name, read_json, splits_by_name
 from .scenes import Scene
 from .voc import image_of
 
@@ -34,15 +34,14 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
 
     Raises: DataError that names the file and the shape.
     """
-    contents: dict[str, dict[str, Any]] = {}
-    places: dict[str, list[str]] = {}
+    found: dict[str, Content] = {}
     for number, file in enumerate(shape_files(path), 1):
         content = read_json(file)
         if not _is_labelme(content):
             raise DataError(f"{file} has no shapes and imagePath, as the other files have; put it elsewhere")
         folders = file.relative_to(path).parts[:-1]
         split = next((split for folder in folders if (split := split_of_name(folder))), "train")
-        part = contents.setdefault(split, {"images": [], "annotations": []})
+        part, places = found.setdefault(split, ({"images": [], "annotations": []}, []))
         given = PureWindowsPath(str(content["imagePath"])).name
         image = file.with_name(given) if file.with_name(given).is_file() else image_of(file.with_suffix(""))
         name = (image or file.with_name(given)).relative_to(path).as_posix()
@@ -65,22 +64,11 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
             if key not in groups:
                 groups[key] = {"image_id": number, "category_id": label, "segmentation": []}
                 part["annotations"].append(groups[key])
-                places.setdefault(split, []).append(place)
+                places.append(place)
             groups[key]["segmentation"].append(polygon)
-    if "train" not in contents:
+    if "train" not in found:
         raise DataError(f"{path} has no images for training")
-    names = sorted({entry["category_id"] for part in contents.values() for entry in part["annotations"]})
-    numbers = {name: number for number, name in enumerate(names, 1)}
-    for part in contents.values():
-        part["categories"] = [{"id": number, "name": name} for name, number in numbers.items()]
-        for entry in part["annotations"]:
-            entry["category_id"] = numbers[entry["category_id"]]
-    scenes: dict[str, list[Scene]] = {}
-    for split in ("train", "val", "test"):
-        if split in contents:
-            said = places.get(split, [])
-            categories, scenes[split] = scenes_of(path, contents[split], [path], reading, places=said)
-    return categories, scenes
+    return splits_by_name(path, found, reading)
 
 
 def _polygon(shape: dict[str, Any]) -> list[float]:

@@ -24,35 +24,27 @@ def _library() -> Any:
 
 def encode(masks: Bool[np.ndarray, "n h w"]) -> list[Rle]:
     """Masks as compressed encodings."""
-    mask = _library()
-
     if not len(masks):
         return []
-    return list(mask.encode(np.asfortranarray(masks.transpose(1, 2, 0).astype(np.uint8))))
+    return list(_library().encode(np.asfortranarray(masks.transpose(1, 2, 0).astype(np.uint8))))
 
 
 def decode(rles: Sequence[Rle], size: tuple[int, int]) -> UInt8[np.ndarray, "n h w"]:
     """Encodings of masks of one size (height, width) as arrays of 0 and 1."""
-    mask = _library()
-
     if not len(rles):
         return np.zeros((0, *size), np.uint8)
-    return np.ascontiguousarray(mask.decode(list(rles)).transpose(2, 0, 1))
+    return np.ascontiguousarray(_library().decode(list(rles)).transpose(2, 0, 1))
 
 
 def area(rle: Rle) -> int:
     """Number of pixels of a mask."""
-    mask = _library()
-
-    return int(mask.area([rle])[0])
+    return int(_library().area([rle])[0])
 
 
 def box_of(segmentation: Any, size: tuple[int, int]) -> list[float] | None:
     """[left, top, width, height] of the mask of an annotation; None if it is wrong or empty."""
-    mask = _library()
-
     try:
-        left, top, width, height = mask.toBbox([from_annotation(segmentation, size)])[0].tolist()
+        left, top, width, height = _library().toBbox([from_annotation(segmentation, size)])[0].tolist()
     except ValueError:
         return None
     return [left, top, width, height] if width and height else None
@@ -72,9 +64,6 @@ def from_annotation(segmentation: Any, size: tuple[int, int]) -> Rle:
 
     size: (height, width) of the image. Raises: ValueError that says what is wrong.
     """
-    mask = _library()
-
-    height, width = size
     if isinstance(segmentation, dict):
         return _from_rle(segmentation, size)
     if not isinstance(segmentation, list) or not segmentation:
@@ -85,12 +74,11 @@ def from_annotation(segmentation: Any, size: tuple[int, int]) -> Rle:
         )
         if not numbers or len(polygon) < 6 or len(polygon) % 2:
             raise ValueError("a polygon is a list of at least three points x, y, x, y, ...")
-    return dict(mask.merge(mask.frPyObjects([[float(v) for v in polygon] for polygon in segmentation], height, width)))
+    polygons = [[float(value) for value in polygon] for polygon in segmentation]
+    return dict(_library().merge(_library().frPyObjects(polygons, *size)))
 
 
 def _from_rle(segmentation: dict[str, Any], size: tuple[int, int]) -> Rle:
-    mask = _library()
-
     sides, counts = segmentation.get("size"), segmentation.get("counts")
     if not isinstance(sides, list | tuple) or list(sides) != list(size):
         found = "x".join(map(str, sides)) if isinstance(sides, list) else sides
@@ -101,7 +89,7 @@ def _from_rle(segmentation: dict[str, Any], size: tuple[int, int]) -> Rle:
             or sum(counts) != size[0] * size[1]
         ):
             raise ValueError(f"the counts of its mask are not whole numbers with the sum {size[0] * size[1]}")
-        return dict(mask.frPyObjects({"size": list(size), "counts": counts}, *size))
+        return dict(_library().frPyObjects({"size": list(size), "counts": counts}, *size))
     if not isinstance(counts, str | bytes):
         raise ValueError("its mask has no counts")
     packed = counts.encode(errors="replace") if isinstance(counts, str) else counts

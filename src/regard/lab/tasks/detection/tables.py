@@ -10,7 +10,7 @@ from regard.images.folders import split_of_name
 from regard.images.images import SUFFIXES
 from regard.images.lists import FILES, KINDS, find_image, rows_in
 
-from .coco import Categories, Reading, class_name, scenes_of
+from .coco import Categories, Reading, class_name, splits_by_name
 from .scenes import Scene
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -44,7 +44,7 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
     below: dict[str, list[Path]] = {}
     for image in files_below(path, SUFFIXES):
         below.setdefault(image.name, []).append(image)
-    found: dict[str, tuple[dict[Path, int], list[dict[str, Any]], list[str]]] = {}
+    found: dict[str, tuple[dict[Path, int], list[dict[str, Any]], list[str]]] = {}  # images, annotations, places
     for file in table_files(path):
         split = (split_of_name(file.parent.name) if file.parent != path else split_of_name(file.stem)) or "train"
         images, annotations, places = found.setdefault(split, ({}, [], []))
@@ -69,18 +69,11 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
                 reading.wrong(f"{place}: its objects cannot be read ({error or type(error).__name__})")
     if "train" not in found:
         raise DataError(f"{path} has tables of {', '.join(found)}, but none for training")
-    names = sorted({entry["category_id"] for _, part, _ in found.values() for entry in part}, key=_order)
-    numbers = {name: number for number, name in enumerate(names, 1)}
-    scenes: dict[str, list[Scene]] = {}
-    for split in (split for split in ("train", "val", "test") if split in found):
-        images, annotations, places = found[split]
-        content = {
-            "images": [{"id": n, "file_name": image.relative_to(path).as_posix()} for image, n in images.items()],
-            "categories": [{"id": number, "name": name} for name, number in numbers.items()],
-            "annotations": [entry | {"category_id": numbers[entry["category_id"]]} for entry in annotations],
-        }
-        categories, scenes[split] = scenes_of(path, content, [path], reading, places=places)
-    return categories, scenes
+    contents = {
+        split: ({"images": [{"id": n, "file_name": file.relative_to(path).as_posix()} for file, n in images.items()],
+                 "annotations": annotations}, places) for split, (images, annotations, places) in found.items()
+    }  # fmt: skip
+    return splits_by_name(path, contents, reading, _order)
 
 
 def _order(name: str) -> tuple[int, str]:

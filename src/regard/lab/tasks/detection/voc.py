@@ -6,7 +6,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from regard.core import DataError
-from regard.files.paths import files_below, printable, subfolders, visible
+from regard.files.paths import files_below, printable, subfolders, visible, words_in
 from regard.images.folders import split_of_name
 from regard.images.images import SUFFIXES as OF_IMAGES
 from regard.images.images import AsStored, size_of
@@ -61,13 +61,14 @@ def read_lists(path: Path, reading: Reading) -> tuple[Categories, dict[str, list
     ordinary ones. Raises: DataError that names the file.
     """
     folder = path / "ImageSets" / "Main"
-    names = {split: _names(file) for split in ("train", "val", "test") if (file := folder / f"{split}.txt").exists()}
+    lists = {split: folder / f"{split}.txt" for split in ("train", "val", "test")}
+    names = {split: listed_images(file) for split, file in lists.items() if file.exists()}
     if "train" not in names:
         whole = next((file for name in ("trainval", "default") if (file := folder / f"{name}.txt").exists()), None)
         if whole is None:
             raise DataError(f"{folder / 'train.txt'} does not exist; it names the images for training, one a line")
         others = {name for part in names.values() for name in part}
-        names = {"train": [name for name in _names(whole) if name not in others], **names}
+        names = {"train": [name for name in listed_images(whole) if name not in others], **names}
     annotations, images = path / "Annotations", path / IMAGES
     files = {split: [(annotations / f"{name}.xml", images / name) for name in part] for split, part in names.items()}
     return _read_all(annotations, files, reading)
@@ -111,14 +112,10 @@ def _read_all(
     return Categories(tuple(range(1, len(names) + 1)), tuple(names)), splits
 
 
-def _names(file: Path) -> list[str]:
+def listed_images(file: Path) -> list[str]:
     """The names of images in a list: each line without a flag at its end. Raises: DataError."""
-    try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
     names = []
-    for line in lines:
+    for line in words_in(file):
         words = line.rsplit(maxsplit=1)
         names.append(words[0] if len(words) == 2 and words[1] in _FLAGS else line)
     outside = next((name for name in names if name.startswith(".") or "/" in name), None)

@@ -9,11 +9,11 @@ import yaml
 
 from regard.core import DataError
 from regard.files.atomic import without_repetition
-from regard.files.paths import files_below, printable, visible
+from regard.files.paths import files_below, printable, text_lines, visible, words_in
 from regard.images.folders import split_of_name
 from regard.images.images import SUFFIXES, AsStored, size_of
 
-from .coco import Categories, Reading, scenes_of
+from .coco import Categories, Content, Reading, splits_of
 from .scenes import Scene
 
 _NAMES = ("classes.txt", "obj.names", "labels/classes.txt", "train/classes.txt")
@@ -116,25 +116,15 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
         if file not in labels and _looks_right(file):
             reading.notes.add("label files without an image, which are not used", file)
     if "train" not in splits:
-        raise DataError(
-            f"{path} has no images for training; expected images/train/ and labels/train/, or train/images/"
-        )
-    found: dict[str, tuple[dict[str, Any], list[str]]] = {}
+        raise DataError(f"{path} has no images for training; expected images/train/ and labels/train/")
+    found: dict[str, Content] = {}
     classes = 0
     for split, part in splits.items():
         found[split] = _content(path, part, "kpt_shape" in config, reading)
         classes = max([classes, *(entry["category_id"] + 1 for entry in found[split][0]["annotations"])])
     names = _names(path, config, classes)
     reading.renamed |= bool(configs) and _names_in(_yaml(configs[0], yaml.SafeLoader)) != _names_in(config)
-    categories = [{"id": label, "name": name} for label, name in enumerate(names)]
-    scenes: dict[str, list[Scene]] = {}
-    for split in ("train", "val", "test"):
-        if split in found:
-            content, places = found[split]
-            known, scenes[split] = scenes_of(
-                path, {**content, "categories": categories}, [path], reading, places=places
-            )
-    return known, scenes
+    return splits_of(path, found, [{"id": label, "name": name} for label, name in enumerate(names)], reading)
 
 
 def _names(path: Path, config: dict[str, Any], classes: int) -> list[str]:
@@ -149,12 +139,7 @@ def _names(path: Path, config: dict[str, Any], classes: int) -> list[str]:
     if isinstance(given, list):
         return _names_in(config)
     file = next((path / name for name in _NAMES if (path / name).is_file()), None)
-    if file is None:
-        return [str(label) for label in range(classes)]
-    try:
-        return [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
+    return [str(label) for label in range(classes)] if file is None else words_in(file)
 
 
 def _is_label(key: Any) -> bool:
@@ -173,10 +158,7 @@ def _names_in(config: dict[str, Any]) -> list[str]:
 
 def _listed(file: Path) -> set[str]:
     """The names of the images that a list of paths names, without their folders."""
-    try:
-        return {line.strip().replace("\\", "/").rpartition("/")[2] for line in file.read_text().splitlines()} - {""}
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
+    return {line.replace("\\", "/").rpartition("/")[2] for line in words_in(file)} - {""}
 
 
 def _content(path: Path, images: list[Path], points: bool, reading: Reading) -> tuple[dict[str, list[Any]], list[str]]:
@@ -212,11 +194,7 @@ def _content(path: Path, images: list[Path], points: bool, reading: Reading) -> 
 
 def _lines(file: Path) -> Iterator[tuple[str, list[str]]]:
     """Place and words of each line. Raises: DataError."""
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text_lines(file), 1):
         if line.strip():
             yield f"{file}: line {number}", line.split()
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from regard.core import DataError
-from regard.files.paths import files_below
+from regard.files.paths import files_below, words_in
 from regard.images import digest
 from regard.images.images import SUFFIXES, AsStored, mean_and_deviation, read_image, size_of
 from regard.images.normalise import Statistics
@@ -392,11 +392,7 @@ def _names(path: Path) -> tuple[str, ...]:
     file = path / "classes.txt"
     if not file.exists():
         return ()
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read: {error}; save it with the encoding UTF-8") from error
-    names = tuple(line.strip() for line in text.splitlines() if line.strip())
+    names = tuple(words_in(file))
     if not names:
         raise DataError(f"{file} names no class; write a class in each line, or remove it")
     double = next((name for index, name in enumerate(names) if name in names[:index]), None)

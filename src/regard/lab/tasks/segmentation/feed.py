@@ -1,15 +1,14 @@
 """Training batches of images with masks: pure functions of the seed and the batch's number."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from regard.images.augment import scaled_pixels
-from regard.images.feed import loaded, to_tensor
+from regard.images.feed import LoadedBatches, to_tensor
 from regard.images.order import Part, batch_rows, batches_in_epoch, part_of
 from regard.images.streams import generator
 from regard.models.segmentation import VOID
@@ -22,7 +21,7 @@ resized by a random factor; scale+colour: and with a random brightness, contrast
 
 
 @dataclass
-class Batches(Dataset):
+class Batches(LoadedBatches):
     """Item t is training batch t of the run: images (n, C, h, w) uint8 and masks (n, h, w) uint8.
 
     size: (height, width) of crops. shorter: side to which images are resized first. scales: range of random factors.
@@ -38,10 +37,8 @@ class Batches(Dataset):
     seed: int
     part: Part = (0, 1)
 
-    @property
-    def per_epoch(self) -> int:
-        """Number of batches in an epoch."""
-        return batches_in_epoch(len(self.split), self.batch)
+    def __post_init__(self) -> None:
+        self.per_epoch = batches_in_epoch(len(self.split), self.batch)
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         epoch = step // self.per_epoch
@@ -68,11 +65,6 @@ class Batches(Dataset):
         if self.augment != "none" and rng.random() < 0.5:
             image, mask = image[:, ::-1], mask[:, ::-1]
         return coloured(image, rng) if self.augment.endswith("colour") else image, mask
-
-    def between(self, start: int, stop: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches start .. stop-1, loaded by `workers` processes, or by this one if 0."""
-        loader = DataLoader(self, batch_size=None, sampler=range(start, stop), num_workers=workers)
-        return ((images, masks) for images, masks in loaded(loader))
 
 
 def fitted(shape: tuple[int, ...], shorter: int, factor: float = 1.0) -> tuple[int, int]:

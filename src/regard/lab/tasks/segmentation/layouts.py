@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regard.core import DataError, Problems
-from regard.files.paths import files_below, subfolders, visible
+from regard.files.paths import files_below, subfolders, text_lines, visible
 from regard.images.folders import SPLITS
 from regard.images.images import SUFFIXES, image_errors, kinds_of_images
 from regard.images.notes import Notes
@@ -20,7 +20,7 @@ from ..detection import data as detection
 from ..detection import masks as encodings
 from ..detection.formats import format_of, has_annotations
 from ..detection.scenes import Scene
-from ..detection.voc import image_of
+from ..detection.voc import image_of, listed_images
 
 _MASKS = ("masks", "mask", "annotations", "annotation", "labels", "gtfine", "gtcoarse")
 _IMAGES = ("images", "image", "leftimg8bit")
@@ -182,11 +182,7 @@ def colours_of(file: Path) -> list[tuple[str, tuple[int, int, int]]]:
     Raises: DataError.
     """
     rows = []
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read: {error}; save it with the encoding UTF-8") from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text_lines(file), 1):
         if not line.strip() or line.startswith("#"):
             continue
         parts = line.split(":") if file.suffix == ".txt" else [line]
@@ -273,7 +269,7 @@ def _read_voc(path: Path, notes: Notes, void: int) -> Layout:
     lists = {split: file for split in SPLITS if (file := folder / f"{split}.txt").is_file()}
     texts = [*lists.values()]
     if "train" in lists:
-        names = {split: _lines(file) for split, file in lists.items()}
+        names = {split: listed_images(file) for split, file in lists.items()}
     else:
         names = {"all": [file.relative_to(masks).with_suffix("").as_posix() for file in files_below(masks, SUFFIXES)]}
     problems = Problems()
@@ -288,17 +284,6 @@ def _read_voc(path: Path, notes: Notes, void: int) -> Layout:
                 pairs[split].append((image, mask))
     problems.raise_all()
     return _with_colours(path, pairs, void, texts)
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
-    outside = next((name for name in names if name.startswith(".") or "/" in name), None)
-    if outside is not None:
-        raise DataError(f"{file} names {outside}; expected the name of an image in JPEGImages, without suffix")
-    return names
 
 
 def _among(folder: Path) -> list[tuple[Path, Mask]]:

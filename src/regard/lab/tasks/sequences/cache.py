@@ -17,6 +17,7 @@ from regard.core import StoreError
 from regard.files.atomic import read_if_present, write_atomically
 from regard.files.cache import cache_folder
 from regard.files.records import seal, unseal
+from regard.lab.data.generated import REVISIONS
 
 from .tokens import Split, Tokens
 
@@ -48,6 +49,15 @@ def generated(key: str, parts: int, make: Callable[[int], Split]) -> Split:
                 log.info("%s: about %.0f s of generation left", key, per_part * (parts - len(found) - 1))
         found[index] = part
     return joined([found[index] for index in range(parts)])
+
+
+def generated_splits(name: str, sizes: tuple[int, int, int], part: int, make: Callable[[str], Split]) -> list[Split]:
+    """The splits train, held and test of a generated set. make: returns `part` samples of a seed, such as "held0"."""
+
+    def made(split: str, size: int) -> Split:
+        return generated(f"{name}-{REVISIONS[name]}-{split}", -(-size // part), lambda n: make(f"{split}{n}"))
+
+    return [made(split, size) for split, size in zip(("train", "held", "test"), sizes, strict=True)]
 
 
 def joined(splits: list[Split]) -> Split:

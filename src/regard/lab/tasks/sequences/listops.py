@@ -9,15 +9,13 @@ of the published files carry no information and are left out. Generated here: th
 
 import random
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from regard.core import DataError
 from regard.images.streams import number
-from regard.lab.data.generated import REVISIONS
 
-from .cache import generated
+from .cache import generated_splits
 from .tokens import SequenceSet, Split, Tokens
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
@@ -100,18 +98,10 @@ def samples(spec: ListOps, seed: str, count: int) -> Split:
     return Split(Tokens.of(kept), np.array(list(kept.values()), np.int64))
 
 
-def _part(spec: ListOps, split: str, index: int) -> Split:
-    return samples(spec, f"{split}{index}", PART)
-
-
 def load(name: str) -> SequenceSet:
     """A set of `LISTOPS`, generated once and then read from the cache. No sample is in two splits."""
     spec = LISTOPS[name]
-    sizes = (-(-size // PART) for size in spec.sizes)
-    splits = [
-        generated(f"{name}-{REVISIONS[name]}-{split}", parts, partial(_part, spec, split))
-        for split, parts in zip(("train", "held", "test"), sizes, strict=True)
-    ]
+    splits = generated_splits(name, spec.sizes, PART, lambda seed: samples(spec, seed, PART))
     seen: set[bytes] = set()
     for index in (2, 1, 0):  # a tree that was drawn twice stays in the test split
         splits[index], seen = _unseen(splits[index], seen)

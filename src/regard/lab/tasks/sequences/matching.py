@@ -6,14 +6,11 @@ A text is a row of 1 to 8 facts, each a letter and a digit, in random order; one
 to bind the digit to the letter before it in each text, and to compare two texts that meet after their encodings only.
 """
 
-from functools import partial
-
 import numpy as np
 
 from regard.images.streams import generator
-from regard.lab.data.generated import REVISIONS
 
-from .cache import generated
+from .cache import generated_splits
 from .text import BYTES
 from .tokens import SequenceSet, Split, Tokens
 
@@ -46,14 +43,7 @@ def _text(rng: np.random.Generator, digit: int, facts: int) -> bytes:
     return text.astype(np.uint8).tobytes()
 
 
-def _part(split: str, index: int) -> Split:
-    return samples(f"{split}{index}", PART)
-
-
 def load() -> SequenceSet:
     """The pairs, generated once and then read from the cache."""
-    train, held, test = (
-        generated(f"{NAME}-{REVISIONS[NAME]}-{split}", size // PART, partial(_part, split))
-        for split, size in zip(("train", "held", "test"), SIZES, strict=True)
-    )
+    train, held, test = generated_splits(NAME, SIZES, PART, lambda seed: samples(seed, PART))
     return SequenceSet(NAME, ("different", "same"), train, test, "bytes", BYTES, True, held)

@@ -10,14 +10,12 @@ on the places of the dots are right for 61, 55 and 53 % of contours of 6, 9 and 
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from regard.images.streams import generator
-from regard.lab.data.generated import REVISIONS
 
-from .cache import generated
+from .cache import generated_splits
 from .tokens import SequenceSet, Split, Tokens
 
 DASH, GAP = 2.0, 2.0
@@ -208,15 +206,8 @@ def samples(spec: Pathfinder, seed: str, count: int) -> Split:
     return Split(Tokens.of(pixels), np.array([item.label for item in scenes], np.int64))
 
 
-def _part(spec: Pathfinder, split: str, index: int) -> Split:
-    return samples(spec, f"{split}{index}", PART)
-
-
 def load(name: str) -> SequenceSet:
     """A set of `PATHFINDER`, generated once and then read from the cache."""
     spec = PATHFINDER[name]
-    train, held, test = (
-        generated(f"{name}-{REVISIONS[name]}-{split}", size // PART, partial(_part, spec, split))
-        for split, size in zip(("train", "held", "test"), spec.sizes, strict=True)
-    )
+    train, held, test = generated_splits(name, spec.sizes, PART, lambda seed: samples(spec, seed, PART))
     return SequenceSet(name, ("two contours", "one contour"), train, test, "pixels", 256, False, held)
