@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from regard.cli.app import run
-from regard.files.atomic import write_json
+from regard.files.atomic import json_text, write_atomically
 from regard.lab.results.results import Results
 from regard.lab.train import checkpoint
 from regard.lab.train.load import load_run
@@ -404,9 +404,8 @@ def test_results_of_another_version(capsys, results: Path, finished: str) -> Non
     for name in ("outcome.json", "run.json"):
         path = results / finished / name
         before = path.read_text()
-        write_json(
-            path, {**{name: value for name, value in json.loads(before).items() if name != "checksum"}, "version": 3}
-        )
+        values = {name: value for name, value in json.loads(before).items() if name != "checksum"}
+        path.write_text(json_text({**values, "version": 3}))
         arguments = train(results) if name == "outcome.json" else ["eval", finished, "--results", str(results)]
         refused(capsys, arguments, f"{name} has version 3, this Regard reads 2", "--results", code=1)
         path.write_text(before)
@@ -415,7 +414,7 @@ def test_results_of_another_version(capsys, results: Path, finished: str) -> Non
 
 def test_a_snapshot_of_another_version(capsys, results: Path) -> None:
     fields = {"rows": [], "runs": [], "metric": "top1", "baseline": "a", "study": "pilot", "scale": "desk"}
-    write_json(results / "studies" / "pilot-desk.json", {**fields, "version": 3})
+    write_atomically(results / "studies" / "pilot-desk.json", json_text({**fields, "version": 3}))
     refused(capsys, ["study", "export", "pilot", "--results", str(results)], "has version 3", code=1)
 
 

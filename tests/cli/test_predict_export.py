@@ -13,7 +13,6 @@ from torch import nn
 
 from regard.cli.app import run as command
 from regard.cli.predict import _coco, _image_ids
-from regard.cli.run_options import recorded_data
 from regard.cli.trained import read_trained
 from regard.cli.user_model import ModelOptions
 from regard.core import ConfigError, DataError, UnsupportedError
@@ -117,7 +116,7 @@ def test_a_saved_model_predicts_as_the_run_does(
 ) -> None:
     """With its classes and normalisation where the folder has them, else with numbers and a note."""
     file, network = str(digit_file(tmp_path, 3)), load_run(Path(store[0]) / store[1])
-    record = recorded_data(Results(store[0]), store[1]) | {"class_names": [f"digit {label}" for label in range(10)]}
+    record = Results(store[0]).data(store[1]) | {"class_names": [f"digit {label}" for label in range(10)]}
     known, bare = save(network, tmp_path / "known (copy)", data=record), save(network, tmp_path / "bare", data={})
     again = save(load(save(network, tmp_path / "as loaded")), tmp_path / "again")
     found = {}

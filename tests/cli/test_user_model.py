@@ -11,7 +11,8 @@ from PIL import Image
 from regard import create_model, save
 from regard.cli.app import run
 from regard.files.records import read_record, write_record
-from regard.lab.train.load import load_run, run_data
+from regard.lab.results.results import Results
+from regard.lab.train.load import load_run
 
 VERBS = [
     ["advise", "FOLDER", "--mixers", "SKA()", "--seconds", "0.01"],
@@ -114,7 +115,7 @@ def test_finetuning_starts_from_a_files_weights(own_module: str, capsys: pytest.
     for name, tensor in model.state_dict().items():
         if trained[name].shape == tensor.shape:
             assert torch.allclose(trained[name], tensor, atol=1e-6), name
-    assert run_data(folder)["normal"] == [[0.25], [1.0]]
+    assert Results(folder.parent).data(folder.name)["normal"] == [[0.25], [1.0]]
 
 
 @pytest.mark.parametrize(

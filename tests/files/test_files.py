@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.core import StoreError
-from regard.files.atomic import read_json, write_atomically, write_json
+from regard.files.atomic import json_text, read_json, write_atomically
 
 
 def test_folders_are_made_and_nothing_is_left_beside(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_folders_are_made_and_nothing_is_left_beside(tmp_path: Path) -> None:
 
 
 def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", {"loss": float("nan"), "top": (1.5, float("inf"))})
+    write_atomically(tmp_path / "x.json", json_text({"loss": float("nan"), "top": (1.5, float("inf"))}))
     assert read_json(tmp_path / "x.json") == {"loss": None, "top": [1.5, None]}
 
 

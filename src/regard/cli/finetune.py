@@ -18,7 +18,6 @@ from .run_options import (
     find_task,
     make_run,
     optional_run,
-    recorded_data,
     saved_model,
     use_data,
 )
@@ -247,7 +246,7 @@ def _saved_weights(run: "Run", store: "Results", key: str, changed: str, extra: 
 
     if run.task.name != "classification":
         raise ConfigError(f"{changed}: --task {run.task.name} needs them as they were, to start from this run")
-    folder = save(load_run(store.folder(key), extra), store.folder(key) / "saved", data=recorded_data(store, key))
+    folder = save(load_run(store.folder(key), extra), store.folder(key) / "saved", data=store.data(key))
     print(f"{changed}; its weights are the start all the same, as the saved model {folder}", file=sys.stderr)
     return str(folder)
 
@@ -283,7 +282,7 @@ def _normal(source: "Run | Saved | None", start: str, results: Path, extra: Extr
         say_preparation(user)
         return user.statistics
     stored = optional_run(start, results) if isinstance(source, Run) else None
-    return (recorded_data(*stored).get("normal") if stored else None) or ([], [])
+    return (stored[0].data(stored[1]).get("normal") if stored else None) or ([], [])
 
 
 def _present(description: dict[str, Any], extra: Extra) -> tuple[str, str]:

@@ -121,11 +121,6 @@ def find_run(text: str, results: Path) -> "tuple[Results, str]":
     return stored
 
 
-def recorded_data(store: "Results", key: str) -> dict[str, Any]:
-    """The entry "data" of a run's outcome; {} without an outcome."""
-    return (store.outcome(key) or {}).get("data") or {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """What `regard train` and `finetune` say of a run besides its mechanism, data and host."""

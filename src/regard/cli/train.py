@@ -25,7 +25,6 @@ from .run_options import (
     find_task,
     make_run,
     numbers,
-    recorded_data,
     use_data,
 )
 
@@ -129,7 +128,7 @@ def evaluate(
     torch_device = find_device(device)
     model = ModelAtPrecision(model.to(torch_device), run.recipe.precision)
     if data:
-        score = run.task.score_on(data, model, torch_device, recorded_data(store, key))
+        score = run.task.score_on(data, model, torch_device, store.data(key))
     else:
         score = run.task.score(model, torch_device)
     number = None if score.samples is None else len(score.samples)

@@ -10,7 +10,7 @@ import typer
 
 from regard.core import ConfigError, Extra, UnsupportedError
 
-from .run_options import find_run, optional_run, recorded_data
+from .run_options import find_run, optional_run
 from .user_model import ModelOptions, progress, read_model
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def read_trained(
 
     store, key = stored
     run = with_local_host(read_run(store, key, extra))
-    record = recorded_data(store, key)
+    record = store.data(key)
     classes = len(record.get("class_names") or ())
     return Trained(
         load_run(store.folder(key), extra, best=best),

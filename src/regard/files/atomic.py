@@ -126,11 +126,6 @@ def one_writer(folder: Path) -> Iterator[None]:
             os.close(handle)
 
 
-def write_json(path: Path | str, value: Any) -> None:
-    """`write_atomically` of a value as readable JSON. NaN and infinities are written as null."""
-    write_atomically(path, json_text(value) + "\n")
-
-
 def json_text(value: Any) -> str:
     """A value as readable JSON; NaN and infinities become null."""
     return json.dumps(_finite(value), indent=1, allow_nan=False, ensure_ascii=False)

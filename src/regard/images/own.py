@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -398,7 +398,7 @@ def _from_tables(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str,
             table = read_table(file)
             image, label = (_column(file, table, *kind) for kind in ((IMAGES, "Image"), (LABELS, "ClassLabel")))
             sources = image_column(file, table[image])
-            names = class_names(file) or _hub_features(file).get(label, {}).get("names", ())
+            names = class_names(file) or hub_features(schema_metadata(file)).get(label, {}).get("names", ())
             if classes and names and tuple(names) != classes:
                 raise DataError(f"{file} has other class_names than {tables['train'][0].name}; make them equal")
             classes = classes or tuple(map(str, names))
@@ -412,14 +412,18 @@ def _from_tables(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str,
     return classes or tuple(str(label) for label in range(count)), splits
 
 
-def _hub_features(file: Path) -> dict[str, dict[str, Any]]:
-    """What the Hub's metadata in a table say of its columns; {} without them."""
+def schema_metadata(file: Path) -> Mapping[bytes, bytes]:
+    """The metadata in the schema of a parquet file."""
     require("pyarrow")
     import pyarrow.parquet
 
-    metadata = pyarrow.parquet.read_schema(file).metadata or {}
+    return pyarrow.parquet.read_schema(file).metadata or {}
+
+
+def hub_features(metadata: Mapping[bytes, bytes] | None) -> dict[str, dict[str, Any]]:
+    """What the library `datasets` notes of each column of a table in its metadata; {} without such notes."""
     try:
-        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
         return {name: kind for name, kind in features.items() if isinstance(kind, dict)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
@@ -468,13 +472,8 @@ def image_column(file: Path, column: Any) -> list[Source]:
 
 def class_names(file: Path) -> tuple[str, ...]:
     """The names in the schema's metadata (`class_names`, a JSON list), or an empty tuple. Raises: DataError."""
-    require("pyarrow")
-
-    import pyarrow.parquet
-
-    metadata = pyarrow.parquet.read_schema(file).metadata or {}
     try:
-        names = json.loads(metadata.get(b"class_names", b"[]"))
+        names = json.loads(schema_metadata(file).get(b"class_names", b"[]"))
     except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -493,7 +492,7 @@ def _column(file: Path, table: Any, names: tuple[str, ...], kind: str) -> str:
             raise DataError(f"{file} has several columns {name}; remove or rename all but one")
         if name in table.column_names:
             return name
-    known = [name for name, feature in _hub_features(file).items() if feature.get("_type") == kind]
+    known = [name for name, feature in hub_features(schema_metadata(file)).items() if feature.get("_type") == kind]
     if len(known) == 1 and known[0] in table.column_names:
         return known[0]
     raise DataError(f"{file} has columns {', '.join(table.column_names)}; expected one of {', '.join(names)}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from regard.core import ConfigError, StoreError
-from regard.files.atomic import write_json
+from regard.files.atomic import write_atomically
 from regard.lab.engine.dry_run import compare, dry_run
 from regard.lab.engine.progress import Event
 from regard.lab.engine.run_study import run_study
@@ -273,7 +273,7 @@ def test_further_seeds_of_a_row_that_is_trained_otherwise_now_are_listed_no_more
 
 
 def test_a_foreign_snapshot_is_named(tmp_path: Path) -> None:
-    write_json(snapshot_path(tmp_path, "tiny", "smoke"), [1])
+    write_atomically(snapshot_path(tmp_path, "tiny", "smoke"), "[1]")
     with pytest.raises(StoreError, match="tiny-smoke.json is no record"):
         write_snapshot(STUDY, "smoke", Results(tmp_path))
 

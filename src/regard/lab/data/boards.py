@@ -43,51 +43,34 @@ NAMES = ("boards", "digit_boards")
 """Of the sets: with garments, and with digits in their place."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Ability:
-    """classes: of an answer. pairs: the default. cells: that pairs need, each. asking: cells that ask, for each pair.
-    needs: what answers it; question: what is asked, in words. epochs: in which softmax attention learns it. images:
-    different garments that a pair needs."""
+    """classes: of an answer. pairs: the default. cells: that pairs need, each. needs: what answers it; question: what
+    is asked, in words. asking: cells that ask, for each pair. images: different garments that a pair needs. epochs: in
+    which softmax attention learns it."""
 
     classes: int
     pairs: int
     cells: int | float
-    asking: int = 1
     needs: str
     question: str
-    epochs: int = 6
+    asking: int = 1
     images: int = 0
+    epochs: int = 6
 
 
 ABILITIES: Mapping[str, Ability] = {
-    "content": Ability(
-        classes=10, pairs=10, cells=2, images=1, needs="recall by content",
-        question="A garment is shown again: which digit stood beside it?",
-    ),
-    "place": Ability(
-        classes=10, pairs=10, cells=2, needs="recall by absolute place",
-        question="A code names a row and a column: which digit is there?",
-    ),
-    "offset": Ability(
-        classes=10, pairs=10, cells=2, needs="recall by relative place",
-        question="A code names a step of one cell, down, across or both: which digit is there?", epochs=15,
-    ),
-    "salience": Ability(
-        classes=10, pairs=10, cells=2, images=1, needs="the key that stands out",
-        question="Which digit stands beside the brightest garment?",
-    ),
-    "compare": Ability(
-        classes=2, pairs=16, cells=2, images=2, needs="same or different",
-        question="Is this garment the same as one of the others?",
-    ),
-    "count": Ability(
-        classes=4, pairs=10, cells=3.5, images=1, needs="how many match",
-        question="How many other cells show this garment, 0 to 3?",
-    ),
-    "hops": Ability(
-        classes=10, pairs=8, cells=2, asking=2, needs="two steps of recall",
-        question="A code names a cell, which may show the code of another: which digit is at the end?",
-    ),
+    "content": Ability(10, 10, 2, "recall by content",
+                       "A garment is shown again: which digit stood beside it?", images=1),
+    "place": Ability(10, 10, 2, "recall by absolute place", "A code names a row and a column: which digit is there?"),
+    "offset": Ability(10, 10, 2, "recall by relative place",
+                      "A code names a step of one cell, down, across or both: which digit is there?", epochs=15),
+    "salience": Ability(10, 10, 2, "the key that stands out",
+                        "Which digit stands beside the brightest garment?", images=1),
+    "compare": Ability(2, 16, 2, "same or different", "Is this garment the same as one of the others?", images=2),
+    "count": Ability(4, 10, 3.5, "how many match", "How many other cells show this garment, 0 to 3?", images=1),
+    "hops": Ability(10, 8, 2, "two steps of recall",
+                    "A code names a cell, which may show the code of another: which digit is at the end?", asking=2),
 }  # fmt: skip
 """What boards can ask for."""
 

@@ -92,6 +92,10 @@ class Results:
         check_same_run(path, value)
         return value
 
+    def data(self, key: str) -> dict[str, Any]:
+        """What the outcome of a run says of the data of its training; {} without an outcome. Raises: as `outcome`."""
+        return (self.outcome(key) or {}).get("data") or {}
+
     def outcomes(self) -> list[dict[str, Any]]:
         """All outcomes in the store, by key. Raises: StoreError if the store may not be read or a file is damaged."""
         with store_errors(self.root, "read"):

@@ -20,7 +20,7 @@ import torch
 from regard.core import ConfigError, DeviceError, RegardError
 
 from .child_processes import end_with_parent, process_environment
-from .environment import quiet_lightning
+from .environment import make_fabric, quiet_lightning
 from .signals import handled
 from .watch import Interrupted, Watch
 
@@ -56,19 +56,12 @@ def in_processes(
 
     Raises: Interrupted, and what `train` raises.
     """
-    from lightning_fabric import Fabric
     from lightning_fabric.strategies import DDPStrategy
     from torch.multiprocessing.spawn import ProcessException
 
     messages = multiprocessing.get_context("spawn").SimpleQueue()
     threads = max(1, torch.get_num_threads() // devices)
-    fabric: Any = Fabric(
-        accelerator=device,
-        devices=devices,
-        strategy=DDPStrategy(start_method="spawn"),
-        precision=precision,  # type: ignore[arg-type]
-        loggers=list(watch.loggers),
-    )
+    fabric = make_fabric(device, devices, precision, watch.loggers, DDPStrategy(start_method="spawn"))
     silent = dataclasses.replace(watch, report=None, say=None, loggers=())
     with _received(messages, watch) as errors, _forwarded_signals(), process_environment(threads):
         try:

@@ -4,6 +4,7 @@ import ctypes
 import logging
 import platform
 import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import version
@@ -55,6 +56,16 @@ def environment(device: torch.device, precision: str, devices: int = 1, compiled
 def step_execution(compiled: bool) -> dict[str, bool]:
     """Whether training steps use Regard's compiled kernels and torch.compile."""
     return {"compiled kernels": native_enabled(), "torch.compile": compiled}
+
+
+def make_fabric(
+    device: str, devices: int, precision: str, loggers: Iterable[Any] = (), strategy: Any = "auto", nodes: int = 1
+) -> Any:
+    """Lightning's Fabric, not launched yet. devices: of each node."""
+    from lightning_fabric import Fabric
+
+    return Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy, loggers=list(loggers),
+                  precision=precision)  # type: ignore[arg-type]  # fmt: skip
 
 
 def quiet_lightning() -> None:

@@ -38,6 +38,7 @@ from .environment import (
     code_version,
     environment,
     is_environment_error,
+    make_fabric,
     quiet_lightning,
     resolved_device,
     step_execution,
@@ -160,7 +161,7 @@ def _class_names(run: Run, store: Results) -> tuple[list[str], list[str]] | None
     if isinstance(run.start, Saved):
         data = read_description(run.start.folder).get("data") or {}
     elif isinstance(run.start, Run) and isinstance(run.start.task, Classification):
-        data = (store.outcome(run.start.key) or {}).get("data") or {}
+        data = store.data(run.start.key)
     old = data.get("class_names")
     return (old, run.task.record()["class_names"]) if old else None
 
@@ -172,14 +173,12 @@ def _statistics(run: Run, task: ImageTask, store: Results) -> Statistics:
         pretrained = isinstance(teacher, str) and is_pretrained(teacher)
         return expected(str(teacher), task.channels, tuple(task.extra)) if pretrained else task.statistics()
     taught: Any = teacher.task
-    return taught.statistics((store.outcome(teacher.key) or {}).get("data"))
+    return taught.statistics(store.data(teacher.key) or None)
 
 
 def _in_folder(
     run: Run, folder: Path, store: Results, device: str, devices: int, watch: Watch, group: Group
 ) -> dict[str, Any]:
-    from lightning_fabric import Fabric
-
     if run.recipe.precision == "16-mixed" and resolved_device(device) == "cpu":  # Fabric would use bf16 instead
         raise DeviceError("16-mixed needs a GPU; on a CPU use bf16-mixed or 32-true")
     quiet_lightning()
@@ -193,13 +192,7 @@ def _in_folder(
             return train(run, folder, store, watch, fabric_of(launched, device, precision, strategy, loggers))
         if devices > 1:
             return in_processes(partial(train, run, folder, store), run.recipe.precision, device, devices, watch)
-        fabric: Any = Fabric(
-            accelerator=device,
-            devices=1,
-            precision=run.recipe.precision,  # type: ignore[arg-type]
-            loggers=list(watch.loggers),
-        )
-        return train(run, folder, store, watch, fabric)
+        return train(run, folder, store, watch, make_fabric(device, 1, run.recipe.precision, watch.loggers))
 
 
 @contextmanager

@@ -59,10 +59,15 @@ def load_run(
             if not download:
                 recipes.check_local(target / "outcome.json", recipe)
             model = recipes.rebuild(recipe, extra)
-    with checkpoint.load_errors(target):
+    model.regard_data = outcome.get("data") or {}  # type: ignore[assignment]  # `regard.save` keeps it
+    return _with_weights(model, weights, target)
+
+
+def _with_weights(model: nn.Module, weights: dict[str, Any], folder: Path) -> nn.Module:
+    """The model in evaluation mode with the weights of a run's folder. Raises: StoreError if they do not fit."""
+    with checkpoint.load_errors(folder):
         check_weights(model, weights)
         model.load_state_dict(weights)
-    model.regard_data = outcome.get("data") or {}  # type: ignore[assignment]  # `regard.save` keeps it
     return model.eval()
 
 
@@ -74,13 +79,8 @@ def is_run(folder: Path) -> bool:
 
 def load_user_run(folder: Path, size: tuple[int, int] | None = None, extra: Extra = ()) -> UserModel:
     """The model of a finished run, for advice: its images are prepared as in its training. Raises: as `load_run`."""
-    return as_user_model(load_run(folder, extra).float(), str(folder), size=size, data=run_data(folder), extra=extra)
-
-
-def run_data(folder: Path) -> dict[str, Any]:
-    """What the outcome of a run says of the data of its training; {} of an unfinished run. Raises: StoreError."""
-    folder = folder.resolve()
-    return (Results(folder.parent).outcome(folder.name) or {}).get("data") or {}
+    model: Any = load_run(folder, extra).float()
+    return as_user_model(model, str(folder), size=size, data=model.regard_data, extra=extra)
 
 
 def _check_validated(key: str, task: str) -> None:
@@ -108,12 +108,7 @@ def trained(run: Run, store: Results, best: bool = False, key: str = "") -> nn.M
     outcome = store.outcome(key) or {}
     averaged = bool(run.recipe.ema or run.recipe.average)
     weights = checkpoint.trained_weights(store.folder(key), best, averaged, outcome.get("step"))
-    record = outcome.get("data")
-    model = with_local_host(run).model(record)
-    with checkpoint.load_errors(store.folder(key)):
-        check_weights(model, weights)
-        model.load_state_dict(weights)
-    return model.eval()
+    return _with_weights(with_local_host(run).model(outcome.get("data")), weights, store.folder(key))
 
 
 def with_local_host(run: Run) -> Run:

@@ -23,7 +23,7 @@ from regard.lab.results.lock import Busy
 
 from .child_processes import without_launcher
 from .distributed import check_number
-from .environment import quiet_lightning
+from .environment import make_fabric, quiet_lightning
 
 BEAT_SECONDS = 5.0
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -164,17 +164,9 @@ def fabric_of(
     launched: Launch, device: str, precision: str, strategy: Any = None, loggers: tuple[Any, ...] = ()
 ) -> Any:
     """A launched Fabric for these processes. strategy: DDP unless given."""
-    from lightning_fabric import Fabric
     from lightning_fabric.strategies import DDPStrategy
 
-    fabric: Any = Fabric(
-        accelerator=device,
-        devices=launched.local,
-        num_nodes=launched.nodes,
-        strategy=strategy or DDPStrategy(),
-        precision=precision,  # type: ignore[arg-type]
-        loggers=list(loggers),
-    )
+    fabric = make_fabric(device, launched.local, precision, loggers, strategy or DDPStrategy(), launched.nodes)
     fabric.launch()
     return fabric
 

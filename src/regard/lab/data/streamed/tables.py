@@ -1,6 +1,5 @@
 """Parquet files of a stream: which columns hold images and labels, and their rows in order."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,22 +33,13 @@ def columns_of(file: str, name: Name) -> Columns:
     Raises: DataError, with all columns, if there is none, or if there are several.
     """
     schema = metadata(file).schema.to_arrow_schema()
-    notes = _features(schema)
+    notes = own.hub_features(schema.metadata)
     image = _column(file, schema.names, name, "image", [key for key in notes if notes[key].get("_type") == "Image"])
     label = _column(
         file, schema.names, name, "label", [key for key in notes if notes[key].get("_type") == "ClassLabel"]
     )
     classes = notes.get(label, {}).get("names") or (own.class_names(Path(file)) if not is_remote(file) else ())
     return Columns(image, label, tuple(map(str, classes)))
-
-
-def _features(schema: Any) -> dict[str, dict[str, Any]]:
-    """What the library `datasets` notes of each column in a file's metadata; {} if there is nothing like that."""
-    try:
-        notes = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    return {key: note for key, note in notes.items() if isinstance(note, dict)} if isinstance(notes, dict) else {}
 
 
 def _column(file: str, names: Sequence[str], name: Name, kind: str, noted: list[str]) -> str:
