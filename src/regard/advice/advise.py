@@ -138,17 +138,10 @@ def _count(host: str, configs: Sequence[MixerConfig], size: tuple[int, int] | No
 
 @checked
 def advise(
-    host: str,
-    configs: Sequence[MixerConfig],
-    *,
-    size: tuple[int, int] | None = None,
-    batch: int = 4,
-    dtype: str = "fp32",
-    device: str = "cpu",
-    seconds: float = 0.3,
-    report: Callable[[AttentionKind, int], None] | None = None,
-    extra: Extra = (),
-) -> list[Advice]:
+    host: str, configs: Sequence[MixerConfig], *, size: tuple[int, int] | None = None, batch: int = 4,
+    dtype: str = "fp32", device: str = "cpu", seconds: float = 0.3,
+    report: Callable[[AttentionKind, int], None] | None = None, extra: Extra = (),
+) -> list[Advice]:  # fmt: skip
     """Rank mechanisms at a model's attention layers, fastest training first; softmax is always among them.
 
     size: (height, width) of images, None = the host's own. batch: images. seconds: for each mechanism at each kind of
@@ -258,12 +251,9 @@ def _output(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _add_times(
-    times: dict[MixerConfig, _Times],
-    passes: dict[MixerConfig, _Passes | str],
-    number: int,
-    seconds: float,
+    times: dict[MixerConfig, _Times], passes: dict[MixerConfig, _Passes | str], number: int, seconds: float,
     placement: Placement,
-) -> None:
+) -> None:  # fmt: skip
     """Measure the passes of a kind of layer in turns, and add them for `number` layers."""
     usable = [(time, run) for config, time in times.items() if isinstance(run := passes[config], _Passes)]
     with one_thread():

@@ -69,18 +69,10 @@ def plan_of(model: UserModel, source: PlanSource | MixerConfig, extra: Extra = (
 
 
 def distill_model(
-    model: UserModel,
-    plan: PlanSource | MixerConfig,
-    images: Images,
-    layers: Distillation,
-    outputs: Distillation,
-    folder: Path | None = None,
-    *,
-    rank: int = 0,
-    guard: bool = True,
-    extra: Extra = (),
+    model: UserModel, plan: PlanSource | MixerConfig, images: Images, layers: Distillation, outputs: Distillation,
+    folder: Path | None = None, *, rank: int = 0, guard: bool = True, extra: Extra = (),
     report: Callable[[str], None] | None = None,
-) -> Distilled:
+) -> Distilled:  # fmt: skip
     """Swap a copy of the model by a plan and teach it. layers, outputs: how each layer, then the whole model, learns.
 
     rank: of LoRA with which the whole model learns, 0 = all weights learn (`OutputDistillation`). guard: try the rate

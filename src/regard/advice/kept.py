@@ -56,13 +56,9 @@ class Kept:
             self._next = end + max(SECONDS_BETWEEN, (end - start) / WRITING)
 
     def learn(
-        self,
-        learning: LayerDistillation | OutputDistillation,
-        part: str,
-        say: Callable[[str], None],
-        seconds: float = math.inf,
-        ended: str = "",
-    ) -> None:
+        self, learning: LayerDistillation | OutputDistillation, part: str, say: Callable[[str], None],
+        seconds: float = math.inf, ended: str = "",
+    ) -> None:  # fmt: skip
         """Learn to the end, or for so many seconds; from where `part` of the state is, and writing it on the way.
 
         say: called with a line of progress about every `SECONDS_BETWEEN` seconds. What is only needed for further

@@ -33,19 +33,10 @@ IMAGES = 400
 
 
 def recommend(
-    model: nn.Module,
-    images: ImageSource,
-    budget: str = "latency=0.8x",
-    *,
-    mixers: Sequence[MixerConfig] = (),
-    minutes: float = 15.0,
-    size: tuple[int, int] | None = None,
-    normal: Statistics | None = None,
-    judge: JudgeChoice = "",
-    folder: Path | None = None,
-    report: Callable[[str], None] | None = None,
-    extra: Extra = (),
-) -> Recommendation:
+    model: nn.Module, images: ImageSource, budget: str = "latency=0.8x", *, mixers: Sequence[MixerConfig] = (),
+    minutes: float = 15.0, size: tuple[int, int] | None = None, normal: Statistics | None = None,
+    judge: JudgeChoice = "", folder: Path | None = None, report: Callable[[str], None] | None = None, extra: Extra = (),
+) -> Recommendation:  # fmt: skip
     """Which attention at which layer changes a model's output least within a budget, measured on this machine.
 
     images: 400 of a folder at most. budget: "latency=0.7x", "memory=0.5x" or "macs=0.6x" of what the model needs.
@@ -63,21 +54,10 @@ def recommend(
 
 
 def distill(
-    model: nn.Module,
-    plan: PlanSource | MixerConfig,
-    images: ImageSource,
-    *,
-    steps: int = 200,
-    output_steps: int = 400,
-    lr: float = 1e-3,
-    batch: int = 16,
-    size: tuple[int, int] | None = None,
-    normal: Statistics | None = None,
-    judge: JudgeChoice = "",
-    folder: Path | None = None,
-    report: Callable[[str], None] | None = None,
-    extra: Extra = (),
-) -> Distilled:
+    model: nn.Module, plan: PlanSource | MixerConfig, images: ImageSource, *, steps: int = 200, output_steps: int = 400,
+    lr: float = 1e-3, batch: int = 16, size: tuple[int, int] | None = None, normal: Statistics | None = None,
+    judge: JudgeChoice = "", folder: Path | None = None, report: Callable[[str], None] | None = None, extra: Extra = (),
+) -> Distilled:  # fmt: skip
     """Swap a copy of a model by a plan, or by one mechanism in all layers, and teach it what the model did.
 
     steps: in which each layer learns its predecessor's output; output_steps: in which the whole model then learns the

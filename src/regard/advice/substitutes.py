@@ -31,15 +31,9 @@ class Substitutes:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        mixers: Sequence[MixerConfig],
-        example: Tensor,
-        where: str = "*",
-        ports: Sequence[type[Port]] = (),
-        *,
-        reinitialise: bool = False,
-    ) -> None:
+        self, model: nn.Module, mixers: Sequence[MixerConfig], example: Tensor, where: str = "*",
+        ports: Sequence[type[Port]] = (), *, reinitialise: bool = False,
+    ) -> None:  # fmt: skip
         self.model, self.example, self.mixers = model, example, tuple(dict.fromkeys(mixers))
         self.names = matching_layers(model, where, ports, reinitialise=reinitialise)
         self.layers: dict[str, dict[MixerConfig, Port]] = {name: {} for name in self.names}

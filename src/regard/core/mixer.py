@@ -60,28 +60,16 @@ class Operator(nn.Module):
         raise NotImplementedError
 
     def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
+        self, q: Tensor | None, k: Tensor | None, v: Tensor | None, *, grid: Grid, memory: Grid | None = None,
         mask: Mask | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """The fast form."""
         return self.compute(self._inputs(q, k, v, grid, memory, mask), plain=False)
 
     def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
+        self, q: Tensor | None, k: Tensor | None, v: Tensor | None, *, grid: Grid, memory: Grid | None = None,
         mask: Mask | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """The plain form."""
         return self.compute(self._inputs(q, k, v, grid, memory, mask), plain=True)
 
@@ -109,14 +97,9 @@ class Operator(nn.Module):
         return inputs
 
     def one_query(
-        self,
-        index: int,
-        q: Float[Tensor, "B H 1 d"] | None,
-        k: Float[Tensor, "B H M d"] | None,
-        v: Float[Tensor, "B H M e"],
-        *,
-        mask: Mask | None = None,
-    ) -> Float[Tensor, "B H 1 e"]:
+        self, index: int, q: Float[Tensor, "B H 1 d"] | None, k: Float[Tensor, "B H M d"] | None,
+        v: Float[Tensor, "B H M e"], *, mask: Mask | None = None,
+    ) -> Float[Tensor, "B H 1 e"]:  # fmt: skip
         """The output of query number `index` (from 0) of a sequence, for the M first keys of its sequence or another's.
 
         Raises: UnsupportedError unless `one_by_one`.
@@ -124,15 +107,9 @@ class Operator(nn.Module):
         raise UnsupportedError(f"{type(self).__name__} cannot compute a single query of a sequence")
 
     def weights(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Float[Tensor, "B H M e"],
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Float[Tensor, "B H N M"]:
+        self, q: Tensor | None, k: Tensor | None, v: Float[Tensor, "B H M e"], *, grid: Grid,
+        memory: Grid | None = None, mask: Mask | None = None,
+    ) -> Float[Tensor, "B H N M"]:  # fmt: skip
         """The attention matrix: the operator applied to the identity in the place of v. O(N M) memory per head."""
         eye = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
         return self.reference(q, k, eye, grid=grid, memory=memory, mask=mask)

@@ -102,15 +102,9 @@ def _of_call(name: str, call: Call, cell: tuple[int, int]) -> TermMaps:
 
 
 def term_logits(
-    operator: FactorsOperator,
-    q: Float[Tensor, "B H N d"] | None,
-    k: Float[Tensor, "B H M d"] | None,
-    v: Float[Tensor, "B H M e"],
-    *,
-    grid: Grid,
-    cell: tuple[int, int],
-    memory: Grid | None = None,
-) -> dict[str, Float[Tensor, "B H M"]]:
+    operator: FactorsOperator, q: Float[Tensor, "B H N d"] | None, k: Float[Tensor, "B H M d"] | None,
+    v: Float[Tensor, "B H M e"], *, grid: Grid, cell: tuple[int, int], memory: Grid | None = None,
+) -> dict[str, Float[Tensor, "B H M"]]:  # fmt: skip
     """The scaled logits of the enabled terms for one query and all keys, in float64.
 
     Keys are those before the operator's stride; `key_bias` excludes those that the stride skips.

@@ -71,15 +71,9 @@ def sample_image(
 
 
 def attention_maps(
-    model: nn.Module,
-    image: Float[Tensor, "C H W"],
-    query: tuple[int, int] | None = None,
-    grid: Grid | None = None,
-    *,
-    picture: UInt8[np.ndarray, "height width channels"] | None = None,
-    layers: str = "*",
-    credit: str = "",
-) -> dict[str, Any]:
+    model: nn.Module, image: Float[Tensor, "C H W"], query: tuple[int, int] | None = None, grid: Grid | None = None, *,
+    picture: UInt8[np.ndarray, "height width channels"] | None = None, layers: str = "*", credit: str = "",
+) -> dict[str, Any]:  # fmt: skip
     """The attention weights of every layer and head of a model for one query of an image, as plain data (maps.json).
 
     image: as the model expects it. query: (row, column) of the query's cell; by default the middle one. grid: of the
@@ -184,16 +178,10 @@ def draw(maps: Mapping[str, Any], title: str, *, trained: bool, head: str = "all
 
 @plain_text()
 def figure(
-    rows: Sequence[tuple[str, Sequence[tuple[str, Callable[..., None]]]]],
-    picture: UInt8[np.ndarray, "height width 3"],
-    title: str,
-    *,
-    trained: bool,
-    credit: str = "",
-    note: str = "",
-    aspect: tuple[int, int] | None = None,
+    rows: Sequence[tuple[str, Sequence[tuple[str, Callable[..., None]]]]], picture: UInt8[np.ndarray, "height width 3"],
+    title: str, *, trained: bool, credit: str = "", note: str = "", aspect: tuple[int, int] | None = None,
     side: float = 1.9,
-) -> bytes:
+) -> bytes:  # fmt: skip
     """Rows of panels as a PNG file: a layer's name over the picture, then (title, function that draws on the axes).
 
     trained: if False, a warning is printed below, with note and credit. aspect: (height, width) of a panel, by
@@ -249,12 +237,8 @@ def _panels(layer: Mapping[str, Any], head: str) -> list[tuple[str, list[float]]
 
 
 def overlay(
-    axes: Any,
-    picture: np.ndarray,
-    weights: np.ndarray,
-    query: Sequence[int],
-    shape: Sequence[int] | None = None,
-) -> None:
+    axes: Any, picture: np.ndarray, weights: np.ndarray, query: Sequence[int], shape: Sequence[int] | None = None,
+) -> None:  # fmt: skip
     """The picture in dark grey, the weights in amber (opacity = share of the largest), the query cell framed.
 
     weights: (rows, columns) over the whole picture. query: (row, column) on a grid of `shape`, that of the weights.

@@ -78,19 +78,10 @@ def select_view(model: nn.Module, name: str = "auto") -> str:
 
 
 def draw_view(
-    view: str,
-    model: nn.Module,
-    image: Float[Tensor, "C H W"],
-    picture: UInt8[np.ndarray, "height width channels"],
-    title: str,
-    *,
-    trained: bool,
-    query: tuple[int, int] | None = None,
-    layers: str = "*",
-    last: bool = False,
-    part: str = "",
-    credit: str = "",
-) -> tuple[bytes, list[str]]:
+    view: str, model: nn.Module, image: Float[Tensor, "C H W"], picture: UInt8[np.ndarray, "height width channels"],
+    title: str, *, trained: bool, query: tuple[int, int] | None = None, layers: str = "*", last: bool = False,
+    part: str = "", credit: str = "",
+) -> tuple[bytes, list[str]]:  # fmt: skip
     """A view of a model on an image, as a PNG file, and the names of the layers in it.
 
     image: as the model expects it; picture: as it is shown. query: (row, column) on the finest grid of the matching

@@ -77,20 +77,10 @@ class Candidate:
 
 @checked
 def bench(
-    configs: Sequence[MixerConfig],
-    grids: Sequence[Grid],
-    *,
-    dim: int = 128,
-    heads: int = 2,
-    batch: int = 4,
-    dtype: str = "fp32",
-    backward: bool = False,
-    part: str = "operator",
-    device: str = "cpu",
-    seconds: float = 2.0,
-    report: Callable[[str], None] | None = None,
-    refuse: Callable[[str], None] | None = None,
-) -> list[Timing]:
+    configs: Sequence[MixerConfig], grids: Sequence[Grid], *, dim: int = 128, heads: int = 2, batch: int = 4,
+    dtype: str = "fp32", backward: bool = False, part: str = "operator", device: str = "cpu", seconds: float = 2.0,
+    report: Callable[[str], None] | None = None, refuse: Callable[[str], None] | None = None,
+) -> list[Timing]:  # fmt: skip
     """Time every mechanism on every grid, in the order of the grids. part: "operator" is the mechanism on heads,
     "layer" adds its projections.
 

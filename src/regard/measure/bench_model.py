@@ -22,19 +22,10 @@ OWN = "host"
 
 @checked
 def bench_model(
-    host: str,
-    configs: Sequence[MixerConfig],
-    sizes: Sequence[tuple[int, int]] | None = None,
-    *,
-    batch: int = 4,
-    dtype: str = "fp32",
-    backward: bool = False,
-    device: str = "cpu",
-    seconds: float = 2.0,
-    report: Callable[[str], None] | None = None,
-    refuse: Callable[[str], None] | None = None,
-    extra: Extra = (),
-) -> list[Timing]:
+    host: str, configs: Sequence[MixerConfig], sizes: Sequence[tuple[int, int]] | None = None, *, batch: int = 4,
+    dtype: str = "fp32", backward: bool = False, device: str = "cpu", seconds: float = 2.0,
+    report: Callable[[str], None] | None = None, refuse: Callable[[str], None] | None = None, extra: Extra = (),
+) -> list[Timing]:  # fmt: skip
     """Time a model with its own attention, the first row of each size, and with each mechanism; weights are random.
 
     sizes: (height, width) of images, None = the host's own. batch: images. The other arguments are those of `bench`.

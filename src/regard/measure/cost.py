@@ -28,12 +28,9 @@ from regard.swapping.swap import swap
 
 @checked
 def model_cost(
-    host: str,
-    mixer: MixerConfig | None,
-    size: tuple[int, int] | None = None,
-    accounting: str = "executed",
+    host: str, mixer: MixerConfig | None, size: tuple[int, int] | None = None, accounting: str = "executed",
     extra: Extra = (),
-) -> Cost:
+) -> Cost:  # fmt: skip
     """Cost of a host with a mechanism (None: its own attention), for one image of size (height, width).
 
     size: None = the host's own. accounting: as in `MixerConfig.cost`. extra: the user's own models and ports.
@@ -133,14 +130,9 @@ def _has_own_operator(mixer: HeadMixer) -> bool:
 
 def _counted_operator(mixer: HeadMixer, accounting: str, macs: list[int]):  # type: ignore[no-untyped-def]
     def forward(
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
+        q: Tensor | None, k: Tensor | None, v: Tensor | None, *, grid: Grid, memory: Grid | None = None,
         mask: Any = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         example = next(role for role in (v, q, k) if role is not None)
         times, site = mixer.operator.formulas(mixer.site, replace(mixer.site, grid=grid, memory=memory))
         macs.append(example.shape[0] * times * mixer.config.operator_cost(site, accounting).macs)

@@ -154,13 +154,9 @@ def holm(values: Sequence[float] | NDArray[np.float64], level: float = 1 - LEVEL
 
 
 def power(
-    seeds: int,
-    difference: int | float,
-    sd: float,
-    degrees: int | None = None,
-    level: float = 1 - LEVEL,
+    seeds: int, difference: int | float, sd: float, degrees: int | None = None, level: float = 1 - LEVEL,
     other: float = math.inf,
-) -> float:
+) -> float:  # fmt: skip
     """Probability that a two-sided test of `seeds` pairs at a level finds the true difference `difference`.
 
     sd: of the paired difference. degrees: of the variance, by default seeds - 1 (one pair of rows alone). The level
@@ -171,13 +167,9 @@ def power(
 
 
 def powers(
-    seeds: Numbers,
-    difference: Numbers,
-    sd: Numbers,
-    level: Numbers,
-    degrees: Numbers | None = None,
+    seeds: Numbers, difference: Numbers, sd: Numbers, level: Numbers, degrees: Numbers | None = None,
     other: Numbers = math.inf,
-) -> NDArray[np.float64]:
+) -> NDArray[np.float64]:  # fmt: skip
     """As `power`, of arrays, for the right side of the test only: 1 without any deviation."""
     from scipy.special import nctdtr
 
@@ -196,14 +188,9 @@ def powers(
 
 
 def seeds_needed(
-    sd: int | float,
-    difference: int | float,
-    rows: int = 2,
-    chance: float = 0.8,
-    most: int = 200,
-    level: float = 1 - LEVEL,
-    other: float = math.inf,
-) -> int | None:
+    sd: int | float, difference: int | float, rows: int = 2, chance: float = 0.8, most: int = 200,
+    level: float = 1 - LEVEL, other: float = math.inf,
+) -> int | None:  # fmt: skip
     """Seeds that decide a difference with probability `chance`, never fewer than three; None if more than `most`.
 
     sd: of the paired difference. rows: of the table whose residual is pooled; 2 means one pair alone. level: of the

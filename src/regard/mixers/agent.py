@@ -44,17 +44,11 @@ TABLE = 7
 
 @operator_function
 def agent_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    landmarks: Float[Tensor, "B H m d"],
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    landmark_keep: Bool[Tensor, "B m"] | None = None,
-    collect_bias: Float[Tensor, "H m M"] | None = None,
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
+    landmarks: Float[Tensor, "B H m d"], *, scale: float | None = None, mask: Mask | None = None,
+    landmark_keep: Bool[Tensor, "B m"] | None = None, collect_bias: Float[Tensor, "H m M"] | None = None,
     read_bias: Float[Tensor, "H N m"] | None = None,
-) -> Float[Tensor, "B H N e"]:
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """softmax(scale q a^T + read_bias) softmax(scale a k^T + collect_bias) v."""
     k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -67,17 +61,11 @@ def agent_reference(
 
 @operator_function
 def agent(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    landmarks: Float[Tensor, "B H m d"],
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    landmark_keep: Bool[Tensor, "B m"] | None = None,
-    collect_bias: Float[Tensor, "H m M"] | None = None,
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
+    landmarks: Float[Tensor, "B H m d"], *, scale: float | None = None, mask: Mask | None = None,
+    landmark_keep: Bool[Tensor, "B m"] | None = None, collect_bias: Float[Tensor, "H m M"] | None = None,
     read_bias: Float[Tensor, "H N m"] | None = None,
-) -> Float[Tensor, "B H N e"]:
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same as two fused attentions: of the landmarks to the keys, and of the queries to the landmarks.
 
     scale: None = d^-0.5. mask: padding, and a bias with one row. landmark_keep: False for landmarks that must not be

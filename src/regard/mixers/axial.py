@@ -29,15 +29,9 @@ Along = Literal["rows", "columns", "both", "sum", "cross"]
 
 @operator_function
 def axial_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    grid: Grid,
-    along: Along = "both",
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid,
+    along: Along = "both", *, scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """With A_r and A_c, softmax over all keys with those outside the query's row or column at -inf: A_r v, A_c v,
     A_r (A_c v), A_r v + A_c v, or A v, softmax over both.
     """
@@ -60,15 +54,9 @@ def axial_reference(
 
 @operator_function
 def axial(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    grid: Grid,
-    along: Along = "both",
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid,
+    along: Along = "both", *, scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Attention along rows and columns; memory grows with N (height + width).
 
     along: "rows" or "columns"; "both", along columns and then along rows, with the values that this gave; "sum" of the

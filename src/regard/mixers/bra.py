@@ -47,14 +47,9 @@ class BRAPlan(NamedTuple):
 
 @operator_function
 def bra_plan(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    grid: Grid,
-    regions: Side,
-    top: int,
-    *,
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], grid: Grid, regions: Side, top: int, *,
     mask: Mask | None = None,
-) -> BRAPlan:
+) -> BRAPlan:  # fmt: skip
     """Each region takes the `top` regions whose mean key has the largest product with its mean query.
 
     Means are over tokens that are not padding; a region of padding is chosen last. Ties are broken arbitrarily. No
@@ -81,17 +76,9 @@ def bra_plan(
 
 @operator_function
 def bra_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    grid: Grid,
-    regions: Side,
-    top: int,
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    plan: BRAPlan | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, regions: Side,
+    top: int, *, scale: float | None = None, mask: Mask | None = None, plan: BRAPlan | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """softmax over all keys, those outside the chosen regions at -inf; prefix and suffix tokens are in every region."""
     mask = padding_only("bra", mask)
     k, v = hide(k, mask), hide(v, mask)
@@ -109,18 +96,10 @@ def bra_reference(
 
 @operator_function
 def bra(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    grid: Grid,
-    regions: Side,
-    top: int,
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    plan: BRAPlan | None = None,
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, regions: Side,
+    top: int, *, scale: float | None = None, mask: Mask | None = None, plan: BRAPlan | None = None,
     execution: str = "auto",
-) -> Float[Tensor, "B H N e"]:
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Attention from each region (regions: a number per side, or (rows, columns)) to the `top` regions that it chooses.
 
     Where they do not divide the grid, regions differ by one row or column. scale: None = d^-0.5. mask: padding only.

@@ -36,15 +36,9 @@ __all__ = ["CSWin", "cswin", "cswin_reference"]
 
 @operator_function
 def cswin_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    grid: Grid,
-    stripe: int,
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, stripe: int, *,
+    scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """softmax over all keys; those in another stripe are at -inf. Cell (y, x) is in stripe y // width of the first half
     of the heads, and x // width of the second.
     """
@@ -62,15 +56,9 @@ def cswin_reference(
 
 @operator_function
 def cswin(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    grid: Grid,
-    stripe: int,
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, stripe: int, *,
+    scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Attention within stripes of `stripe` rows (the first half of the heads) or columns (the second).
 
     Of an odd number of heads the middle one is in the first half. scale: None = d^-0.5. mask: padding only; a query

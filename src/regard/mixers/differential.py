@@ -44,14 +44,9 @@ __all__ = ["Differential", "differential", "differential_reference"]
 
 @operator_function
 def differential_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    factor: Float[Tensor, ""],
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], factor: Float[Tensor, ""], *,
+    scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """(A1 - factor A2) v with the maps A1 and A2 of the halves of q and k; scale None = (d / 2)^-0.5."""
     scale, mask = _scale(q, scale), mask or NO_MASK
     k, v = hide(k, mask), hide(v, mask)
@@ -63,14 +58,9 @@ def differential_reference(
 
 @operator_function
 def differential(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    factor: Float[Tensor, ""],
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], factor: Float[Tensor, ""], *,
+    scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same as two calls of `scaled_dot_product_attention`. factor: lambda. mask: all kinds, for both maps.
 
     The kernels without N x M memory need q as wide as v, so that zeros are appended to the halves.

@@ -28,16 +28,9 @@ AXES = {"channels": (1, 3), "head": (3,)}
 
 @operator_function
 def flatten_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    *,
-    power: float = 3.0,
-    over: str = "channels",
-    spread: Float[Tensor, "H 1 d"] | None = None,
-    eps: float = 1e-6,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], *, power: float = 3.0,
+    over: str = "channels", spread: Float[Tensor, "H 1 d"] | None = None, eps: float = 1e-6, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """All N x M weights f_p(q_i).f_p(k_j), divided by the sum of their row + eps."""
     keep = check_qkv_and_padding("flatten", q, k, v, mask)
 
@@ -52,16 +45,9 @@ def flatten_reference(
 
 @operator_function
 def flatten(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    *,
-    power: float = 3.0,
-    over: str = "channels",
-    spread: Float[Tensor, "H 1 d"] | None = None,
-    eps: float = 1e-6,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], *, power: float = 3.0,
+    over: str = "channels", spread: Float[Tensor, "H 1 d"] | None = None, eps: float = 1e-6, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same in linear time; powers are of x / max(x), so that none overflows.
 
     power: p. over: lengths over the "channels" of all heads, as published, or over each "head". spread: positive

@@ -38,13 +38,9 @@ __all__ = ["InLine", "inline", "inline_reference"]
 
 @operator_function
 def inline_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], *,
+    scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """All N x M weights scale (q_i.k_j - mean_j q_i.k_j) / N + 1 / N; means and N count the keys that are kept."""
     keep = check_qkv_and_padding("inline", q, k, v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -58,13 +54,9 @@ def inline_reference(
 
 @operator_function
 def inline(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], *,
+    scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same in linear time: the mean is subtracted from the keys.
 
     scale: None = d^-0.5. mask: padding only; without any key the result is 0. Half precision is summed in float32.

@@ -35,14 +35,9 @@ __all__ = ["Linear", "linear", "linear_reference"]
 
 @operator_function
 def linear_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    *,
-    feature: Feature = "elu",
-    eps: float = 1e-6,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], *, feature: Feature = "elu",
+    eps: float = 1e-6, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """All N x M weights phi(q_i).phi(k_j), divided by the sum of their row + eps."""
     keep = check_qkv_and_padding("linear", q, k, v, mask)
     phi = feature_map(feature)
@@ -51,14 +46,9 @@ def linear_reference(
 
 @operator_function
 def linear(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    *,
-    feature: Feature = "elu",
-    eps: float = 1e-6,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], *, feature: Feature = "elu",
+    eps: float = 1e-6, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same, the product of keys and values first.
 
     feature: "elu" (elu + 1), "relu" (relu + 1e-6), "identity" or a function of a tensor that may change the last

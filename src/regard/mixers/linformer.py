@@ -38,15 +38,10 @@ __all__ = ["Linformer", "linformer", "linformer_reference"]
 
 @operator_function
 def linformer_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    project_k: Float[Tensor, "G m M"],
-    project_v: Float[Tensor, "G m M"],
-    *,
-    scale: float | None = None,
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
+    project_k: Float[Tensor, "G m M"], project_v: Float[Tensor, "G m M"], *, scale: float | None = None,
     mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """(softmax(scale q (E k)^T) F) v; hidden keys and values are 0 before they are projected."""
     keep = check_qkv_and_padding("linformer", q, k, v, mask)
     _check_projections(q, k, project_k, project_v)
@@ -57,15 +52,10 @@ def linformer_reference(
 
 @operator_function
 def linformer(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    project_k: Float[Tensor, "G m M"],
-    project_v: Float[Tensor, "G m M"],
-    *,
-    scale: float | None = None,
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
+    project_k: Float[Tensor, "G m M"], project_v: Float[Tensor, "G m M"], *, scale: float | None = None,
     mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same, values projected first.
 
     project_k, project_v: E and F for each head, or one (G = 1) for all. scale: None = d^-0.5. mask: padding only;

@@ -41,17 +41,9 @@ __all__ = ["MHLA", "mhla", "mhla_reference"]
 
 @operator_function
 def mhla_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    mixing: Float[Tensor, "X X"],
-    grid: Grid,
-    m: Windows,
-    *,
-    normalize: str = "correct",
-    eps: float = 1e-6,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], mixing: Float[Tensor, "X X"],
+    grid: Grid, m: Windows, *, normalize: str = "correct", eps: float = 1e-6, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """All N x N weights M_b(i)b(j) phi(q_i).phi(k_j), b(i) the block of i, divided by the sum of their row + eps."""
     keep = check_qkv_and_padding("mhla", q, k, v, mask)
     phi, block = feature_map("relu"), block_of(grid, m, q.device)
@@ -62,17 +54,9 @@ def mhla_reference(
 
 @operator_function
 def mhla(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    mixing: Float[Tensor, "X X"],
-    grid: Grid,
-    m: Windows,
-    *,
-    normalize: str = "correct",
-    eps: float = 1e-6,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], mixing: Float[Tensor, "X X"],
+    grid: Grid, m: Windows, *, normalize: str = "correct", eps: float = 1e-6, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same in linear time, block by block.
 
     m: tiles of the grid, a number or (rows, columns). mixing: M over the blocks of `block_of`; not negative where

@@ -50,15 +50,9 @@ __all__ = ["MoBA", "moba", "moba_plan", "moba_reference"]
 
 @operator_function
 def moba_plan(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    grid: Grid,
-    block: Block,
-    top: int,
-    *,
-    own: bool = True,
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], grid: Grid, block: Block, top: int, *, own: bool = True,
     mask: Mask | None = None,
-) -> BlockPlan:
+) -> BlockPlan:  # fmt: skip
     """Each query takes the `top` blocks with the largest product with their mean key; its own first if `own`.
 
     Means are over tokens that are not padding; a block of padding is chosen last. Scores are in float32 for half
@@ -82,18 +76,9 @@ def moba_plan(
 
 @operator_function
 def moba_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    grid: Grid,
-    block: Block,
-    top: int,
-    *,
-    own: bool = True,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    plan: BlockPlan | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, block: Block,
+    top: int, *, own: bool = True, scale: float | None = None, mask: Mask | None = None, plan: BlockPlan | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """softmax over all keys, with those outside the chosen blocks at -inf."""
     mask = padding_only("moba", mask)
     plan = moba_plan(q, k, grid, block, top, own=own, mask=mask) if plan is None else plan
@@ -105,19 +90,10 @@ def moba_reference(
 
 @operator_function
 def moba(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    grid: Grid,
-    block: Block,
-    top: int,
-    *,
-    own: bool = True,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    plan: BlockPlan | None = None,
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, block: Block,
+    top: int, *, own: bool = True, scale: float | None = None, mask: Mask | None = None, plan: BlockPlan | None = None,
     execution: str = "auto",
-) -> Float[Tensor, "B H N e"]:
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Attention to the tokens of `top` blocks per query and head, and to prefix and suffix tokens, in one softmax.
 
     block: length of runs of patch tokens, or (rows, columns) of tiles; the last block may be smaller. own: the query's

@@ -41,18 +41,10 @@ Border = Literal["shift", "cut", "blocks"]
 
 @operator_function
 def neighbourhood_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    grid: Grid,
-    window: int,
-    *,
-    dilation: int = 1,
-    border: Border = "shift",
-    table: Float[Tensor, "H y x"] | None = None,
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, window: int, *,
+    dilation: int = 1, border: Border = "shift", table: Float[Tensor, "H y x"] | None = None,
+    scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """softmax over all keys, those outside the query's window at -inf. Along each axis cell i has place i // dilation
     among the cells with the same remainder.
     """
@@ -94,18 +86,10 @@ def _is_near(query: Tensor, key: Tensor, number: Tensor, window: int, border: Bo
 
 @operator_function
 def neighbourhood(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    grid: Grid,
-    window: int,
-    *,
-    dilation: int = 1,
-    border: Border = "shift",
-    table: Float[Tensor, "H y x"] | None = None,
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, window: int, *,
+    dilation: int = 1, border: Border = "shift", table: Float[Tensor, "H y x"] | None = None,
+    scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Attention to the window around each query; memory grows with N (window + 14)^2, not with N^2.
 
     Arguments as in `Neighbourhood`. table (H, S, S): added logits by offset in steps of the dilation, entry

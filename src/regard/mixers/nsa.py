@@ -55,20 +55,10 @@ __all__ = ["NSA", "nsa", "nsa_reference"]
 
 @operator_function
 def nsa_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    gates: Float[Tensor, "B H N 3"],
-    grid: Grid,
-    block: Block,
-    top: int,
-    window: int,
-    *,
-    group: int = 1,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    plan: BlockPlan | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"],
+    gates: Float[Tensor, "B H N 3"], grid: Grid, block: Block, top: int, window: int, *, group: int = 1,
+    scale: float | None = None, mask: Mask | None = None, plan: BlockPlan | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """gates . (softmax over block means, softmax over chosen blocks, softmax over the window), with N x N logits."""
     check_blocks("nsa", q, k, v, grid, block, top, plan)
     _check_numbers(q, window, group)
@@ -114,21 +104,10 @@ def _check_numbers(q: Tensor, window: int, group: int) -> None:
 
 @operator_function
 def nsa(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    gates: Float[Tensor, "B H N 3"],
-    grid: Grid,
-    block: Block,
-    top: int,
-    window: int,
-    *,
-    group: int = 1,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    plan: BlockPlan | None = None,
-    execution: str = "auto",
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"],
+    gates: Float[Tensor, "B H N 3"], grid: Grid, block: Block, top: int, window: int, *, group: int = 1,
+    scale: float | None = None, mask: Mask | None = None, plan: BlockPlan | None = None, execution: str = "auto",
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Gated sum of attention to block means, to the tokens of `top` blocks and to a window of the grid.
 
     gates: of compressed, selected, sliding. block: length of runs of patch tokens, or (rows, columns) of tiles.
@@ -154,17 +133,9 @@ def nsa(
 
 
 def _compressed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    grid: Grid,
-    block: Block,
-    top: int,
-    group: int,
-    scale: float | None,
-    mask: Mask,
+    q: Tensor, k: Tensor, v: Tensor, grid: Grid, block: Block, top: int, group: int, scale: float | None, mask: Mask,
     plan: BlockPlan | None,
-) -> tuple[Tensor, BlockPlan]:
+) -> tuple[Tensor, BlockPlan]:  # fmt: skip
     """Attention to block means and to prefix and suffix tokens; and the selection."""
     tiles = block_tiles(grid, block, q.device)
     (keys, any_token), (values, _) = block_means(k, grid, tiles, mask), block_means(v, grid, tiles, mask)

@@ -45,18 +45,11 @@ STARTS = ("matrix", "batch")
 
 @operator_function
 def nystrom_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    landmarks_q: Float[Tensor, "B H m d"],
-    landmarks_k: Float[Tensor, "B H m d"],
-    *,
-    iterations: int | None = 6,
-    scale: float | None = None,
-    start: str = "matrix",
-    mask: Mask | None = None,
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
+    landmarks_q: Float[Tensor, "B H m d"], landmarks_k: Float[Tensor, "B H m d"], *, iterations: int | None = 6,
+    scale: float | None = None, start: str = "matrix", mask: Mask | None = None,
     landmark_keep: Bool[Tensor, "B m"] | None = None,
-) -> Float[Tensor, "B H N e"]:
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """softmax(q b^T) pinv(softmax(a b^T)) softmax(a k^T), an N x M matrix, times v."""
     keep = check_qkv_and_padding("nystrom", q, k, v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -73,18 +66,11 @@ def nystrom_reference(
 
 @operator_function
 def nystrom(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    landmarks_q: Float[Tensor, "B H m d"],
-    landmarks_k: Float[Tensor, "B H m d"],
-    *,
-    iterations: int | None = 6,
-    scale: float | None = None,
-    start: str = "matrix",
-    mask: Mask | None = None,
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
+    landmarks_q: Float[Tensor, "B H m d"], landmarks_k: Float[Tensor, "B H m d"], *, iterations: int | None = 6,
+    scale: float | None = None, start: str = "matrix", mask: Mask | None = None,
     landmark_keep: Bool[Tensor, "B m"] | None = None,
-) -> Float[Tensor, "B H N e"]:
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same in linear time, multiplied from right to left.
 
     iterations: of the pseudo-inverse; None computes it exactly (slow), and only then do rows sum to 1. scale: None =

@@ -40,15 +40,9 @@ __all__ = ["Performer", "performer", "performer_reference"]
 
 @operator_function
 def performer_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    features: Float[Tensor, "r d"],
-    *,
-    kernel: str = "softmax",
-    eps: float = 1e-6,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
+    features: Float[Tensor, "r d"], *, kernel: str = "softmax", eps: float = 1e-6, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """All N x M weights phi(q_i).phi(k_j), divided by the sum of their row."""
     keep = check_qkv_and_padding("performer", q, k, v, mask)
     fq, fk = random_features(q, k, features, kernel, eps, keep)
@@ -57,15 +51,9 @@ def performer_reference(
 
 @operator_function
 def performer(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    features: Float[Tensor, "r d"],
-    *,
-    kernel: str = "softmax",
-    eps: float = 1e-6,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
+    features: Float[Tensor, "r d"], *, kernel: str = "softmax", eps: float = 1e-6, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same in linear time.
 
     features: W, as drawn by `orthogonal_features`. kernel: "softmax", or "relu" (relu(W x) + eps, generalised
@@ -93,13 +81,9 @@ def performer(
 
 
 def random_features(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    features: Float[Tensor, "r d"],
-    kernel: str,
-    eps: float,
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], features: Float[Tensor, "r d"], kernel: str, eps: float,
     keep: Bool[Tensor, "B M"] | None,
-) -> tuple[Float[Tensor, "B H N r"], Float[Tensor, "B H M r"]]:
+) -> tuple[Float[Tensor, "B H N r"], Float[Tensor, "B H M r"]]:  # fmt: skip
     """phi of queries and keys; 0 for hidden keys."""
     fq, fk = exponentials(q, k, features, kernel, keep)
     root = math.sqrt(features.shape[0])
@@ -107,12 +91,9 @@ def random_features(
 
 
 def exponentials(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    features: Float[Tensor, "r d"],
-    kernel: str,
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], features: Float[Tensor, "r d"], kernel: str,
     keep: Bool[Tensor, "B M"] | None,
-) -> tuple[Float[Tensor, "B H N r"], Float[Tensor, "B H M r"]]:
+) -> tuple[Float[Tensor, "B H N r"], Float[Tensor, "B H M r"]]:  # fmt: skip
     """phi without eps and 1 / sqrt(r): relu(W x), or exp(W x - |x|^2 / 2 - c); 0 for hidden keys.
 
     c of a query is its largest exponent, so that |x|^2 cancels.

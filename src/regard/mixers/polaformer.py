@@ -42,14 +42,9 @@ __all__ = ["PolaFormer", "polaformer", "polaformer_reference"]
 
 @operator_function
 def polaformer_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    power: Float[Tensor, "H 1 d"],
-    *,
-    eps: float = 1e-6,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
+    power: Float[Tensor, "H 1 d"], *, eps: float = 1e-6, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Linear attention of each half of v; the normaliser is a mean over keys, and eps is added to the mean."""
     keep = check_qkv_and_padding("polaformer", q, k, v, mask)
     k, v = only_kept(k, keep), only_kept(v, keep)
@@ -64,14 +59,9 @@ def polaformer_reference(
 
 @operator_function
 def polaformer(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    power: Float[Tensor, "H 1 d"],
-    *,
-    eps: float = 1e-6,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
+    power: Float[Tensor, "H 1 d"], *, eps: float = 1e-6, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same in linear time: one product of [k+, k-] with all values, two with the queries.
 
     power: p, positive. eps: added to the mean of the normaliser over keys. mask: padding only; a query gets zeros in a
@@ -225,15 +215,9 @@ class PolaFormerOperator(Operator):
         return form(inputs.q / scales, k / scales, inputs.v, self.power, eps=self.config.eps, mask=inputs.mask)
 
     def weights(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
+        self, q: Tensor | None, k: Tensor | None, v: Tensor, *, grid: Grid, memory: Grid | None = None,
         mask: Mask | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Raises: UnsupportedError always; each half of the values has a matrix of its own."""
         raise UnsupportedError(
             "PolaFormer has two maps, one for each half of the values; choose layers of another mechanism"

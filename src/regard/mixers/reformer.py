@@ -78,15 +78,9 @@ def _chunks(order: Tensor, chunk: int) -> Int[Tensor, "B H R N"]:
 
 @operator_function
 def reformer_reference(
-    qk: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    plan: LSHPlan,
-    chunk: int,
-    *,
-    duplicates: str = "once",
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    qk: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], plan: LSHPlan, chunk: int, *, duplicates: str = "once",
+    scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """softmax over all keys, with the logarithm of the number of rounds that contain them added to the logits."""
     _check(qk, v, plan, chunk, duplicates)
     mask = padding_only("reformer", mask)
@@ -103,15 +97,9 @@ def reformer_reference(
 
 @operator_function
 def reformer(
-    qk: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    plan: LSHPlan,
-    chunk: int,
-    *,
-    duplicates: str = "once",
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    qk: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], plan: LSHPlan, chunk: int, *, duplicates: str = "once",
+    scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Attention of sorted chunks to themselves and the previous chunk, in the rounds of a plan (see `lsh_plan`).
 
     duplicates: a key in several rounds counts "once", as in the paper, or "every" time, as in the published code.

@@ -47,13 +47,9 @@ class RoutingPlan(NamedTuple):
 
 @operator_function
 def routing_plan(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    centroids: Float[Tensor, "H c d"],
-    *,
-    mask: Mask | None = None,
-    keep: Bool[Tensor, "B N"] | None = None,
-) -> RoutingPlan:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], centroids: Float[Tensor, "H c d"], *,
+    mask: Mask | None = None, keep: Bool[Tensor, "B N"] | None = None,
+) -> RoutingPlan:  # fmt: skip
     """Each centroid takes the queries and the keys with the largest products, N / c and M / c of them, rounded up.
 
     mask: padding of the keys, which is taken last; keep: of the queries, False for padding. Products are in float32 for
@@ -73,14 +69,9 @@ def routing_plan(
 
 @operator_function
 def routing_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    plan: RoutingPlan,
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], plan: RoutingPlan, *,
+    scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The mean, over the clusters of a query, of softmax attention to the keys of the cluster."""
     _check_plan(q, k, plan)
     mask = padding_only("routing", mask)
@@ -97,14 +88,9 @@ def routing_reference(
 
 @operator_function
 def routing(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    plan: RoutingPlan,
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], plan: RoutingPlan, *,
+    scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same on the tokens of each cluster, with memory N M / c.
 
     plan: see `routing_plan`. scale: None = d^-0.5. mask: padding only; a query without any key gives zeros.

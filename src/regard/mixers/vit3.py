@@ -47,18 +47,10 @@ SCALE = 9**-0.5  # of the inner loss, the same for every width
 
 @operator_function
 def ttt_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    w1: Float[Tensor, "H d e"],
-    w2: Float[Tensor, "H d e"] | None = None,
-    *,
-    lr: float = 1.0,
-    clip: bool = True,
-    scale: float = SCALE,
-    batch: int = 0,
-    squared: bool = False,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], w1: Float[Tensor, "H d e"],
+    w2: Float[Tensor, "H d e"] | None = None, *, lr: float = 1.0, clip: bool = True, scale: float = SCALE,
+    batch: int = 0, squared: bool = False,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Steps of gradient descent on the inner loss by automatic differentiation, then f of q."""
     weights = tuple(w.expand(q.shape[0], -1, -1, -1) for w in (w1, w2) if w is not None)
 
@@ -81,18 +73,10 @@ def _inner(x: Tensor, w1: Tensor, w2: Tensor | None = None) -> Tensor:
 
 @operator_function
 def ttt(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    w1: Float[Tensor, "H d e"],
-    w2: Float[Tensor, "H d e"] | None = None,
-    *,
-    lr: float = 1.0,
-    clip: bool = True,
-    scale: float = SCALE,
-    batch: int = 0,
-    squared: bool = False,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], w1: Float[Tensor, "H d e"],
+    w2: Float[Tensor, "H d e"] | None = None, *, lr: float = 1.0, clip: bool = True, scale: float = SCALE,
+    batch: int = 0, squared: bool = False,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same with an explicit gradient. The steps are computed in float32 for half precision.
 
     w2 None: the linear inner model. batch: tokens of a step, 0 = all. squared: the loss is the squared distance of f(k)
@@ -140,15 +124,9 @@ def _step(weight: Tensor, gradient: Tensor, lr: float, clip: bool) -> Tensor:
 
 @operator_function
 def ttt_conv_reference(
-    q: Float[Tensor, "B d h w"],
-    k: Float[Tensor, "B d h w"],
-    v: Float[Tensor, "B d h w"],
-    weight: Float[Tensor, "d 3 3"],
-    *,
-    lr: float = 1.0,
-    clip: bool = True,
-    scale: float = SCALE,
-) -> Float[Tensor, "B d h w"]:
+    q: Float[Tensor, "B d h w"], k: Float[Tensor, "B d h w"], v: Float[Tensor, "B d h w"],
+    weight: Float[Tensor, "d 3 3"], *, lr: float = 1.0, clip: bool = True, scale: float = SCALE,
+) -> Float[Tensor, "B d h w"]:  # fmt: skip
     """The inner model as a 3x3 depth-wise convolution, its step by automatic differentiation, image by image."""
 
     def inner(x: Tensor, w: Tensor) -> Tensor:
@@ -170,15 +148,9 @@ def ttt_conv_reference(
 
 @operator_function
 def ttt_conv(
-    q: Float[Tensor, "B d h w"],
-    k: Float[Tensor, "B d h w"],
-    v: Float[Tensor, "B d h w"],
-    weight: Float[Tensor, "d 3 3"],
-    *,
-    lr: float = 1.0,
-    clip: bool = True,
-    scale: float = SCALE,
-) -> Float[Tensor, "B d h w"]:
+    q: Float[Tensor, "B d h w"], k: Float[Tensor, "B d h w"], v: Float[Tensor, "B d h w"],
+    weight: Float[Tensor, "d 3 3"], *, lr: float = 1.0, clip: bool = True, scale: float = SCALE,
+) -> Float[Tensor, "B d h w"]:  # fmt: skip
     """The same with the gradient as a product of patches and one grouped convolution for all images."""
     width, rows, columns = k.shape[1:]
     with without_autocast(q.device):

@@ -52,18 +52,10 @@ Pattern = Literal["block", "grid"]
 
 @operator_function
 def window_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    grid: Grid,
-    size: Side,
-    *,
-    shift: Side = 0,
-    pattern: Pattern = "block",
-    table: Float[Tensor, "H y x"] | None = None,
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, size: Side, *,
+    shift: Side = 0, pattern: Pattern = "block", table: Float[Tensor, "H y x"] | None = None,
+    scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """softmax over all keys; those in another window are at -inf. Cell y is in window (y - shift) // size, and in the
     pattern "grid" in window y modulo ceil(height / size).
     """
@@ -96,18 +88,10 @@ def window_reference(
 
 @operator_function
 def window(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    grid: Grid,
-    size: Side,
-    *,
-    shift: Side = 0,
-    pattern: Pattern = "block",
-    table: Float[Tensor, "H y x"] | None = None,
-    scale: float | None = None,
-    mask: Mask | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, size: Side, *,
+    shift: Side = 0, pattern: Pattern = "block", table: Float[Tensor, "H y x"] | None = None,
+    scale: float | None = None, mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Attention within windows of `size` cells (a side, or (rows, columns)), the first of which starts at `shift`.
 
     pattern: "grid" spreads the cells of a window over the map. table (H, 2 rows - 1, 2 columns - 1): added logits by

@@ -34,11 +34,9 @@ __all__ = ["XCA", "xca", "xca_reference"]
 
 @operator_function
 def xca_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N d"],
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N d"],
     temperature: Float[Tensor, "H 1 1"],
-) -> Float[Tensor, "B H N d"]:
+) -> Float[Tensor, "B H N d"]:  # fmt: skip
     """(softmax(temperature * unit(q)^T unit(k)) v^T)^T; unit: each channel has length 1 along the tokens."""
     q, k = F.normalize(q.mT, dim=-1), F.normalize(k.mT, dim=-1)
     return ((q @ k.mT * temperature).softmax(-1) @ v.mT).mT
@@ -46,11 +44,9 @@ def xca_reference(
 
 @operator_function
 def xca(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N d"],
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N d"],
     temperature: Float[Tensor, "H 1 1"],
-) -> Float[Tensor, "B H N d"]:
+) -> Float[Tensor, "B H N d"]:  # fmt: skip
     """The same, normalised after the product: rows and columns of the (d, d) map are divided by the lengths.
 
     temperature multiplies the logits (the paper's Eq. 3 divides by its inverse).
@@ -129,14 +125,8 @@ class XCAOperator(Operator):
         return (xca_reference if plain else xca)(inputs.q, inputs.k, inputs.v, self.temperature)
 
     def weights(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
+        self, q: Tensor | None, k: Tensor | None, v: Tensor, *, grid: Grid, memory: Grid | None = None,
         mask: Mask | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Raises: UnsupportedError always; the map is between channels."""
         raise UnsupportedError("XCA mixes channels and has no map between tokens; choose layers of another mechanism")

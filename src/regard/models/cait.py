@@ -71,16 +71,9 @@ class ClassAttention(TalkingAttention):
 
 
 def cait_s_32(
-    *,
-    img_size: int | tuple[int, int] = 32,
-    in_chans: int = 3,
-    num_classes: int = 10,
-    heads: int = 8,
-    width: int = 64,
-    drop: float = 0.1,
-    drop_path_rate: float = 0.05,
-    keep_talking: bool = True,
-) -> Cait:
+    *, img_size: int | tuple[int, int] = 32, in_chans: int = 3, num_classes: int = 10, heads: int = 8, width: int = 64,
+    drop: float = 0.1, drop_path_rate: float = 0.05, keep_talking: bool = True,
+) -> Cait:  # fmt: skip
     """12,685,322 parameters with 10 classes. heads, width: of all layers (SKA's model "b" has 10 and 62).
 
     drop: dropout of embeddings, projections and MLPs. keep_talking: whether a mechanism that is swapped in keeps the

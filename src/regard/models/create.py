@@ -23,13 +23,8 @@ _PLAIN = "name(option=value, ...) with plain values"
 
 @checked
 def create_model(
-    name: str,
-    mixer: MixerConfig | None = None,
-    *,
-    reinitialise: bool = False,
-    extra: Extra = (),
-    **timm_options: Any,
-) -> nn.Module:
+    name: str, mixer: MixerConfig | None = None, *, reinitialise: bool = False, extra: Extra = (), **timm_options: Any,
+) -> nn.Module:  # fmt: skip
     """A host with a mechanism, or with its own attention.
 
     name: of timm or one of Regard's (see `list_models`), or a spelling with options, "vit_desk(dim=48, depth=2)".

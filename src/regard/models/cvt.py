@@ -194,16 +194,9 @@ class CvT(Pyramid):
     """Three stages. plain: the variant cvt_13_32, with mean pooling; no class token, last norm or bias of q, k, v."""
 
     def __init__(
-        self,
-        img_size: int | tuple[int, int],
-        in_chans: int,
-        num_classes: int,
-        dims: Sequence[int],
-        kv_stride: int,
-        plain: bool,
-        drop: float,
-        drop_path_rate: float,
-    ) -> None:
+        self, img_size: int | tuple[int, int], in_chans: int, num_classes: int, dims: Sequence[int], kv_stride: int,
+        plain: bool, drop: float, drop_path_rate: float,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         self.num_classes, self.num_features = num_classes, dims[-1]
@@ -261,15 +254,9 @@ class CvT(Pyramid):
 
 
 def cvt_13(
-    *,
-    img_size: int | tuple[int, int] = 32,
-    in_chans: int = 3,
-    num_classes: int = 10,
-    dims: Sequence[int] = (64, 192, 384),
-    kv_stride: int = 2,
-    drop: float = 0.0,
-    drop_path_rate: float = 0.1,
-) -> CvT:
+    *, img_size: int | tuple[int, int] = 32, in_chans: int = 3, num_classes: int = 10,
+    dims: Sequence[int] = (64, 192, 384), kv_stride: int = 2, drop: float = 0.0, drop_path_rate: float = 0.1,
+) -> CvT:  # fmt: skip
     """The SKA paper's host: 19,616,330 parameters with 10 classes; logits are scaled by channels^-0.5, as published.
 
     dims: channels of the stages (SKA's model "b" has 64, 198, 402). kv_stride: of keys and values; 1 gives them the
@@ -280,15 +267,9 @@ def cvt_13(
 
 
 def cvt_13_32(
-    *,
-    img_size: int | tuple[int, int] = 32,
-    in_chans: int = 3,
-    num_classes: int = 10,
-    dims: Sequence[int] = (64, 192, 384),
-    kv_stride: int = 2,
-    drop: float = 0.0,
-    drop_path_rate: float = 0.0,
-) -> CvT:
+    *, img_size: int | tuple[int, int] = 32, in_chans: int = 3, num_classes: int = 10,
+    dims: Sequence[int] = (64, 192, 384), kv_stride: int = 2, drop: float = 0.0, drop_path_rate: float = 0.0,
+) -> CvT:  # fmt: skip
     """The plainer variant: 19,555,146 parameters with 10 classes. One convolution for keys and values, mean pooling.
 
     dims, kv_stride: as in `cvt_13`. Raises: ConfigError if dims do not fit 1, 3 and 6 heads.

@@ -62,17 +62,10 @@ def skaformer_desk(*, mixers: Sequence[str] = ("conv", "ska", "attn", "attn"), *
 
 
 def metaformer(
-    size: str,
-    mixers: Sequence[str],
-    *,
-    img_size: int | tuple[int, int] = 224,
-    resize: str | None = None,
-    query: str = "linear",
-    heads: int = 0,
-    pretrained: bool | str | os.PathLike[str] = False,
-    features_only: bool = False,
-    **options: Any,
-) -> nn.Module:
+    size: str, mixers: Sequence[str], *, img_size: int | tuple[int, int] = 224, resize: str | None = None,
+    query: str = "linear", heads: int = 0, pretrained: bool | str | os.PathLike[str] = False,
+    features_only: bool = False, **options: Any,
+) -> nn.Module:  # fmt: skip
     """A MetaFormer of timm with "conv", "attn" or a mechanism in each of its four stages.
 
     mixers: four of "conv" (separable convolution), "attn" (timm's attention), "ska", "cska" or a spelled mechanism.
@@ -203,12 +196,8 @@ def _with_identity_queries(configs: Sequence[MixerConfig | None]) -> list[MixerC
 
 
 def _swap_stages(
-    model: nn.Module,
-    configs: Sequence[MixerConfig | None],
-    heads: int,
-    img_size: int | tuple[int, int],
-    channels: int,
-) -> None:
+    model: nn.Module, configs: Sequence[MixerConfig | None], heads: int, img_size: int | tuple[int, int], channels: int,
+) -> None:  # fmt: skip
     """Put the mechanism of each stage into its attention layers, in place. channels: of the images."""
     from regard.swapping.inspect import attention_layers
     from regard.swapping.swap import plan_layers

@@ -23,15 +23,10 @@ from .attended_block import BLOCKS, Attended, Slot
 
 @checked
 def attend(
-    model: nn.Module,
-    mixer: MixerConfig | str | None,
-    stages: Sequence[int] = (3, 4),
-    deformable: bool | str | DeformableConv = False,
-    *,
-    heads: int = 8,
-    parallel: bool = False,
+    model: nn.Module, mixer: MixerConfig | str | None, stages: Sequence[int] = (3, 4),
+    deformable: bool | str | DeformableConv = False, *, heads: int = 8, parallel: bool = False,
     example: Tensor | None = None,
-) -> nn.Module:
+) -> nn.Module:  # fmt: skip
     """Put attention into the residual blocks of a ResNet of torchvision or timm, in place; returns the model.
 
     The ResNet may be a part of the model, such as the backbone of a feature pyramid or detector. mixer: a
@@ -170,33 +165,17 @@ def _add_slot(block: nn.Module, name: str, heads: int, deformable: bool | Deform
 
 
 def attended_resnet18(
-    *,
-    stages: Sequence[int] = (3, 4),
-    deformable: bool | str = False,
-    mixer: str | None = None,
-    heads: int = 8,
-    parallel: bool = False,
-    stem: int = 4,
-    frozen: bool = False,
-    img_size: int | tuple[int, int] = 224,
-    **options: Any,
-) -> nn.Module:
+    *, stages: Sequence[int] = (3, 4), deformable: bool | str = False, mixer: str | None = None, heads: int = 8,
+    parallel: bool = False, stem: int = 4, frozen: bool = False, img_size: int | tuple[int, int] = 224, **options: Any,
+) -> nn.Module:  # fmt: skip
     """timm's ResNet-18 with empty slots for attention. Options as in `attended`."""
     return attended("resnet18", stages, deformable, mixer, heads, parallel, stem, frozen, img_size, options)
 
 
 def attended_resnet50(
-    *,
-    stages: Sequence[int] = (3, 4),
-    deformable: bool | str = False,
-    mixer: str | None = None,
-    heads: int = 8,
-    parallel: bool = False,
-    stem: int = 4,
-    frozen: bool = False,
-    img_size: int | tuple[int, int] = 224,
-    **options: Any,
-) -> nn.Module:
+    *, stages: Sequence[int] = (3, 4), deformable: bool | str = False, mixer: str | None = None, heads: int = 8,
+    parallel: bool = False, stem: int = 4, frozen: bool = False, img_size: int | tuple[int, int] = 224, **options: Any,
+) -> nn.Module:  # fmt: skip
     """timm's ResNet-50, the paper's backbone, with empty slots for attention. Options as in `attended`."""
     return attended("resnet50", stages, deformable, mixer, heads, parallel, stem, frozen, img_size, options)
 

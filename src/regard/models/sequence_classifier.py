@@ -167,23 +167,10 @@ class SequenceClassifier(nn.Module):
 
 
 def sequence_encoder(
-    *,
-    dim: int = 64,
-    depth: int = 2,
-    heads: int = 2,
-    ffn: int = 128,
-    length: int = 96,
-    vocabulary: int = 257,
-    grams: int = 1,
-    merge: int = 1,
-    pool: str = "masked_mean",
-    num_classes: int = 10,
-    pairs: bool = False,
-    mask: bool = True,
-    hidden: int = 128,
-    drop: float = 0.1,
-    attn_drop: float = 0.0,
-) -> SequenceClassifier:
+    *, dim: int = 64, depth: int = 2, heads: int = 2, ffn: int = 128, length: int = 96, vocabulary: int = 257,
+    grams: int = 1, merge: int = 1, pool: str = "masked_mean", num_classes: int = 10, pairs: bool = False,
+    mask: bool = True, hidden: int = 128, drop: float = 0.1, attn_drop: float = 0.0,
+) -> SequenceClassifier:  # fmt: skip
     """The encoder of the Long Range Arena (see the module); defaults are those of MiTA's Table 5 but for two.
 
     ffn: width of the feed-forward net. length: symbols of a padded sequence. vocabulary: number of ids, with padding.

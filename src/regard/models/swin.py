@@ -74,14 +74,9 @@ class SmallSwin(Pyramid):
     """
 
     def __init__(
-        self,
-        img_size: tuple[int, int],
-        in_chans: int,
-        num_classes: int,
-        heads: Sequence[int],
-        drop: float,
+        self, img_size: tuple[int, int], in_chans: int, num_classes: int, heads: Sequence[int], drop: float,
         attention: type[SharedBiasAttention],
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.img_size, self.in_chans, self.num_classes, self.num_features = img_size, in_chans, num_classes, DIMS[-1]
         self.stages = nn.ModuleList()
@@ -128,14 +123,9 @@ def _block(
 
 
 def swin_t_32(
-    *,
-    img_size: int | tuple[int, int] = 32,
-    in_chans: int = 3,
-    num_classes: int = 10,
-    heads: Sequence[int] = (3, 6, 12, 24),
-    drop: float = 0.0,
-    keys: str = "shared",
-) -> SmallSwin:
+    *, img_size: int | tuple[int, int] = 32, in_chans: int = 3, num_classes: int = 10,
+    heads: Sequence[int] = (3, 6, 12, 24), drop: float = 0.0, keys: str = "shared",
+) -> SmallSwin:  # fmt: skip
     """26,598,646 parameters with 10 classes. heads: of each stage, all 32 wide (SKA's model "b" has 4, 8, 16, 32).
 
     keys: whether all windows share the learned keys of a mechanism ("shared"), or each window of the image has its

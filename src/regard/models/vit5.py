@@ -104,20 +104,10 @@ class ViT5(Pyramid):
     """Options as in `vit5_small`. Raises: ConfigError for sizes that do not fit."""
 
     def __init__(
-        self,
-        img_size: int | tuple[int, int],
-        patch_size: int,
-        in_chans: int,
-        num_classes: int,
-        embed_dim: int,
-        depth: int,
-        num_heads: int,
-        mlp_ratio: float,
-        num_registers: int,
-        init_values: float,
-        drop_path_rate: float,
+        self, img_size: int | tuple[int, int], patch_size: int, in_chans: int, num_classes: int, embed_dim: int,
+        depth: int, num_heads: int, mlp_ratio: float, num_registers: int, init_values: float, drop_path_rate: float,
         dynamic_img_size: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         _check(height, width, patch_size, embed_dim, num_heads, num_registers)
@@ -238,20 +228,10 @@ def _check(height: int, width: int, patch: int, dim: int, num_heads: int, regist
 
 
 def vit5_small(
-    *,
-    img_size: int | tuple[int, int] = 224,
-    patch_size: int = 16,
-    in_chans: int = 3,
-    num_classes: int = 1000,
-    embed_dim: int = 384,
-    depth: int = 12,
-    num_heads: int = 6,
-    mlp_ratio: float = 4.0,
-    num_registers: int = 4,
-    init_values: float = 1e-4,
-    drop_path_rate: float = 0.0,
-    dynamic_img_size: bool = False,
-) -> ViT5:
+    *, img_size: int | tuple[int, int] = 224, patch_size: int = 16, in_chans: int = 3, num_classes: int = 1000,
+    embed_dim: int = 384, depth: int = 12, num_heads: int = 6, mlp_ratio: float = 4.0, num_registers: int = 4,
+    init_values: float = 1e-4, drop_path_rate: float = 0.0, dynamic_img_size: bool = False,
+) -> ViT5:  # fmt: skip
     """ViT-5-S: 22,039,144 parameters with 1000 classes, 201 tokens at 224 pixels.
 
     num_registers: a square number. init_values: of the layer scale. drop_path_rate: the same in every block.
@@ -265,36 +245,24 @@ def vit5_small(
 
 
 def vit5_base(
-    *,
-    img_size: int | tuple[int, int] = 224,
-    in_chans: int = 3,
-    num_classes: int = 1000,
-    drop_path_rate: float = 0.0,
+    *, img_size: int | tuple[int, int] = 224, in_chans: int = 3, num_classes: int = 1000, drop_path_rate: float = 0.0,
     dynamic_img_size: bool = False,
-) -> ViT5:
+) -> ViT5:  # fmt: skip
     """ViT-5-B: 86,543,080 parameters with 1000 classes. Options as in `vit5_small`."""
     return ViT5(img_size, 16, in_chans, num_classes, 768, 12, 12, 4.0, 4, 1e-4, drop_path_rate, dynamic_img_size)
 
 
 def vit5_large(
-    *,
-    img_size: int | tuple[int, int] = 224,
-    in_chans: int = 3,
-    num_classes: int = 1000,
-    drop_path_rate: float = 0.0,
+    *, img_size: int | tuple[int, int] = 224, in_chans: int = 3, num_classes: int = 1000, drop_path_rate: float = 0.0,
     dynamic_img_size: bool = False,
-) -> ViT5:
+) -> ViT5:  # fmt: skip
     """ViT-5-L: 304,258,024 parameters with 1000 classes. Options as in `vit5_small`."""
     return ViT5(img_size, 16, in_chans, num_classes, 1024, 24, 16, 4.0, 4, 1e-4, drop_path_rate, dynamic_img_size)
 
 
 def vit5_xlarge(
-    *,
-    img_size: int | tuple[int, int] = 224,
-    in_chans: int = 3,
-    num_classes: int = 1000,
-    drop_path_rate: float = 0.0,
+    *, img_size: int | tuple[int, int] = 224, in_chans: int = 3, num_classes: int = 1000, drop_path_rate: float = 0.0,
     dynamic_img_size: bool = False,
-) -> ViT5:
+) -> ViT5:  # fmt: skip
     """ViT-5-XL: 448,505,128 parameters with 1000 classes. Options as in `vit5_small`."""
     return ViT5(img_size, 16, in_chans, num_classes, 1152, 28, 16, 4.0, 4, 1e-4, drop_path_rate, dynamic_img_size)

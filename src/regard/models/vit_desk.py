@@ -16,19 +16,10 @@ def image_sides(host: str, size: int | tuple[int, int], patch: int) -> tuple[int
 
 
 def vit_desk(
-    *,
-    size: int | tuple[int, int] = 32,
-    patch: int = 4,
-    dim: int = 64,
-    depth: int = 4,
-    heads: int = 2,
-    mlp_ratio: float = 2.0,
-    in_chans: int = 3,
-    num_classes: int = 10,
-    img_size: int | tuple[int, int] | None = None,
-    drop_path_rate: float = 0.0,
-    dynamic_img_size: bool = False,
-) -> VisionTransformer:
+    *, size: int | tuple[int, int] = 32, patch: int = 4, dim: int = 64, depth: int = 4, heads: int = 2,
+    mlp_ratio: float = 2.0, in_chans: int = 3, num_classes: int = 10, img_size: int | tuple[int, int] | None = None,
+    drop_path_rate: float = 0.0, dynamic_img_size: bool = False,
+) -> VisionTransformer:  # fmt: skip
     """timm's VisionTransformer with mean pooling, no class token and no bias of q, k and v (a hidden content term).
 
     size: image side or (height, width); img_size: the same by timm's name, used if both are given. Learned

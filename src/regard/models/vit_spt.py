@@ -28,13 +28,9 @@ def vit_s_32(
 
 
 def vit_s_32_spt(
-    *,
-    img_size: int | tuple[int, int] = 32,
-    in_chans: int = 3,
-    num_classes: int = 10,
-    drop: float = 0.1,
+    *, img_size: int | tuple[int, int] = 32, in_chans: int = 3, num_classes: int = 10, drop: float = 0.1,
     keep_lsa: bool = False,
-) -> VisionTransformer:
+) -> VisionTransformer:  # fmt: skip
     """The paper's ViT-S: 9,622,512 parameters with 10 classes.
 
     keep_lsa: whether a mechanism that is swapped in keeps the temperature and the mask of the diagonal, as in the

@@ -28,19 +28,10 @@ class Patches(nn.Module):
 
 
 def xcit_desk(
-    *,
-    size: int | tuple[int, int] = 32,
-    patch: int = 4,
-    dim: int = 64,
-    depth: int = 4,
-    heads: int = 2,
-    mlp_ratio: float = 2.0,
-    class_layers: int = 1,
-    in_chans: int = 3,
-    num_classes: int = 10,
-    img_size: int | tuple[int, int] | None = None,
-    drop_path_rate: float = 0.0,
-) -> Xcit:
+    *, size: int | tuple[int, int] = 32, patch: int = 4, dim: int = 64, depth: int = 4, heads: int = 2,
+    mlp_ratio: float = 2.0, class_layers: int = 1, in_chans: int = 3, num_classes: int = 10,
+    img_size: int | tuple[int, int] | None = None, drop_path_rate: float = 0.0,
+) -> Xcit:  # fmt: skip
     """timm's Xcit with another stem: local patch interaction in every block, then class attention.
 
     size: image side or (height, width); img_size: the same by timm's name, used if both are given. class_layers: 2 in

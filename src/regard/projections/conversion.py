@@ -35,12 +35,9 @@ class LayeredProjection(Projection):
 
 @torch.no_grad()
 def warm_start(
-    projection: LayeredProjection,
-    weight: Float[Tensor, "R_inner C"],
-    bias: Float[Tensor, " R_inner"] | None,
-    *,
+    projection: LayeredProjection, weight: Float[Tensor, "R_inner C"], bias: Float[Tensor, " R_inner"] | None, *,
     tokens: Float[Tensor, "*batch C"] | None = None,
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """Set an SNE or P-SNE projection, in place, so that it starts as a fused linear one; roles in the same order.
 
     tokens: inputs for which no hidden unit may be below 0; by default biases are raised by 8 standard deviations of

@@ -26,13 +26,9 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu_, "gelu": 
 
 
 def fsne_reference(
-    x: Float[Tensor, "B N C"],
-    codes: Float[Tensor, "R code"],
-    weight1: Float[Tensor, "h C_code"],
-    bias1: Float[Tensor, " h"] | None,
-    weight2: Float[Tensor, "inner h"],
-    bias2: Float[Tensor, " inner"] | None,
-) -> tuple[Float[Tensor, "B N inner"], ...]:
+    x: Float[Tensor, "B N C"], codes: Float[Tensor, "R code"], weight1: Float[Tensor, "h C_code"],
+    bias1: Float[Tensor, " h"] | None, weight2: Float[Tensor, "inner h"], bias2: Float[Tensor, " inner"] | None,
+) -> tuple[Float[Tensor, "B N inner"], ...]:  # fmt: skip
     """F-SNE (Eq. 6, with biases), one output per code: ReLU([x, code] W1 + b1) W2 + b2, the code beside every token."""
     outputs = []
     for code in codes:
@@ -261,15 +257,9 @@ class _EmbeddingProjection(LayeredProjection):
         return True
 
     def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
+        unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
         if f"{prefix}weight" in state_dict and f"{prefix}weight1" not in state_dict:
             error_msgs.append(
                 f"{prefix}weight is of a linear projection, {type(self.config).__name__} has weight1 and weight2; load "

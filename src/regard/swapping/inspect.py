@@ -210,11 +210,9 @@ def input_shapes(model: nn.Module, layers: Mapping[str, nn.Module], example: Exa
 
 
 def layer_calls(
-    model: nn.Module,
-    layers: Mapping[str, nn.Module],
-    example: Example,
+    model: nn.Module, layers: Mapping[str, nn.Module], example: Example,
     read: Callable[[tuple[Any, ...], dict[str, Any]], Any] = lambda *call: call,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """What `read` returns for the arguments of each layer's last call in one forward pass, by default (args, kwargs).
 
     The pass runs in evaluation mode; for images alone, only the vision tower of CLIP and SigLIP runs.

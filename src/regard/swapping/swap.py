@@ -165,14 +165,9 @@ class SwapPlan:
 
 
 def plan_swap(
-    model: nn.Module,
-    mixer: MixerConfig | str,
-    where: str = "*",
-    example: Example | None = None,
-    ports: Sequence[type[Port]] = (),
-    *,
-    reinitialise: bool = False,
-) -> SwapPlan:
+    model: nn.Module, mixer: MixerConfig | str, where: str = "*", example: Example | None = None,
+    ports: Sequence[type[Port]] = (), *, reinitialise: bool = False,
+) -> SwapPlan:  # fmt: skip
     """What `swap` would do to a model; runs one forward pass and does not change the model.
 
     mixer: a configuration or its spelling, "MiTA(m=25)". where: a glob on layer names, such as "blocks.[0-3].*"; "*" is
@@ -196,13 +191,9 @@ def plan_swap(
 
 
 def plan_layers(
-    model: nn.Module,
-    mixer: MixerConfig,
-    names: list[str],
-    example: Example | None = None,
-    grids: Mapping[str, Grid] | None = None,
-    ports: Sequence[type[Port]] = (),
-) -> SwapPlan:
+    model: nn.Module, mixer: MixerConfig, names: list[str], example: Example | None = None,
+    grids: Mapping[str, Grid] | None = None, ports: Sequence[type[Port]] = (),
+) -> SwapPlan:  # fmt: skip
     """`plan_swap` for layers by their exact names.
 
     grids: layer -> the grid to build the mechanism for, instead of the one in the forward pass. Raises: as `plan_swap`.
@@ -211,13 +202,9 @@ def plan_layers(
 
 
 def _plan(
-    model: nn.Module,
-    mixer: MixerConfig,
-    names: list[str],
-    example: Example | None,
-    grids: Mapping[str, Grid],
+    model: nn.Module, mixer: MixerConfig, names: list[str], example: Example | None, grids: Mapping[str, Grid],
     ports: Sequence[type[Port]],
-) -> SwapPlan:
+) -> SwapPlan:  # fmt: skip
     check_memory(model)
     example = example_input(model) if example is None else example
     layers = attention_layers(model, ports, reinitialise=True)
@@ -290,14 +277,9 @@ def _planned_site(
 
 
 def swap(
-    model: nn.Module,
-    mixer: MixerConfig | PlanSource,
-    where: str = "*",
-    example: Example | None = None,
-    ports: Sequence[type[Port]] = (),
-    *,
-    reinitialise: bool = False,
-) -> nn.Module:
+    model: nn.Module, mixer: MixerConfig | PlanSource, where: str = "*", example: Example | None = None,
+    ports: Sequence[type[Port]] = (), *, reinitialise: bool = False,
+) -> nn.Module:  # fmt: skip
     """Put a mechanism in the place of a model's attention, in place; returns the model. See `plan_swap`.
 
     mixer: also a plan of layers, such as {"blocks.0.attn": "SKA()", "blocks.[1-3].attn": MiTA(m=25, k=25)}, its text
@@ -314,13 +296,9 @@ def swap(
 
 
 def _swap_by_layer(
-    model: nn.Module,
-    plan: LayerPlan,
-    where: str,
-    example: Example | None,
-    ports: Sequence[type[Port]],
+    model: nn.Module, plan: LayerPlan, where: str, example: Example | None, ports: Sequence[type[Port]],
     reinitialise: bool,
-) -> nn.Module:
+) -> nn.Module:  # fmt: skip
     """Swap by a plan of layers, all or nothing. Raises: also ConfigError for `where`, since the plan names layers."""
     if where != "*":
         raise ConfigError(f"a plan names its layers: leave where={where!r} out")

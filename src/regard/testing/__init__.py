@@ -63,16 +63,9 @@ class Report:
 
 
 def check(
-    config: MixerConfig,
-    *,
-    grids: Iterable[Grid] = (),
-    dim: int = 16,
-    heads: int = 2,
-    batch: int = 3,
-    seed: int = 0,
-    contract: Contract | None = None,
-    skip: Mapping[str, str] | None = None,
-) -> Report:
+    config: MixerConfig, *, grids: Iterable[Grid] = (), dim: int = 16, heads: int = 2, batch: int = 3, seed: int = 0,
+    contract: Contract | None = None, skip: Mapping[str, str] | None = None,
+) -> Report:  # fmt: skip
     """Run the contract on a mechanism; returns which items passed and which do not apply.
 
     grids: by default five small ones, square and not, with prefix and suffix tokens; if the mechanism refuses some of

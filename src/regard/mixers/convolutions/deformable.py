@@ -55,16 +55,10 @@ class Frame(NamedTuple):
 
 @operator_function
 def deformable_conv_reference(
-    x: Float[Tensor, "B C h w"],
-    weight: Float[Tensor, "O c kh kw"],
-    offsets: Float[Tensor, "B P hh ww"],
-    *,
-    mask: Float[Tensor, "B Q hh ww"] | None = None,
-    bias: Float[Tensor, " O"] | None = None,
-    stride: Pair = 1,
-    padding: Pair = 0,
-    dilation: Pair = 1,
-) -> Float[Tensor, "B O hh ww"]:
+    x: Float[Tensor, "B C h w"], weight: Float[Tensor, "O c kh kw"], offsets: Float[Tensor, "B P hh ww"], *,
+    mask: Float[Tensor, "B Q hh ww"] | None = None, bias: Float[Tensor, " O"] | None = None, stride: Pair = 1,
+    padding: Pair = 0, dilation: Pair = 1,
+) -> Float[Tensor, "B O hh ww"]:  # fmt: skip
     """Every sample is a sum over the whole map with the weights of the bilinear kernel."""
     frame = check_offsets(x, weight, offsets, mask, bias, stride, padding, dilation)
     points = positions(offsets, frame)  # (B, g, K, hh, ww, 2)
@@ -80,17 +74,10 @@ def deformable_conv_reference(
 
 @operator_function
 def deformable_conv(
-    x: Float[Tensor, "B C h w"],
-    weight: Float[Tensor, "O c kh kw"],
-    offsets: Float[Tensor, "B P hh ww"],
-    *,
-    mask: Float[Tensor, "B Q hh ww"] | None = None,
-    bias: Float[Tensor, " O"] | None = None,
-    stride: Pair = 1,
-    padding: Pair = 0,
-    dilation: Pair = 1,
-    execution: str = "auto",
-) -> Float[Tensor, "B O hh ww"]:
+    x: Float[Tensor, "B C h w"], weight: Float[Tensor, "O c kh kw"], offsets: Float[Tensor, "B P hh ww"], *,
+    mask: Float[Tensor, "B Q hh ww"] | None = None, bias: Float[Tensor, " O"] | None = None, stride: Pair = 1,
+    padding: Pair = 0, dilation: Pair = 1, execution: str = "auto",
+) -> Float[Tensor, "B O hh ww"]:  # fmt: skip
     """The same by sampling. Channels are ordered as in `torchvision.ops.deform_conv2d`, whose kernel runs on CUDA.
 
     offsets: P = 2 groups taps channels: group of contiguous input channels, tap (row by row), (dy, dx); in grid cells,
@@ -120,15 +107,9 @@ def deformable_conv(
 
 
 def check_offsets(
-    x: Tensor,
-    weight: Tensor,
-    offsets: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    stride: Pair,
-    padding: Pair,
+    x: Tensor, weight: Tensor, offsets: Tensor, mask: Tensor | None, bias: Tensor | None, stride: Pair, padding: Pair,
     dilation: Pair,
-) -> Frame:
+) -> Frame:  # fmt: skip
     """Check the inputs of `deformable_conv` and its reference; returns the positions of the taps.
 
     Raises: ShapeError, ConfigError.

@@ -43,13 +43,9 @@ CHUNK, CHUNK_ON_GPU = 2**22, 2**27  # kernel entries that are predicted at a tim
 
 @operator_function
 def dynamic_conv_reference(
-    x: Float[Tensor, "B C h w"],
-    kernels: Float[Tensor, "B g K h w"],
-    *,
-    groups: int,
-    size: tuple[int, int] | None = None,
-    causal: bool = False,
-) -> Float[Tensor, "B C h w"]:
+    x: Float[Tensor, "B C h w"], kernels: Float[Tensor, "B g K h w"], *, groups: int,
+    size: tuple[int, int] | None = None, causal: bool = False,
+) -> Float[Tensor, "B C h w"]:  # fmt: skip
     """The unfolded map times the kernels."""
     sides = check_kernels(x, kernels, groups, size, causal)
     unfolded = torch.stack(shifted(x, sides, 1, causal), 2).unflatten(1, (groups, -1))  # (B, g, c, K, h, w)
@@ -58,13 +54,9 @@ def dynamic_conv_reference(
 
 @operator_function
 def dynamic_conv(
-    x: Float[Tensor, "B C h w"],
-    kernels: Float[Tensor, "B g K h w"],
-    *,
-    groups: int,
-    size: tuple[int, int] | None = None,
-    causal: bool = False,
-) -> Float[Tensor, "B C h w"]:
+    x: Float[Tensor, "B C h w"], kernels: Float[Tensor, "B g K h w"], *, groups: int,
+    size: tuple[int, int] | None = None, causal: bool = False,
+) -> Float[Tensor, "B C h w"]:  # fmt: skip
     """sum over taps of kernels * shifted x, never unfolded: memory O(N C + N groups K), for training too.
 
     Maps with fewer positions than taps are one matrix product per group (`by_matrices`), others a sum over taps.

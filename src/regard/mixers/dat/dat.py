@@ -185,13 +185,9 @@ class DATOperator(Operator):
         return DATPlan((((position + 1) * sides - 1) / 2).flatten(1, 2).unflatten(0, (q.shape[0], self.config.groups)))
 
     def memory(
-        self,
-        x: Float[Tensor, "B N C"],
-        q: Float[Tensor, "B H N d"],
-        grid: Grid,
-        plain: bool,
+        self, x: Float[Tensor, "B N C"], q: Float[Tensor, "B H N d"], grid: Grid, plain: bool,
         plan: DATPlan | None = None,
-    ) -> tuple[Float[Tensor, "B M C"], Float[Tensor, "B H N M"] | None]:
+    ) -> tuple[Float[Tensor, "B M C"], Float[Tensor, "B H N M"] | None]:  # fmt: skip
         """The sampled tokens, then prefix and suffix tokens; and the position bias. plan: points to use instead."""
         points = (self.plan(q, grid) if plan is None else plan).points
         extra, cells = grid.to_map(x)

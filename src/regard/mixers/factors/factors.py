@@ -62,18 +62,10 @@ __all__ = ["Factors", "factor_logits", "factors", "factors_reference"]
 
 @operator_function
 def factor_logits(
-    q: Float[Tensor, "B H N d"] | None,
-    k: Float[Tensor, "B H M d"] | None,
-    *,
-    terms: str,
-    grid: Grid,
-    key_grid: Grid | None = None,
-    tables: Tables | None = None,
-    u: Float[Tensor, "H d"] | None = None,
-    t: Float[Tensor, "H d"] | None = None,
-    stride: int = 1,
-    query_stride: int = 1,
-) -> dict[str, Float[Tensor, "#B H N M"]]:
+    q: Float[Tensor, "B H N d"] | None, k: Float[Tensor, "B H M d"] | None, *, terms: str, grid: Grid,
+    key_grid: Grid | None = None, tables: Tables | None = None, u: Float[Tensor, "H d"] | None = None,
+    t: Float[Tensor, "H d"] | None = None, stride: int = 1, query_stride: int = 1,
+) -> dict[str, Float[Tensor, "#B H N M"]]:  # fmt: skip
     """The logits of each factor in `terms`, "E1" to "E4", before the scale, with an r for every pair. For pictures.
 
     Raises: ConfigError if an argument that the terms need is None; UnsupportedError above 2^30 entries in r (the fast
@@ -99,24 +91,11 @@ def factor_logits(
 
 @operator_function
 def factors_reference(
-    q: Float[Tensor, "B H N d"] | None,
-    k: Float[Tensor, "B H M d"] | None,
-    v: Float[Tensor, "B H M e"],
-    *,
-    terms: str,
-    grid: Grid,
-    key_grid: Grid | None = None,
-    tables: Tables | None = None,
-    u: Float[Tensor, "H d"] | None = None,
-    t: Float[Tensor, "H d"] | None = None,
-    scale: float | None = 1.0,
-    window: int = 0,
-    stride: int = 1,
-    query_stride: int = 1,
-    mask: Mask | None = None,
-    basis: Bases | None = None,
-    execution: str = "auto",
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"] | None, k: Float[Tensor, "B H M d"] | None, v: Float[Tensor, "B H M e"], *, terms: str,
+    grid: Grid, key_grid: Grid | None = None, tables: Tables | None = None, u: Float[Tensor, "H d"] | None = None,
+    t: Float[Tensor, "H d"] | None = None, scale: float | None = 1.0, window: int = 0, stride: int = 1,
+    query_stride: int = 1, mask: Mask | None = None, basis: Bases | None = None, execution: str = "auto",
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """An r for every pair, O(N M d) memory per head. basis and execution matter for the fast form only.
 
     Arguments and errors as in `factors`; also UnsupportedError above 2^30 entries in r.
@@ -137,24 +116,11 @@ def factors_reference(
 
 @operator_function
 def factors(
-    q: Float[Tensor, "B H N d"] | None,
-    k: Float[Tensor, "B H M d"] | None,
-    v: Float[Tensor, "B H M e"],
-    *,
-    terms: str,
-    grid: Grid,
-    key_grid: Grid | None = None,
-    tables: Tables | None = None,
-    u: Float[Tensor, "H d"] | None = None,
-    t: Float[Tensor, "H d"] | None = None,
-    scale: float | None = 1.0,
-    window: int = 0,
-    stride: int = 1,
-    query_stride: int = 1,
-    mask: Mask | None = None,
-    basis: Bases | None = None,
-    execution: str = "auto",
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"] | None, k: Float[Tensor, "B H M d"] | None, v: Float[Tensor, "B H M e"], *, terms: str,
+    grid: Grid, key_grid: Grid | None = None, tables: Tables | None = None, u: Float[Tensor, "H d"] | None = None,
+    t: Float[Tensor, "H d"] | None = None, scale: float | None = 1.0, window: int = 0, stride: int = 1,
+    query_stride: int = 1, mask: Mask | None = None, basis: Bases | None = None, execution: str = "auto",
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same without a tensor over pairs of tokens; q and k may be None where no term uses them.
 
     tables: (x (H, 2W-1, d), y (H, 2h-1, d)), entry delta + size - 1; size covers queries and keys, or more.

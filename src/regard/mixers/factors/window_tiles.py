@@ -60,13 +60,9 @@ def cut(grid: Grid, window: int) -> Cut | None:
 
 
 def attend_in_tiles(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    grid: Grid,
-    keys: Grid,
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], grid: Grid, keys: Grid,
     to: Cut,
-) -> Float[Tensor, "B H N e"]:
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """softmax(q.k) v over the keys of a query's window, for queries and keys on the same grid."""
     (q_extra, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (
         split_tokens(x, g) for x, g in ((q, grid), (k, keys), (v, keys))

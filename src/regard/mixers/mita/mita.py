@@ -55,21 +55,11 @@ DUPLICATES = ("multiset", "union")
 
 @operator_function
 def mita_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    landmarks: Float[Tensor, "B H m d"],
-    top: int,
-    *,
-    experts: int = 1,
-    branches: str = "both",
-    duplicates: str = "multiset",
-    landmark_scale: float = 1.0,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    landmark_keep: Bool[Tensor, "B m"] | None = None,
-    plan: MitaPlan | None = None,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
+    landmarks: Float[Tensor, "B H m d"], top: int, *, experts: int = 1, branches: str = "both",
+    duplicates: str = "multiset", landmark_scale: float = 1.0, scale: float | None = None, mask: Mask | None = None,
+    landmark_keep: Bool[Tensor, "B m"] | None = None, plan: MitaPlan | None = None,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Every query scores all m + M candidates; a key counts once for each of the query's experts that contains it."""
     check_counts("mita", k.shape[-2], landmarks.shape[-2], top, experts)
     k, v = hide(k, mask), hide(v, mask)
@@ -95,22 +85,11 @@ def mita_reference(
 
 @operator_function
 def mita(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    landmarks: Float[Tensor, "B H m d"] | PooledQueries,
-    top: int,
-    *,
-    experts: int = 1,
-    branches: str = "both",
-    duplicates: str = "multiset",
-    landmark_scale: float = 1.0,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    landmark_keep: Bool[Tensor, "B m"] | None = None,
-    plan: MitaPlan | None = None,
-    execution: str = "auto",
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
+    landmarks: Float[Tensor, "B H m d"] | PooledQueries, top: int, *, experts: int = 1, branches: str = "both",
+    duplicates: str = "multiset", landmark_scale: float = 1.0, scale: float | None = None, mask: Mask | None = None,
+    landmark_keep: Bool[Tensor, "B m"] | None = None, plan: MitaPlan | None = None, execution: str = "auto",
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Queries attend to the landmarks' compressed values and to the `top` keys of each of their `experts` landmarks.
 
     landmarks: a tensor, or `PooledQueries(grid, m)` for averages of the queries, which a compiled kernel then pools

@@ -28,20 +28,9 @@ _ARGUMENTS = (c_char_p, c_char_p, c_void_p, c_void_p, c_void_p, c_char_p)
 
 
 def mita_native(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    landmarks: Tensor | Sequence[int],
-    top: int,
-    choices: int,
-    *,
-    shared: bool,
-    scale: float,
-    factor: float,
-    bias: Tensor | None,
-    drop: Tensor | None,
-    plan: MitaPlan | None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor | Sequence[int], top: int, choices: int, *, shared: bool,
+    scale: float, factor: float, bias: Tensor | None, drop: Tensor | None, plan: MitaPlan | None,
+) -> Tensor:  # fmt: skip
     """q (B,H,N,d), k (B,H,M,d), v (B,H,M,e), landmarks (B,H,m,d) -> (B,H,N,e), in float32 for half precision.
 
     landmarks: or windows as in pool_native.py, whose averages of q they are; their gradient is added to that of q, in
@@ -76,20 +65,9 @@ def _added_bias(q: Tensor, m: int, keys: int, bias: Tensor | None, drop: Tensor 
 
 
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    landmarks: Tensor | None,
-    windows: Sequence[int] | None,
-    bias: Tensor | None,
-    keys: Tensor | None,
-    experts: Tensor | None,
-    top: int,
-    shared: bool,
-    scale: float,
-    factor: float,
-    choices: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor | None, windows: Sequence[int] | None, bias: Tensor | None,
+    keys: Tensor | None, experts: Tensor | None, top: int, shared: bool, scale: float, factor: float, choices: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The output (B, H, N, e) and the plan, chosen here if `keys` and `experts` are None."""
     given = q, k, v, landmarks, windows, bias, keys, experts, top
     out, chosen_keys, chosen_experts = _empty_results(*given, shared, scale, factor, choices)
@@ -118,19 +96,9 @@ def _empty_results(q, k, v, landmarks, windows, bias, keys, experts, top, shared
 
 
 def _backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    landmarks: Tensor | None,
-    windows: Sequence[int] | None,
-    bias: Tensor | None,
-    keys: Tensor,
-    experts: Tensor,
-    shared: bool,
-    scale: float,
-    factor: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor | None, windows: Sequence[int] | None,
+    bias: Tensor | None, keys: Tensor, experts: Tensor, shared: bool, scale: float, factor: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k, v and landmarks; that of landmarks that were pooled is empty."""
     inputs = upcast_rows(q, k, v, _landmarks(q, landmarks, windows), grad)
     wide = [empty_heads(inputs[0], x.shape) for x in inputs[:4]]
@@ -187,13 +155,9 @@ def _routed_macs(q: Sequence[int], v: Sequence[int], top: int) -> int:
 
 
 def _call(
-    direction: str,
-    inputs: list[Tensor],
-    bias: Tensor | None,
-    plan: tuple[Tensor, Tensor],
-    outputs: list[Tensor],
+    direction: str, inputs: list[Tensor], bias: Tensor | None, plan: tuple[Tensor, Tensor], outputs: list[Tensor],
     options: tuple[bool, bool, bool, float, float],
-) -> None:
+) -> None:  # fmt: skip
     """options: shared, has_plan, half, scale, factor of `_Sizes`."""
     q, k, v, landmarks = inputs[:4]
     keys, experts = plan

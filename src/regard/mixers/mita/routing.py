@@ -25,15 +25,9 @@ class MitaPlan(NamedTuple):
 
 @operator_function
 def mita_plan(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    landmarks: Float[Tensor, "B H m d"],
-    top: int,
-    *,
-    experts: int = 1,
-    mask: Mask | None = None,
-    landmark_keep: Bool[Tensor, "B m"] | None = None,
-) -> MitaPlan:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], landmarks: Float[Tensor, "B H m d"], top: int, *,
+    experts: int = 1, mask: Mask | None = None, landmark_keep: Bool[Tensor, "B m"] | None = None,
+) -> MitaPlan:  # fmt: skip
     """Each landmark takes its `top` best keys; each query takes its `experts` best landmarks.
 
     Scores are computed in float32 for half precision. Equal scores are broken arbitrarily. mask: keys that it forbids

@@ -56,19 +56,10 @@ def block_means(
 
 
 def attend_groups(
-    q: Float[Tensor, "B H n d"],
-    k: Float[Tensor, "B H N d"],
-    v: Float[Tensor, "B H N e"],
-    grid: Grid,
-    groups: Int[Tensor, "#B #H m A"],
-    real: Bool[Tensor, "#B #H m A"] | None,
-    choice: Int[Tensor, "B H n s"],
-    *,
-    scale: float | None,
-    mask: Mask,
-    execution: str,
-    rules: str = "MoBA, NSA",
-) -> Float[Tensor, "B H n e"]:
+    q: Float[Tensor, "B H n d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid,
+    groups: Int[Tensor, "#B #H m A"], real: Bool[Tensor, "#B #H m A"] | None, choice: Int[Tensor, "B H n s"], *,
+    scale: float | None, mask: Mask, execution: str, rules: str = "MoBA, NSA",
+) -> Float[Tensor, "B H n e"]:  # fmt: skip
     """One softmax over the cells of the chosen groups and all prefix and suffix tokens.
 
     groups: the cells of every group. real: slots that are not empty, None for all. choice: s groups for each query,

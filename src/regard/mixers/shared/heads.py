@@ -161,15 +161,9 @@ class HeadLayer(Mixer):
         return F.dropout(y, self.site.drop, self.training) if self.site.drop else y
 
     def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
+        unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
         if f"{prefix}qkv.weight1" in state_dict and not isinstance(getattr(self, "qkv", None), Projection):
             error_msgs.append(
                 f"{prefix}qkv.weight1 belongs to an embedding with hidden layers, LinearQKV has weight; load it into a "

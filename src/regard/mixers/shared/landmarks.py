@@ -53,14 +53,9 @@ def landmark_windows(grid: Grid, m: Windows) -> tuple[int, int]:
 
 
 def pool_matrix(
-    grid: Grid,
-    m: Windows,
-    *,
-    start: int | None = None,
-    policy: str = "adaptive",
-    dtype: torch.dtype = torch.float32,
+    grid: Grid, m: Windows, *, start: int | None = None, policy: str = "adaptive", dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
-) -> Float[Tensor, "m N"]:
+) -> Float[Tensor, "m N"]:  # fmt: skip
     """The averages as a matrix over all tokens: rows sum to 1, columns of prefix and suffix tokens are 0.
 
     start: the first token of the image, None = after the prefix. policy: "adaptive" or "partition" windows.
@@ -99,14 +94,9 @@ class PooledQueries:
 
 @operator_function
 def pool_landmarks(
-    x: Float[Tensor, "B H N d"],
-    grid: Grid,
-    m: Windows,
-    *,
-    keep: Bool[Tensor, "B N"] | None = None,
-    start: int | None = None,
-    policy: str = "adaptive",
-) -> Float[Tensor, "B H m d"]:
+    x: Float[Tensor, "B H N d"], grid: Grid, m: Windows, *, keep: Bool[Tensor, "B N"] | None = None,
+    start: int | None = None, policy: str = "adaptive",
+) -> Float[Tensor, "B H m d"]:  # fmt: skip
     """Average the patch tokens of x over m windows, a number or (rows, columns).
 
     keep: tokens that count; a window without any gives zeros. start: the first token of the image, None = after the

@@ -20,14 +20,9 @@ Differentiate = Callable[..., Any]
 
 
 def native_operator(
-    name: str,
-    run: Callable[..., Any],
-    *,
-    fake: Callable[..., Any],
-    differentiate: Differentiate,
-    save: Callable[..., None] | None = None,
-    rule: Callable[[Any], Any] | None = None,
-) -> Callable[..., Any]:
+    name: str, run: Callable[..., Any], *, fake: Callable[..., Any], differentiate: Differentiate,
+    save: Callable[..., None] | None = None, rule: Callable[[Any], Any] | None = None,
+) -> Callable[..., Any]:  # fmt: skip
     """Register `run`, which has annotations, as the operator "regard::<name>" on the CPU; returns what calls it.
 
     fake: empty outputs. save(ctx, inputs, output): what `differentiate` needs. rule: makes the rule under `vmap` from

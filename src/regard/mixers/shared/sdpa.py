@@ -13,14 +13,9 @@ PLAIN_LOGITS = 96 * 96
 
 
 def sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, is_causal: bool = False,
     scale: float | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`scaled_dot_product_attention`; q (B, H, N, d), k (B, H, M, d), v (B, H, M, e) -> (B, H, N, e) in q's dtype.
 
     On a CPU the backward pass of the bfloat16 kernel has a large fixed cost: at 64 x 64 logits it takes three times as

@@ -60,17 +60,10 @@ WARN_MACS = 2e9
 
 @operator_function
 def cska_reference(
-    q: Float[Tensor, "B H N d"],
-    weight: Float[Tensor, "HM d k k2"],
-    bias: Float[Tensor, " HM"] | None,
-    v: Float[Tensor, "B H M e"],
-    grid: Grid,
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    path: str = "auto",
-    activation: str = "softmax",
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], weight: Float[Tensor, "HM d k k2"], bias: Float[Tensor, " HM"] | None,
+    v: Float[Tensor, "B H M e"], grid: Grid, *, scale: float | None = None, mask: Mask | None = None,
+    path: str = "auto", activation: str = "softmax",
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The sum over taps of static-key logits of shifted queries; `path` has no effect."""
     _check(q, weight, bias, v, grid)
     heads, kernel, v = q.shape[1], weight.shape[-1], hide(v, mask)
@@ -88,17 +81,10 @@ def cska_reference(
 
 @operator_function
 def cska(
-    q: Float[Tensor, "B H N d"],
-    weight: Float[Tensor, "HM d k k2"],
-    bias: Float[Tensor, " HM"] | None,
-    v: Float[Tensor, "B H M e"],
-    grid: Grid,
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    path: str = "auto",
-    activation: str = "softmax",
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], weight: Float[Tensor, "HM d k k2"], bias: Float[Tensor, " HM"] | None,
+    v: Float[Tensor, "B H M e"], grid: Grid, *, scale: float | None = None, mask: Mask | None = None,
+    path: str = "auto", activation: str = "softmax",
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Attention whose logits are a convolution of the queries on `grid` (without prefix and suffix tokens); M keys.
 
     weight (H*M, d, k, k) is that of a `Conv2d` with H groups, bias (H*M,) or None, k odd.

@@ -54,16 +54,9 @@ def by_convolution(
 
 
 def by_patches(
-    q: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    v: Tensor,
-    grid: Grid,
-    dense: Tensor | None,
-    activation: str,
-    *,
+    q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid, dense: Tensor | None, activation: str, *,
     lean: bool,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The same with heads before the batch, so that each head is one matrix product for the whole batch."""
     heads, kernel = q.shape[1], weight.shape[-1]
     image = q.transpose(0, 1).unflatten(2, (grid.height, grid.width))
@@ -106,14 +99,9 @@ def _weighed(logits: Tensor, dense: Tensor | None, activation: str) -> Tensor:
 
 
 def one_by_one(
-    attention: Callable[..., Tensor],
-    q: Tensor,
-    v: Tensor,
-    filters: tuple[Tensor, Tensor | None],
-    grids: tuple[Grid, Grid],
-    windows: tuple[Grid, Grid],
-    mask: Mask | None,
-) -> Float[Tensor, "B H cells e"]:
+    attention: Callable[..., Tensor], q: Tensor, v: Tensor, filters: tuple[Tensor, Tensor | None],
+    grids: tuple[Grid, Grid], windows: tuple[Grid, Grid], mask: Mask | None,
+) -> Float[Tensor, "B H cells e"]:  # fmt: skip
     """Each window by itself: its part of the map of queries q, with the filters of its patch tokens.
 
     attention: as `cska_reference`. filters: weight (H*m, d, k, k) and bias (H*m,) of the m tokens of a window of keys.

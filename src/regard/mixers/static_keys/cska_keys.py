@@ -25,12 +25,9 @@ from .strided import block_values, coarse
 
 
 def query_keys_reference(
-    q: Float[Tensor, "B H N d"],
-    weight: Float[Tensor, "Hd d k k2"],
-    bias: Float[Tensor, " Hd"] | None,
-    grid: Grid,
+    q: Float[Tensor, "B H N d"], weight: Float[Tensor, "Hd d k k2"], bias: Float[Tensor, " Hd"] | None, grid: Grid,
     stride: int = 1,
-) -> Float[Tensor, "B H M d"]:
+) -> Float[Tensor, "B H M d"]:  # fmt: skip
     """The sum over taps of shifted queries, each times the matrix of its tap; grid without prefix and suffix tokens."""
     heads, kernel = q.shape[1], weight.shape[-1]
     image = F.pad(q.unflatten(2, sides(grid)), (0, 0, *(kernel // 2,) * 4))
@@ -44,12 +41,9 @@ def query_keys_reference(
 
 
 def query_keys(
-    q: Float[Tensor, "B H N d"],
-    weight: Float[Tensor, "Hd d k k2"],
-    bias: Float[Tensor, " Hd"] | None,
-    grid: Grid,
+    q: Float[Tensor, "B H N d"], weight: Float[Tensor, "Hd d k k2"], bias: Float[Tensor, " Hd"] | None, grid: Grid,
     stride: int = 1,
-) -> Float[Tensor, "B H M d"]:
+) -> Float[Tensor, "B H M d"]:  # fmt: skip
     """The same as one convolution whose groups are the heads."""
     return convolved(q, weight, bias, grid, stride).mT
 

@@ -205,15 +205,9 @@ class StaticOperator(Operator):
 
 
 def _check_state(
-    module: StaticOperator,
-    state: dict[str, Tensor],
-    prefix: str,
-    metadata: object,
-    strict: bool,
-    missing: list[str],
-    unexpected: list[str],
-    errors: list[str],
-) -> None:
+    module: StaticOperator, state: dict[str, Tensor], prefix: str, metadata: object, strict: bool, missing: list[str],
+    unexpected: list[str], errors: list[str],
+) -> None:  # fmt: skip
     """Resample parameters of a checkpoint of another grid, or say what to do, which torch's own message does not."""
     for name, parameter in module.named_parameters(recurse=False):
         value = state.get(prefix + name)

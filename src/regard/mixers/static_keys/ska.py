@@ -41,14 +41,9 @@ __all__ = ["SKA", "ska", "ska_reference"]
 
 @operator_function
 def ska_reference(
-    q: Float[Tensor, "B H N d"],
-    keys: Float[Tensor, "H M d"],
-    v: Float[Tensor, "B H M e"],
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    activation: str = "softmax",
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], keys: Float[Tensor, "H M d"], v: Float[Tensor, "B H M e"], *,
+    scale: float | None = None, mask: Mask | None = None, activation: str = "softmax",
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """activation(scale q keys^T + bias) v; scale None = d^-0.5. A forbidden key has the weight 0 for any activation."""
     v = hide(v, mask)
     logits = q @ keys.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -57,14 +52,9 @@ def ska_reference(
 
 @operator_function
 def ska(
-    q: Float[Tensor, "B H N d"],
-    keys: Float[Tensor, "H M d"],
-    v: Float[Tensor, "B H M e"],
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    activation: str = "softmax",
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], keys: Float[Tensor, "H M d"], v: Float[Tensor, "B H M e"], *,
+    scale: float | None = None, mask: Mask | None = None, activation: str = "softmax",
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same by fused attention on the expanded keys.
 
     activation "none" runs in linear time as q (keys^T v) unless there is a causal mask or a bias. Values hidden by

@@ -19,13 +19,9 @@ def spark_logits(
 
 
 def threshold_logits(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    top: int,
-    rank: int,
-    scale: float | None = None,
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], top: int, rank: int, scale: float | None = None,
     mask: Mask | None = None,
-) -> Float[Tensor, "B H N M"]:
+) -> Float[Tensor, "B H N M"]:  # fmt: skip
     """Spark's statistical top-k: (x - t) softplus(y) where x >= t, else -inf, with t = mean(x) + std(x) Q(1 - top/M).
 
     x and y are the two products of `spark_logits`, Q is the quantile of the normal distribution; mean, std and M are of

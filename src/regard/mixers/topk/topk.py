@@ -63,18 +63,10 @@ def topk_plan(scores: Float[Tensor, "B H1 N M"], top: int) -> TopKPlan:
 
 @operator_function
 def topk_reference(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    top: int,
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    scores: Float[Tensor, "B H1 N M"] | None = None,
-    plan: TopKPlan | None = None,
-    rank: int = 0,
-    statistical: bool = False,
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], top: int, *,
+    scale: float | None = None, mask: Mask | None = None, scores: Float[Tensor, "B H1 N M"] | None = None,
+    plan: TopKPlan | None = None, rank: int = 0, statistical: bool = False,
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """softmax over all keys, with those outside the selection at -inf."""
     _check_scores(q, k, scores, plan, top, rank, statistical)
     k, v = hide(k, mask), hide(v, mask)
@@ -92,19 +84,10 @@ def topk_reference(
 
 @operator_function
 def topk(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B H M d"],
-    v: Float[Tensor, "B H M e"],
-    top: int,
-    *,
-    scale: float | None = None,
-    mask: Mask | None = None,
-    scores: Float[Tensor, "B H1 N M"] | None = None,
-    plan: TopKPlan | None = None,
-    rank: int = 0,
-    statistical: bool = False,
-    execution: str = "auto",
-) -> Float[Tensor, "B H N e"]:
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], top: int, *,
+    scale: float | None = None, mask: Mask | None = None, scores: Float[Tensor, "B H1 N M"] | None = None,
+    plan: TopKPlan | None = None, rank: int = 0, statistical: bool = False, execution: str = "auto",
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Softmax attention over the `top` keys of each query that rank highest.
 
     scale: None = d^-0.5. mask: all kinds, applied before the selection (a bias does not change `scores`). Where a query

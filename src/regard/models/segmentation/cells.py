@@ -17,15 +17,9 @@ class CellScores(Segmenter):
 
 
 def make_cell_scores(
-    host: str,
-    mixer: MixerConfig | None,
-    *,
-    classes: int,
-    size: tuple[int, int],
-    removed: bool = False,
-    pretrained: bool = True,
-    extra: Extra = (),
-) -> CellScores:
+    host: str, mixer: MixerConfig | None, *, classes: int, size: tuple[int, int], removed: bool = False,
+    pretrained: bool = True, extra: Extra = (),
+) -> CellScores:  # fmt: skip
     """As `make_segmenter` with a linear head, for grey images. Raises: the errors of `make_segmenter`."""
     made = make_segmenter(
         host, mixer, "linear", classes=classes, size=size, channels=1, removed=removed, pretrained=pretrained,

@@ -116,17 +116,9 @@ def pixel_loss(scores: Float[Tensor, "B K H W"], masks: UInt8[Tensor, "B H W"], 
 
 
 def make_segmenter(
-    host: str,
-    mixer: MixerConfig | None,
-    head: str,
-    *,
-    classes: int,
-    size: tuple[int, int],
-    channels: int = 3,
-    removed: bool = False,
-    pretrained: bool = True,
-    extra: Extra = (),
-) -> Segmenter:
+    host: str, mixer: MixerConfig | None, head: str, *, classes: int, size: tuple[int, int], channels: int = 3,
+    removed: bool = False, pretrained: bool = True, extra: Extra = (),
+) -> Segmenter:  # fmt: skip
     """A host, with a mechanism or its own attention (mixer=None) or without any (removed), and a head.
 
     host: a ViT, whose patch tokens are the map, or a model with several maps (attended ResNets, pyramids), whose last

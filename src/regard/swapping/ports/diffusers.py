@@ -66,12 +66,9 @@ class DiffusersAttention(Port):
         return mixer
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        self, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None, attention_mask: Tensor | None = None,
         **kwargs: Any,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """attention_mask (B, 1, N) is added to the logits. Raises: UnsupportedError for keys from another input."""
         if encoder_hidden_states is not None:
             raise UnsupportedError(

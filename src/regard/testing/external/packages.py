@@ -199,12 +199,9 @@ def pvt_pairs(ratio: int = 2, pool: int = 0) -> Pairs:
 
 
 def deformable_pairs(
-    groups: int = 2,
-    weight_groups: int = 1,
-    masked: bool = True,
-    frame: Mapping[str, Any] | None = None,
+    groups: int = 2, weight_groups: int = 1, masked: bool = True, frame: Mapping[str, Any] | None = None,
     form: Callable[..., Tensor] | None = None,
-) -> Pairs:
+) -> Pairs:  # fmt: skip
     """deform_conv2d: values, then gradients of every input. frame: stride, padding and dilation. form: ours."""
     import torchvision
 

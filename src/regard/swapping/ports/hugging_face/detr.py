@@ -41,12 +41,9 @@ class HuggingDETR(HuggingPort):
         return mixer
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_embeddings: Tensor | None = None,
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, position_embeddings: Tensor | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, None]:  # fmt: skip
         """attention_mask: the same for all queries, True or 0 for keys of the image. Raises: UnsupportedError."""
         refuse_weights(kwargs.get("output_attentions"))
         mask = None

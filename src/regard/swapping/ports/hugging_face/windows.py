@@ -138,13 +138,9 @@ class HuggingData2Vec(HuggingPort):
         return mixer
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        output_attentions: bool = False,
-        relative_position_bias: Tensor | None = None,
-        interpolate_pos_encoding: bool = False,
-        resolution: tuple[int, int] | None = None,
-    ) -> tuple[Tensor]:
+        self, hidden_states: Tensor, output_attentions: bool = False, relative_position_bias: Tensor | None = None,
+        interpolate_pos_encoding: bool = False, resolution: tuple[int, int] | None = None,
+    ) -> tuple[Tensor]:  # fmt: skip
         """relative_position_bias: that all layers share. Raises: UnsupportedError for output_attentions."""
         refuse_weights(output_attentions)
         grid, own, bias = self.grid(), getattr(self.mixer, "biases", None), relative_position_bias

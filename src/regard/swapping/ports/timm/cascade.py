@@ -30,15 +30,9 @@ class ByHead(Operator):
         return _call(head.reference if plain else head, inputs)
 
     def weights(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
+        self, q: Tensor | None, k: Tensor | None, v: Tensor, *, grid: Grid, memory: Grid | None = None,
         mask: Mask | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         bias = None if mask is None else mask.bias
         parts: list[Tensor] = []
         for number, head in enumerate(self.heads):
