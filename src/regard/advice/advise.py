@@ -168,18 +168,13 @@ def advise(
         _add_times(times, passes, number, seconds, placement)
     results = [
         Advice(
-            mixer=spell(config),
-            params=cost.params - counts.rest.params,
-            macs=cost.macs - counts.rest.macs,
-            forward=time.forward,
-            both=time.both,
-            ratio=time.both / times[Softmax()].both,
-            masks=tuple(sorted(config.masks)),
-            other_grid=time.other_grid,
+            mixer=spell(config), params=cost.params - counts.rest.params, macs=cost.macs - counts.rest.macs,
+            forward=time.forward, both=time.both, ratio=time.both / times[Softmax()].both,
+            masks=tuple(sorted(config.masks)), other_grid=time.other_grid,
         )
         for config, time in times.items()
         for cost in [counts.costs[config]]
-    ]
+    ]  # fmt: skip
     ranked = [replace(result, pareto=not any(_dominates(rival, result) for rival in results)) for result in results]
     ranked.sort(key=lambda result: result.both or 0.0)
     return [*ranked, *(Advice(mixer=spell(config), refused=reason) for config, reason in counts.refused.items())]

@@ -60,12 +60,9 @@ def layer_costs(
     for name, (args, kwargs) in calls.items():
         own = substitutes.model.get_submodule(name)
         kind = (
-            type(own),
-            _built_for(own, substitutes.layers[name]),
-            _shapes((args, kwargs)),
-            _shapes(dict(own.named_parameters())),
-            tuple(substitutes.choices(name)),
-        )
+            type(own), _built_for(own, substitutes.layers[name]), _shapes((args, kwargs)),
+            _shapes(dict(own.named_parameters())), tuple(substitutes.choices(name)),
+        )  # fmt: skip
         if kind not in measured:
             if report is not None:
                 report(name)

@@ -100,25 +100,19 @@ def advise_new_model(wanted: NewModel, configs: Sequence[MixerConfig] = (), tabl
         default = spell(config) == spell(type(config)())
         options.append(
             Option(
-                mixer=spell(config),
-                params=cost.params,
-                macs=cost.macs,
-                macs_ratio=cost.macs / base,
+                mixer=spell(config), params=cost.params, macs=cost.macs, macs_ratio=cost.macs / base,
                 time_ratio=_time(stored["times"], name, wanted) if default else None,
                 evidence=tuple(sorted(lines, key=lambda line: line["task"] != wanted.task)),
                 lacking=_lacking(stored["abilities"], config),
             )
-        )
+        )  # fmt: skip
     if not options:
         raise ConfigError(f"no mechanism fits: {'; '.join(left_out)}")
     options.sort(key=lambda option: (option.time_ratio is None, option.time_ratio or option.macs_ratio))
     return NewAdvice(
-        options=tuple(options),
-        left_out=tuple(left_out),
-        answer=_answer(options, wanted),
-        studies=_studies(options, stored, wanted),
-        unknown=_unknown(options, stored, wanted),
-    )
+        options=tuple(options), left_out=tuple(left_out), answer=_answer(options, wanted),
+        studies=_studies(options, stored, wanted), unknown=_unknown(options, stored, wanted),
+    )  # fmt: skip
 
 
 def read_table(file: Path = TABLE) -> dict[str, Any]:

@@ -93,17 +93,15 @@ def _plans(result: Recommendation) -> Sheet:
     columns = ("plan", kind, "divergence", "low", "high", "agreement %", "expected", "role")
     rows = tuple(
         (
-            f"{label}: {short_plan(plan)}",
-            round(plan.share(result.budget.kind), 3),
+            f"{label}: {short_plan(plan)}", round(plan.share(result.budget.kind), 3),
             round(plan.divergence.mean or 0.0, 5),
             None if plan.divergence.low is None else round(max(plan.divergence.low, 0.0), 5),
             None if plan.divergence.high is None else round(plan.divergence.high, 5),
-            round(plan.agreement.mean or 0.0, 1),
-            round(plan.predicted, 5),
+            round(plan.agreement.mean or 0.0, 1), round(plan.predicted, 5),
             "recommended" if plan is result.best else "others",
         )
         for label, plan in zip(LABELS, result.plans, strict=False)
-    )
+    )  # fmt: skip
     note = (
         "Each plan was run end to end. low, high: of the divergence, its 95 % interval. expected: the sum of the "
         "divergences of its changes alone."
@@ -195,14 +193,11 @@ def _costs(result: Recommendation) -> Sheet:
         for mixer, used in usage.items():
             rows.append(
                 (
-                    name,
-                    OWN if mixer is None else _label(mixer),
-                    round(used.seconds * 1e3, 3),
-                    round(used.seconds / own.seconds, 3),
-                    None if used.memory is None else round(used.memory / 1e6, 2),
+                    name, OWN if mixer is None else _label(mixer), round(used.seconds * 1e3, 3),
+                    round(used.seconds / own.seconds, 3), None if used.memory is None else round(used.memory / 1e6, 2),
                     round(used.macs / max(own.macs, 1), 3),
                 )
-            )
+            )  # fmt: skip
     columns = ("layer", "mechanism", "ms", "time", "peak MB", "multiply-accumulates")
     note = "One layer of each kind; time and multiply-accumulates also as shares of its own attention."
     return Sheet(title="Costs of a layer", columns=columns, rows=tuple(rows), note=note, folded=False)

@@ -275,16 +275,12 @@ class _Work:
             change, used = fidelity.of_plan(plans[str(row)]), usage[str(row)]
             results.append(
                 VerifiedPlan(
-                    choice=choice,
-                    predicted=additive_loss(choice, losses),
-                    divergence=change.divergence,
-                    agreement=change.agreement,
-                    latency=used.seconds / first.seconds,
+                    choice=choice, predicted=additive_loss(choice, losses), divergence=change.divergence,
+                    agreement=change.agreement, latency=used.seconds / first.seconds,
                     memory=used.memory / first.memory if used.memory is not None and first.memory else None,
-                    macs=used.macs / first.macs,
-                    expected=1 + added(choice, costs, kind) / max(total, 1e-12),
+                    macs=used.macs / first.macs, expected=1 + added(choice, costs, kind) / max(total, 1e-12),
                 )
-            )
+            )  # fmt: skip
             self._say(
                 f"verified {row + 1} of {len(chosen)}: divergence {change.divergence.mean:.3g}{self.judges[0].unit}"
             )

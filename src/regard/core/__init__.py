@@ -39,55 +39,19 @@ if TYPE_CHECKING:
 
 # name -> its module, for names that need torch
 _MODULES = {
-    "Grid": "grid",
-    **dict.fromkeys(("NO_MASK", "Mask", "hide", "only_kept", "softmax_rows"), "mask"),
+    "Grid": "grid", **dict.fromkeys(("NO_MASK", "Mask", "hide", "only_kept", "softmax_rows"), "mask"),
     **dict.fromkeys(("Inputs", "Mixer", "MixerConfig", "Operator", "refuse_masks"), "mixer"),
-    **dict.fromkeys(("Projection", "ProjectionConfig", "heads", "merge"), "projection"),
-    "Site": "site",
+    **dict.fromkeys(("Projection", "ProjectionConfig", "heads", "merge"), "projection"), "Site": "site",
     "operator_function": "tensors",
-}
+}  # fmt: skip
 
 __all__ = [
-    "NO_MASK",
-    "Card",
-    "ConfigError",
-    "Contract",
-    "Cost",
-    "DataError",
-    "DataProblems",
-    "DeviceError",
-    "Extra",
-    "Grid",
-    "GridError",
-    "Inputs",
-    "Mask",
-    "MissingExtra",
-    "Mixer",
-    "MixerConfig",
-    "NetworkError",
-    "Operator",
-    "Problems",
-    "Projection",
-    "ProjectionConfig",
-    "RegardError",
-    "ShapeError",
-    "Site",
-    "StoreError",
-    "SwapError",
-    "UnsupportedError",
-    "attention_cost",
-    "check_accounting",
-    "heads",
-    "hide",
-    "linear_cost",
-    "merge",
-    "nearest",
-    "only_kept",
-    "operator_function",
-    "refuse_masks",
-    "require",
-    "softmax_rows",
-]
+    "NO_MASK", "Card", "ConfigError", "Contract", "Cost", "DataError", "DataProblems", "DeviceError", "Extra", "Grid",
+    "GridError", "Inputs", "Mask", "MissingExtra", "Mixer", "MixerConfig", "NetworkError", "Operator", "Problems",
+    "Projection", "ProjectionConfig", "RegardError", "ShapeError", "Site", "StoreError", "SwapError",
+    "UnsupportedError", "attention_cost", "check_accounting", "heads", "hide", "linear_cost", "merge", "nearest",
+    "only_kept", "operator_function", "refuse_masks", "require", "softmax_rows",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -90,15 +90,12 @@ def compare(sources: Mapping[str, Source | Book]) -> dict[str, Any]:
         ],
         "between": [
             {
-                "rows": first,
-                "columns": label,
-                "row_roles": books[first]["roles"],
-                "column_roles": books[label]["roles"],
-                "cosines": cosines(books[first], books[label]),
+                "rows": first, "columns": label, "row_roles": books[first]["roles"],
+                "column_roles": books[label]["roles"], "cosines": cosines(books[first], books[label]),
             }
             for label in others
         ],
-    }
+    }  # fmt: skip
 
 
 def regression(x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:

@@ -22,12 +22,9 @@ from .layer_inputs import Call, query_cells, recorded_calls, whole_image_calls
 ALL = "all"
 """The name of the map of all terms together, as the layer uses it."""
 MEANING = {
-    "E1": "query & key content",
-    "E2": "query content & position",
-    "E3": "key content",
-    "E4": "relative position",
+    "E1": "query & key content", "E2": "query content & position", "E3": "key content", "E4": "relative position",
     ALL: "as the layer attends",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +89,9 @@ def _of_call(name: str, call: Call, cell: tuple[int, int]) -> TermMaps:
     logits = term_logits(operator, *call.args[:3], grid=grid, memory=memory, cell=cell)
     bias = key_bias(operator, grid, keys, cell, mask)
     return TermMaps(
-        layer=name,
-        grid=grid,
-        keys=keys,
-        cell=cell,
-        logits={term: value[0].cpu() for term, value in logits.items()},
+        layer=name, grid=grid, keys=keys, cell=cell, logits={term: value[0].cpu() for term, value in logits.items()},
         bias=bias.cpu().expand(operator.heads if not logits else bias.shape[0], -1),
-    )
+    )  # fmt: skip
 
 
 def term_logits(

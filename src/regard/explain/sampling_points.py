@@ -85,17 +85,11 @@ def sampling_points(
         y, x = positions_of[name]
         results.append(
             SamplingPoints(
-                layer=name,
-                grid=grid,
-                source=source,
-                cell=(y, x),
-                regular=regular[0, :, y, x],
-                points=points[:, :, y, x],
-                factors=None if factors is None else factors[:, :, y, x],
-                field=(points - regular).mean((0, 1)),
-                lengths=(points - regular).norm(dim=-1).mean((0, 1)),
+                layer=name, grid=grid, source=source, cell=(y, x), regular=regular[0, :, y, x],
+                points=points[:, :, y, x], factors=None if factors is None else factors[:, :, y, x],
+                field=(points - regular).mean((0, 1)), lengths=(points - regular).norm(dim=-1).mean((0, 1)),
             )
-        )
+        )  # fmt: skip
     return results
 
 

@@ -31,21 +31,13 @@ def taxonomy_rows(configs: Iterable[MixerConfig] = ()) -> list[dict[str, Any]]:
         card = config.card
         rows.append(
             {
-                "mechanism": type(config).__name__,
-                "strategy": card.strategy,
-                "experts": card.expert_type,
-                "number": card.expert_count,
-                "construction": card.construction,
-                "topology": card.topology,
-                "conditions": card.conditions,
-                "query": card.query_content,
-                "key": card.key_content,
-                "relative": card.relative_position,
-                "dynamic": card.dynamic,
-                "cost": card.complexity,
+                "mechanism": type(config).__name__, "strategy": card.strategy, "experts": card.expert_type,
+                "number": card.expert_count, "construction": card.construction, "topology": card.topology,
+                "conditions": card.conditions, "query": card.query_content, "key": card.key_content,
+                "relative": card.relative_position, "dynamic": card.dynamic, "cost": card.complexity,
                 "discrete": card.discrete,
             }
-        )
+        )  # fmt: skip
     return rows
 
 

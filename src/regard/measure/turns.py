@@ -95,10 +95,7 @@ def _summary(passes: Sequence[Pass]) -> Summary:
     seconds = [sample.seconds for sample in passes]
     low, median, high = statistics.quantiles(seconds, n=4)
     return Summary(
-        median=median,
-        low=low,
-        high=high,
-        rounds=len(passes),
+        median=median, low=low, high=high, rounds=len(passes),
         faults=sum(sample.faults for sample in passes) / len(passes),
         system=sum(sample.system for sample in passes) / max(sum(seconds), 1e-9),
-    )
+    )  # fmt: skip

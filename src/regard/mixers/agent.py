@@ -117,29 +117,18 @@ class Agent(HeadMixerConfig):
     preset: Literal["paper", "official"] = "paper"
 
     card: ClassVar[Card] = Card(
-        title="Agent attention",
-        source="Han et al. 2024 (Agent Attention), Eq. 5",
-        formula="softmax(q a^T / sqrt(d)) softmax(a k^T / sqrt(d)) v,  a = pool(q)",
-        complexity="O(N m C)",
-        query_content=True,
-        key_content=True,
-        dynamic="two-step",
-        scaling=frozenset({"compression"}),
-        expert_type="MLP of width m",
-        expert_count="1",
-        construction="landmark probing",
-        topology="all-to-one",
-        conditions="Q, K, V",
-        prefix="queries and keys like all tokens; not pooled into landmarks",
-    )
+        title="Agent attention", source="Han et al. 2024 (Agent Attention), Eq. 5",
+        formula="softmax(q a^T / sqrt(d)) softmax(a k^T / sqrt(d)) v,  a = pool(q)", complexity="O(N m C)",
+        query_content=True, key_content=True, dynamic="two-step", scaling=frozenset({"compression"}),
+        expert_type="MLP of width m", expert_count="1", construction="landmark probing", topology="all-to-one",
+        conditions="Q, K, V", prefix="queries and keys like all tokens; not pooled into landmarks",
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding", "key bias"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (
-        "Agent(m=4)",
-        'Agent(m=(1, 3), landmarks="avg1d", dwc=3, gate=True)',
-        'Agent(m=4, preset="official")',
+        "Agent(m=4)", 'Agent(m=(1, 3), landmarks="avg1d", dwc=3, gate=True)', 'Agent(m=4, preset="official")',
         "Agent(m=4, bias=True)",
-    )
+    )  # fmt: skip
 
     @property
     def contract(self) -> Contract:
@@ -199,15 +188,11 @@ class AgentOperator(Operator):
         keep = mask.keep if mask is not None and inputs.memory is None else None
         form = agent_reference if plain else agent
         return form(
-            q,
-            inputs.k,
-            inputs.v,
-            pool_landmarks(q, surface, m, keep=keep, start=start),
-            mask=mask,
+            q, inputs.k, inputs.v, pool_landmarks(q, surface, m, keep=keep, start=start), mask=mask,
             landmark_keep=None if keep is None else nonempty_landmarks(surface, m, keep, start),
             collect_bias=None if self.collect is None else self.collect(grid).to(q.dtype),
             read_bias=None if self.read is None else self.read(grid).mT.to(q.dtype),
-        )
+        )  # fmt: skip
 
 
 class AgentBias(nn.Module):

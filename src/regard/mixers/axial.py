@@ -116,27 +116,16 @@ class Axial(HeadMixerConfig):
     card: ClassVar[Card] = Card(
         title="Axial and criss-cross attention",
         source="Ho et al. 2019; Wang et al. 2020; Huang et al. 2019 (CCNet), Eq. 1-2",
-        formula="A_r (A_c v),  A = softmax over the query's row or column",
-        complexity="O(N (H + W) C)",
-        query_content=True,
-        key_content=True,
-        relative_position=True,
-        dynamic="one-step",
-        scaling=frozenset({"routing"}),
-        expert_type="MLP of width W or H",
-        expert_count="H + W",
-        construction="locality prior",
-        topology="N x two-to-one",
-        conditions="position",
+        formula="A_r (A_c v),  A = softmax over the query's row or column", complexity="O(N (H + W) C)",
+        query_content=True, key_content=True, relative_position=True, dynamic="one-step",
+        scaling=frozenset({"routing"}), expert_type="MLP of width W or H", expert_count="H + W",
+        construction="locality prior", topology="N x two-to-one", conditions="position",
         prefix="global: attend to all tokens and are attended by all; in every row and column",
-    )
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
-        "Axial()",
-        'Axial(along="cross", scale=0.7)',
-        'Axial(along="rows", dwc=3)',
-        'Axial(along="sum")',
-    )
+        "Axial()", 'Axial(along="cross", scale=0.7)', 'Axial(along="rows", dwc=3)', 'Axial(along="sum")',
+    )  # fmt: skip
 
     def operator(self, site: Site) -> "AxialOperator":
         return AxialOperator(self)

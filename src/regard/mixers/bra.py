@@ -196,23 +196,13 @@ class BRA(HeadMixerConfig):
     preset: Literal["paper", "official"] = "paper"
 
     card: ClassVar[Card] = Card(
-        title="Bi-level routing attention",
-        source="Zhu et al. 2023 (BiFormer), Eq. 3-7",
+        title="Bi-level routing attention", source="Zhu et al. 2023 (BiFormer), Eq. 3-7",
         formula="softmax(q K_r^T / sqrt(d)) V_r,  r = the k best regions of mean(q) mean(k)^T",
-        complexity="O(N^2 k C / S^2 + S^4 C)",
-        query_content=True,
-        key_content=True,
-        relative_position=False,
-        dynamic="two-step",
-        scaling=frozenset({"routing"}),
-        expert_type="MLP of width k n",
-        expert_count="N / n",
-        construction="locality prior",
-        topology="N/n-to-N/n",
-        conditions="Q, K, position",
-        discrete=True,
+        complexity="O(N^2 k C / S^2 + S^4 C)", query_content=True, key_content=True, relative_position=False,
+        dynamic="two-step", scaling=frozenset({"routing"}), expert_type="MLP of width k n", expert_count="N / n",
+        construction="locality prior", topology="N/n-to-N/n", conditions="Q, K, position", discrete=True,
         prefix="global: attend to all tokens and are attended by all; in no region",
-    )
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
         "BRA(regions=(2, 2), k=2)",

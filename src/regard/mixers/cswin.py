@@ -92,22 +92,13 @@ class CSWin(HeadMixerConfig):
     scale: float | None = None
 
     card: ClassVar[Card] = Card(
-        title="Cross-shaped window attention",
-        source="Dong et al. 2022 (CSWin), Sec. 3.2",
+        title="Cross-shaped window attention", source="Dong et al. 2022 (CSWin), Sec. 3.2",
         formula="softmax(q K_s^T / sqrt(d)) V_s,  s = the query's horizontal or vertical stripe, by head",
-        complexity="O(N s (H + W) C / 2)",
-        query_content=True,
-        key_content=True,
-        relative_position=True,
-        dynamic="one-step",
-        scaling=frozenset({"routing"}),
-        expert_type="MLP of width s W or s H",
-        expert_count="H / s or W / s",
-        construction="locality prior",
-        topology="H/s x (s W)-to-one",
-        conditions="position",
-        prefix="global: attend to all tokens and are attended by all; in every stripe",
-    )
+        complexity="O(N s (H + W) C / 2)", query_content=True, key_content=True, relative_position=True,
+        dynamic="one-step", scaling=frozenset({"routing"}), expert_type="MLP of width s W or s H",
+        expert_count="H / s or W / s", construction="locality prior", topology="H/s x (s W)-to-one",
+        conditions="position", prefix="global: attend to all tokens and are attended by all; in every stripe",
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
         "CSWin(stripe=1)",

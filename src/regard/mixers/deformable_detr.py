@@ -112,22 +112,13 @@ class DeformableDETR(HeadMixerConfig):
     points: int = 4
 
     card: ClassVar[Card] = Card(
-        title="Multi-scale deformable attention",
-        source="Zhu et al. 2021 (Deformable DETR), Eq. 2-3",
-        formula="sum_k A_qk v(p_q + o_qk),  A = softmax_k(W x_q),  o = W' x_q",
-        complexity="O(N C^2 + N K C)",
-        query_content=True,
-        key_content=False,
-        relative_position=True,
-        dynamic="one-step",
-        scaling=frozenset({"routing"}),
-        expert_type="MLP of width K",
-        expert_count="N",
-        construction="offset prediction",
-        topology="N x one-to-one",
-        conditions="Q",
+        title="Multi-scale deformable attention", source="Zhu et al. 2021 (Deformable DETR), Eq. 2-3",
+        formula="sum_k A_qk v(p_q + o_qk),  A = softmax_k(W x_q),  o = W' x_q", complexity="O(N C^2 + N K C)",
+        query_content=True, key_content=False, relative_position=True, dynamic="one-step",
+        scaling=frozenset({"routing"}), expert_type="MLP of width K", expert_count="N",
+        construction="offset prediction", topology="N x one-to-one", conditions="Q",
         prefix="queries at the centre of the map; never sampled",
-    )
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (

@@ -106,10 +106,8 @@ class FLatten(HeadMixerConfig):
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (
-        "FLatten()",
-        "FLatten(local=5, power=4.0, position=False)",
-        'FLatten(over="head", position=False)',
-    )
+        "FLatten()", "FLatten(local=5, power=4.0, position=False)", 'FLatten(over="head", position=False)',
+    )  # fmt: skip
 
     @property
     def contract(self) -> Contract:

@@ -86,19 +86,11 @@ class InLine(HeadMixerConfig):
     residual: bool = False
 
     card: ClassVar[Card] = Card(
-        title="InLine attention",
-        source="Han et al. 2024 (Bridging the Divide), Eq. 8 and 10",
-        formula="q (K^T V / N - mean k^T mean v) / sqrt(d) + mean v",
-        complexity="O(N d C)",
-        query_content=True,
-        key_content=True,
-        scaling=frozenset({"compression"}),
-        expert_type="linear layer + mean (affine)",
-        expert_count="1",
-        construction="kernelisation without normaliser",
-        topology="all-to-one",
-        conditions="K, V",
-    )
+        title="InLine attention", source="Han et al. 2024 (Bridging the Divide), Eq. 8 and 10",
+        formula="q (K^T V / N - mean k^T mean v) / sqrt(d) + mean v", complexity="O(N d C)", query_content=True,
+        key_content=True, scaling=frozenset({"compression"}), expert_type="linear layer + mean (affine)",
+        expert_count="1", construction="kernelisation without normaliser", topology="all-to-one", conditions="K, V",
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (

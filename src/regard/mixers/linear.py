@@ -78,19 +78,11 @@ class Linear(HeadMixerConfig):
     eps: float = 1e-6
 
     card: ClassVar[Card] = Card(
-        title="Linear attention",
-        source="Katharopoulos et al. 2020, Eq. 4-7",
-        formula="phi(q) (phi(k)^T v) / (phi(q) . sum phi(k)),  phi = elu + 1",
-        complexity="O(N d C)",
-        query_content=True,
-        key_content=True,
-        scaling=frozenset({"compression"}),
-        expert_type="linear layer",
-        expert_count="1",
-        construction="kernelisation",
-        topology="all-to-one",
-        conditions="K, V",
-    )
+        title="Linear attention", source="Katharopoulos et al. 2020, Eq. 4-7",
+        formula="phi(q) (phi(k)^T v) / (phi(q) . sum phi(k)),  phi = elu + 1", complexity="O(N d C)",
+        query_content=True, key_content=True, scaling=frozenset({"compression"}), expert_type="linear layer",
+        expert_count="1", construction="kernelisation", topology="all-to-one", conditions="K, V",
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (

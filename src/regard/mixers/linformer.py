@@ -92,20 +92,12 @@ class Linformer(HeadMixerConfig):
     scale: float | None = None
 
     card: ClassVar[Card] = Card(
-        title="Linformer",
-        source="Wang et al. 2020, Eq. 7",
-        formula="softmax(q (E k)^T / sqrt(d)) (F v) with learned E, F",
-        complexity="O(N m C)",
-        query_content=True,
-        key_content=True,
-        scaling=frozenset({"compression"}),
-        expert_type="MLP of width m",
-        expert_count="1",
-        construction="learned projection",
-        topology="all-to-one",
-        conditions="K, V",
+        title="Linformer", source="Wang et al. 2020, Eq. 7",
+        formula="softmax(q (E k)^T / sqrt(d)) (F v) with learned E, F", complexity="O(N m C)", query_content=True,
+        key_content=True, scaling=frozenset({"compression"}), expert_type="MLP of width m", expert_count="1",
+        construction="learned projection", topology="all-to-one", conditions="K, V",
         prefix="queries like all tokens; their columns of E and F are separate and are not resampled",
-    )
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (

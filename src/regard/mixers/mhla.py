@@ -131,21 +131,13 @@ class MHLA(HeadMixerConfig):
     eps: float = 1e-6
 
     card: ClassVar[Card] = Card(
-        title="Token-level multi-head linear attention",
-        source="MHLA (2025)",
+        title="Token-level multi-head linear attention", source="MHLA (2025)",
         formula="phi(q) sum_j M_ij S_j / (phi(q) . sum_j M_ij z_j),  S_j = sum of phi(k)^T v in block j",
-        complexity="O(N d C + m^2 d C)",
-        query_content=True,
-        key_content=True,
-        relative_position=True,
-        scaling=frozenset({"compression"}),
-        expert_type="linear layer",
-        expert_count="m",
-        construction="local prior + kernelisation",
-        topology="m x (N/m)-to-one",
-        conditions="K, V, position",
+        complexity="O(N d C + m^2 d C)", query_content=True, key_content=True, relative_position=True,
+        scaling=frozenset({"compression"}), expert_type="linear layer", expert_count="m",
+        construction="local prior + kernelisation", topology="m x (N/m)-to-one", conditions="K, V, position",
         prefix="one additional block",
-    )
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
         "MHLA(m=4)",

@@ -127,22 +127,13 @@ class MoBA(HeadMixerConfig):
     scale: float | None = None
 
     card: ClassVar[Card] = Card(
-        title="Mixture of block attention",
-        source="Lu et al. 2025 (MoBA), Eq. 2-8",
+        title="Mixture of block attention", source="Lu et al. 2025 (MoBA), Eq. 2-8",
         formula="softmax(q K_b^T / sqrt(d)) V_b,  b = own block and the best of q . mean(K_block)",
-        complexity="O(N^2 C / n + N k n C)",
-        query_content=True,
-        key_content=True,
-        dynamic="two-step",
-        scaling=frozenset({"routing"}),
-        expert_type="MLP of width n",
-        expert_count="N / n",
-        construction="locality prior",
-        topology="N-to-N/n",
-        conditions="Q, K, position",
-        discrete=True,
+        complexity="O(N^2 C / n + N k n C)", query_content=True, key_content=True, dynamic="two-step",
+        scaling=frozenset({"routing"}), expert_type="MLP of width n", expert_count="N / n",
+        construction="locality prior", topology="N-to-N/n", conditions="Q, K, position", discrete=True,
         prefix="keys of every query; as queries they choose blocks and have no own block",
-    )
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
         "MoBA(block=(2, 3), k=2)",

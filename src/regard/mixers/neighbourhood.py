@@ -236,22 +236,13 @@ class Neighbourhood(HeadMixerConfig):
     scale: float | None = None
 
     card: ClassVar[Card] = Card(
-        title="Neighbourhood attention",
-        source="Hassani et al. 2023 (NAT); Hassani and Shi 2022 (DiNAT)",
-        formula="softmax(q K_w^T / sqrt(d) + B) V_w,  w = the window around the query",
-        complexity="O(N w^2 C)",
-        query_content=True,
-        key_content=True,
-        relative_position=True,
-        dynamic="one-step",
-        scaling=frozenset({"routing"}),
-        expert_type="MLP of width w^2",
-        expert_count="N",
-        construction="locality prior",
-        topology="N x one-to-one",
-        conditions="position",
+        title="Neighbourhood attention", source="Hassani et al. 2023 (NAT); Hassani and Shi 2022 (DiNAT)",
+        formula="softmax(q K_w^T / sqrt(d) + B) V_w,  w = the window around the query", complexity="O(N w^2 C)",
+        query_content=True, key_content=True, relative_position=True, dynamic="one-step",
+        scaling=frozenset({"routing"}), expert_type="MLP of width w^2", expert_count="N", construction="locality prior",
+        topology="N x one-to-one", conditions="position",
         prefix="global: attend to all tokens and are attended by all; in no window",
-    )
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
         "Neighbourhood(window=3)",
@@ -289,10 +280,6 @@ class NeighbourhoodOperator(BiasTableOperator):
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         form, config, q = neighbourhood_reference if plain else neighbourhood, self.config, inputs.q
         return form(
-            *(q, inputs.k, inputs.v, inputs.grid, config.window),
-            dilation=config.dilation,
-            border=config.border,
-            table=self.table_like(q),
-            scale=config.scale,
-            mask=inputs.mask,
-        )
+            *(q, inputs.k, inputs.v, inputs.grid, config.window), dilation=config.dilation, border=config.border,
+            table=self.table_like(q), scale=config.scale, mask=inputs.mask,
+        )  # fmt: skip

@@ -206,21 +206,13 @@ class NSA(HeadMixerConfig):
     card: ClassVar[Card] = Card(
         title="Compressed, selected and sliding attention (NSA-like)",
         source="Yuan et al. 2025 (NSA), Eq. 5-12, without the causal order",
-        formula="g_c A(q, mean K_b) + g_s A(q, K_best) + g_w A(q, K_near)",
-        complexity="O(N^2 C / n + N (k n + w^2) C)",
-        query_content=True,
-        key_content=True,
-        relative_position=True,
-        dynamic="two-step",
-        scaling=frozenset({"routing", "compression"}),
-        expert_type="MLP of width k n (+ shared width N / n)",
-        expert_count="N / n (+1)",
-        construction="locality prior",
-        topology="N-to-N/n",
-        conditions="Q, K, V, position",
+        formula="g_c A(q, mean K_b) + g_s A(q, K_best) + g_w A(q, K_near)", complexity="O(N^2 C / n + N (k n + w^2) C)",
+        query_content=True, key_content=True, relative_position=True, dynamic="two-step",
+        scaling=frozenset({"routing", "compression"}), expert_type="MLP of width k n (+ shared width N / n)",
+        expert_count="N / n (+1)", construction="locality prior", topology="N-to-N/n", conditions="Q, K, V, position",
         discrete=True,
         prefix="keys in all branches; as queries they choose blocks, and their window is the whole sequence",
-    )
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
         "NSA(block=(2, 3), k=2)",

@@ -160,28 +160,18 @@ class Nystrom(HeadMixerConfig):
     kernel: int = 0
 
     card: ClassVar[Card] = Card(
-        title="Nystrom attention",
-        source="Xiong et al. 2021 (Nystromformer), Eq. 13-14",
+        title="Nystrom attention", source="Xiong et al. 2021 (Nystromformer), Eq. 13-14",
         formula="softmax(q b^T) pinv(softmax(a b^T)) softmax(a k^T) v,  a, b = means of q, k",
-        complexity="O(N m C + m^3)",
-        query_content=True,
-        key_content=True,
-        dynamic="two-step",
-        scaling=frozenset({"compression"}),
-        expert_type="MLP of width m + inverse",
-        expert_count="1",
-        construction="landmark probing",
-        topology="all-to-one",
-        conditions="Q, K, V",
+        complexity="O(N m C + m^3)", query_content=True, key_content=True, dynamic="two-step",
+        scaling=frozenset({"compression"}), expert_type="MLP of width m + inverse", expert_count="1",
+        construction="landmark probing", topology="all-to-one", conditions="Q, K, V",
         prefix="like all tokens; in the landmarks of segments, not in those of windows",
-    )
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (
-        "Nystrom(m=4)",
-        'Nystrom(m=(1, 3), landmarks="avg2d", iterations=4, kernel=5)',
-        'Nystrom(m=4, start="batch")',
-    )
+        "Nystrom(m=4)", 'Nystrom(m=(1, 3), landmarks="avg2d", iterations=4, kernel=5)', 'Nystrom(m=4, start="batch")',
+    )  # fmt: skip
 
     @property
     def contract(self) -> Contract:
@@ -260,12 +250,9 @@ class NystromOperator(Operator):
         landmarks_k, keep_k = self._pooled(inputs.k, inputs.key_grid, keep)
         landmark_keep = keep_k if keep_q is None or keep_k is None else keep_q & keep_k
         return form(
-            *(inputs.q, inputs.k, inputs.v, landmarks_q, landmarks_k),
-            iterations=config.iterations,
-            start=config.start,
-            mask=mask,
-            landmark_keep=landmark_keep,
-        )
+            *(inputs.q, inputs.k, inputs.v, landmarks_q, landmarks_k), iterations=config.iterations, start=config.start,
+            mask=mask, landmark_keep=landmark_keep,
+        )  # fmt: skip
 
     def _pooled(
         self, x: Tensor, grid: Grid, keep: Bool[Tensor, "B N"] | None

@@ -112,13 +112,10 @@ class PolaFormer(HeadMixerConfig):
     eps: float = 1e-6
 
     card: ClassVar[Card] = replace(
-        Linear.card,
-        title="Polarity-aware linear attention",
-        source="Meng et al. 2025 (PolaFormer), Eq. 5-8",
+        Linear.card, title="Polarity-aware linear attention", source="Meng et al. 2025 (PolaFormer), Eq. 5-8",
         formula="[lin([q+, q-], [k+, k-], v1), lin([q-, q+], [k+, k-], v2)],  x+ = relu(x)^p, x- = relu(-x)^p",
-        expert_type="linear layer, 2 polarity streams",
-        row_maps=False,
-    )
+        expert_type="linear layer, 2 polarity streams", row_maps=False,
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (

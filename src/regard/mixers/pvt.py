@@ -54,11 +54,7 @@ class PVT(MemoryMixerConfig):
         prefix="queries, and keys appended to the reduced ones",
         row_maps=False,  # its columns are not the tokens
     )
-    samples: ClassVar[tuple[str, ...]] = (
-        "PVT()",
-        "PVT(ratio=3)",
-        "PVT(pool=1)",
-    )
+    samples: ClassVar[tuple[str, ...]] = ("PVT()", "PVT(ratio=3)", "PVT(pool=1)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

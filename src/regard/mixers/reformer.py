@@ -202,22 +202,13 @@ class Reformer(HeadMixerConfig):
     seed: int = field(default=0, metadata={"least": -(2**53), "most": 2**53})
 
     card: ClassVar[Card] = Card(
-        title="Locality-sensitive hashing attention",
-        source="Kitaev et al. 2020 (Reformer), Sec. 2 and Appendix A",
+        title="Locality-sensitive hashing attention", source="Kitaev et al. 2020 (Reformer), Sec. 2 and Appendix A",
         formula="softmax(q unit(q_P)^T / sqrt(d)) v_P,  P = tokens near in the order of hash buckets",
-        complexity="O(r N c C + N log N)",
-        query_content=True,
-        key_content=True,
-        dynamic="one-step",
-        scaling=frozenset({"routing"}),
-        expert_type="MLP of the width of a bucket",
-        expert_count="buckets",
-        construction="hashing",
-        topology="buckets x many-to-one",
-        conditions="Q, K",
-        discrete=True,
+        complexity="O(r N c C + N log N)", query_content=True, key_content=True, dynamic="one-step",
+        scaling=frozenset({"routing"}), expert_type="MLP of the width of a bucket", expert_count="buckets",
+        construction="hashing", topology="buckets x many-to-one", conditions="Q, K", discrete=True,
         prefix="hashed like all tokens",
-    )
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
         "Reformer(chunk=5, rounds=3)",

@@ -141,22 +141,12 @@ class Routing(HeadMixerConfig):
     scale: float | None = None
 
     card: ClassVar[Card] = Card(
-        title="Routing by k-means",
-        source="Roy et al. 2021 (Routing Transformer), Algorithm 1",
+        title="Routing by k-means", source="Roy et al. 2021 (Routing Transformer), Algorithm 1",
         formula="softmax(q_i k_c^T / sqrt(d)) v_c,  c = keys of the centroids that chose q_i",
-        complexity="O(N c C + N^2 C / c)",
-        query_content=True,
-        key_content=True,
-        dynamic="two-step",
-        scaling=frozenset({"routing"}),
-        expert_type="MLP of width N / c",
-        expert_count="c",
-        construction="k-means",
-        topology="c x N/c-to-one",
-        conditions="Q, K",
-        discrete=True,
-        prefix="routed like all tokens",
-    )
+        complexity="O(N c C + N^2 C / c)", query_content=True, key_content=True, dynamic="two-step",
+        scaling=frozenset({"routing"}), expert_type="MLP of width N / c", expert_count="c", construction="k-means",
+        topology="c x N/c-to-one", conditions="Q, K", discrete=True, prefix="routed like all tokens",
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (

@@ -57,21 +57,12 @@ class Sparsifiner(HeadMixerConfig):
     scale: float | None = None
 
     card: ClassVar[Card] = Card(
-        title="Sparse attention with a predicted mask",
-        source="Wei et al. 2023 (Sparsifiner), Sec. 3",
+        title="Sparse attention with a predicted mask", source="Wei et al. 2023 (Sparsifiner), Sec. 3",
         formula="softmax over the k largest of softmax(W_q q (E W_k k)^T) U of q k^T / sqrt(d), times v",
-        complexity="O(N^2 m H + N k C)",
-        query_content=True,
-        key_content=True,
-        dynamic="two-step",
-        scaling=frozenset({"routing"}),
-        expert_type="MLP of width k",
-        expert_count="N",
-        construction="learned low-rank mask",
-        topology="N x one-to-one",
-        conditions="Q, K",
-        discrete=True,
-    )
+        complexity="O(N^2 m H + N k C)", query_content=True, key_content=True, dynamic="two-step",
+        scaling=frozenset({"routing"}), expert_type="MLP of width k", expert_count="N",
+        construction="learned low-rank mask", topology="N x one-to-one", conditions="Q, K", discrete=True,
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (

@@ -6,9 +6,7 @@ docs. A new mechanism is one line here.
 
 FAMILIES: dict[str, dict[str, str]] = {
     "all keys: content, or any of the four terms of *An Empirical Study of Spatial Attention*": {
-        "Softmax": "softmax",
-        "Differential": "differential",
-        "Factors": "factors.factors",
+        "Softmax": "softmax", "Differential": "differential", "Factors": "factors.factors",
     },
     "learned keys, the same for every image": {
         "SKA": "static_keys.ska",
@@ -55,6 +53,6 @@ FAMILIES: dict[str, dict[str, str]] = {
         "DeformableConv": "convolutions.deformable",
         "DynamicConv": "convolutions.dynamic",
     },
-}
+}  # fmt: skip
 
 MECHANISMS: dict[str, str] = {name: module for family in FAMILIES.values() for name, module in family.items()}

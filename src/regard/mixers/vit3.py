@@ -184,23 +184,13 @@ class ViT3(MixerConfig):
     loss: Literal["dot", "squared"] = "dot"
 
     card: ClassVar[Card] = Card(
-        title="Test-time training block",
-        source="Han et al. 2025 (ViT^3); Sun et al. 2024 (TTT)",
-        formula="f_W'(q),  W' = W - lr clip(grad_W of -<f_W(k), v> / (3 N))",
-        complexity="O(N d C)",
-        query_content=True,
-        key_content=True,
-        relative_position=True,
-        dynamic="two-step",
-        scaling=frozenset({"compression"}),
-        expert_type="arbitrary module",
-        expert_count="1",
-        construction="test-time training",
-        topology="all-to-one",
-        conditions="K, V",
-        prefix="training data and queries like all tokens; 0 in the head that convolves",
+        title="Test-time training block", source="Han et al. 2025 (ViT^3); Sun et al. 2024 (TTT)",
+        formula="f_W'(q),  W' = W - lr clip(grad_W of -<f_W(k), v> / (3 N))", complexity="O(N d C)", query_content=True,
+        key_content=True, relative_position=True, dynamic="two-step", scaling=frozenset({"compression"}),
+        expert_type="arbitrary module", expert_count="1", construction="test-time training", topology="all-to-one",
+        conditions="K, V", prefix="training data and queries like all tokens; 0 in the head that convolves",
         row_maps=False,
-    )
+    )  # fmt: skip
     samples: ClassVar[tuple[str, ...]] = (
         "ViT3()",
         'ViT3(inner="linear", local=False, clip=False)',

@@ -203,29 +203,18 @@ class Window(HeadMixerConfig):
     pattern: Pattern = "block"
 
     card: ClassVar[Card] = Card(
-        title="Window attention",
-        source="Liu et al. 2021 (Swin), Eq. 3-4",
-        formula="softmax(q K_w^T / sqrt(d) + B) V_w,  w = the query's window",
-        complexity="O(N w^2 C)",
-        query_content=True,
-        key_content=True,
-        relative_position=True,
-        dynamic="one-step",
-        scaling=frozenset({"routing"}),
-        expert_type="MLP of width w^2",
-        expert_count="N / w^2",
-        construction="locality prior",
-        topology="N/w^2 x w^2-to-one",
-        conditions="position",
+        title="Window attention", source="Liu et al. 2021 (Swin), Eq. 3-4",
+        formula="softmax(q K_w^T / sqrt(d) + B) V_w,  w = the query's window", complexity="O(N w^2 C)",
+        query_content=True, key_content=True, relative_position=True, dynamic="one-step",
+        scaling=frozenset({"routing"}), expert_type="MLP of width w^2", expert_count="N / w^2",
+        construction="locality prior", topology="N/w^2 x w^2-to-one", conditions="position",
         prefix="global: attend to all tokens and are attended by all; in no window",
-    )
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
-        "Window(size=3)",
-        "Window(size=(2, 4), shift=(1, 2))",
-        "Window(size=2, shift=1, table=False, dwc=3)",
+        "Window(size=3)", "Window(size=(2, 4), shift=(1, 2))", "Window(size=2, shift=1, table=False, dwc=3)",
         'Window(size=(2, 3), pattern="grid")',
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -258,10 +247,6 @@ class WindowOperator(BiasTableOperator):
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         form, config, q = window_reference if plain else window, self.config, inputs.q
         return form(
-            *(q, inputs.k, inputs.v, inputs.grid, config.size),
-            shift=config.shift,
-            pattern=config.pattern,
-            table=self.table_like(q),
-            scale=config.scale,
-            mask=inputs.mask,
-        )
+            *(q, inputs.k, inputs.v, inputs.grid, config.size), shift=config.shift, pattern=config.pattern,
+            table=self.table_like(q), scale=config.scale, mask=inputs.mask,
+        )  # fmt: skip

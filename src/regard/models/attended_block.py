@@ -167,8 +167,6 @@ def _add_timm(block: TimmBasic | TimmBottleneck, x: Tensor, out: Tensor, act: nn
 
 
 BLOCKS: dict[type[nn.Module], type[nn.Module]] = {
-    torchvision_resnet.BasicBlock: TorchvisionBasic,
-    torchvision_resnet.Bottleneck: TorchvisionBottleneck,
-    timm_resnet.BasicBlock: TimmBasic,
-    timm_resnet.Bottleneck: TimmBottleneck,
-}
+    torchvision_resnet.BasicBlock: TorchvisionBasic, torchvision_resnet.Bottleneck: TorchvisionBottleneck,
+    timm_resnet.BasicBlock: TimmBasic, timm_resnet.Bottleneck: TimmBottleneck,
+}  # fmt: skip

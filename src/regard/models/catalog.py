@@ -24,26 +24,13 @@ from .vit_spt import vit_s_32, vit_s_32_spt
 from .xcit_desk import xcit_desk
 
 HOSTS: dict[str, Callable[..., nn.Module]] = {
-    "vit_desk": vit_desk,
-    "xcit_desk": xcit_desk,
-    "vit_s_32": vit_s_32,
-    "vit_s_32_spt": vit_s_32_spt,
-    "cait_s_32": cait_s_32,
-    "swin_t_32": swin_t_32,
-    "cvt_13": cvt_13,
-    "cvt_13_32": cvt_13_32,
-    "skaformer_desk": skaformer_desk,
-    "skaformer_s18": skaformer_s18,
-    "skaformer_b36": skaformer_b36,
-    "cskaformer_s18": cskaformer_s18,
-    "cskaformer_b36": cskaformer_b36,
-    "attended_resnet18": attended_resnet18,
-    "attended_resnet50": attended_resnet50,
-    "vit5_small": vit5_small,
-    "vit5_base": vit5_base,
-    "vit5_large": vit5_large,
+    "vit_desk": vit_desk, "xcit_desk": xcit_desk, "vit_s_32": vit_s_32, "vit_s_32_spt": vit_s_32_spt,
+    "cait_s_32": cait_s_32, "swin_t_32": swin_t_32, "cvt_13": cvt_13, "cvt_13_32": cvt_13_32,
+    "skaformer_desk": skaformer_desk, "skaformer_s18": skaformer_s18, "skaformer_b36": skaformer_b36,
+    "cskaformer_s18": cskaformer_s18, "cskaformer_b36": cskaformer_b36, "attended_resnet18": attended_resnet18,
+    "attended_resnet50": attended_resnet50, "vit5_small": vit5_small, "vit5_base": vit5_base, "vit5_large": vit5_large,
     "vit5_xlarge": vit5_xlarge,
-}
+}  # fmt: skip
 """Functions that build Regard's own models, which no library has, by name."""
 
 TOKEN_HOSTS: dict[str, Callable[..., nn.Module]] = {"sequence_encoder": sequence_encoder}

@@ -156,11 +156,9 @@ def _create(name: str, options: dict[str, Any], extra: Extra) -> nn.Module:
 _RANGES: dict[str, tuple[float, bool, float]] = {
     **dict.fromkeys(("size", "img_size", "patch", "patch_size", "dim", "embed_dim"), (1, False, math.inf)),
     **dict.fromkeys(("heads", "num_heads", "in_chans"), (1, False, math.inf)),
-    **dict.fromkeys(_DEPTHS, (1, False, 1000)),
-    "num_classes": (0, False, math.inf),
-    "mlp_ratio": (1e-9, True, 1e9),
+    **dict.fromkeys(_DEPTHS, (1, False, 1000)), "num_classes": (0, False, math.inf), "mlp_ratio": (1e-9, True, 1e9),
     **dict.fromkeys(("drop_path_rate", "drop_rate", "proj_drop_rate", "attn_drop_rate"), (0, True, 0.999)),
-}
+}  # fmt: skip
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:

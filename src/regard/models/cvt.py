@@ -33,14 +33,9 @@ class CvTPort(Port):
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         return Site(
-            dim=module.proj.out_features,
-            heads=module.num_heads,
-            grid=grid,
-            qkv_bias=module.proj_q.bias is not None,
-            layer=layer,
-            memory=coarser(grid, module.kv_stride) if module.kv_stride > 1 else None,
-            name=name,
-        )
+            dim=module.proj.out_features, heads=module.num_heads, grid=grid, qkv_bias=module.proj_q.bias is not None,
+            layer=layer, memory=coarser(grid, module.kv_stride) if module.kv_stride > 1 else None, name=name,
+        )  # fmt: skip
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         if not isinstance(config, HeadMixerConfig):
@@ -218,14 +213,11 @@ class CvT(Pyramid):
             scale = (dim // num_heads if plain else dim) ** -0.5
             blocks = [
                 CvTBlock(
-                    dim,
-                    ConvAttention(dim, num_heads, kv_stride, bias=not plain, shared=plain, scale=scale),
-                    nn.GELU if plain else QuickGELU,
-                    drop,
-                    rates[block] if index == 2 else 0.0,
+                    dim, ConvAttention(dim, num_heads, kv_stride, bias=not plain, shared=plain, scale=scale),
+                    nn.GELU if plain else QuickGELU, drop, rates[block] if index == 2 else 0.0,
                 )
                 for block in range(depth)
-            ]
+            ]  # fmt: skip
             stages.append(CvTStage(embed, blocks, dim if index == 2 and not plain else 0))
             reduction, previous = reduction * (4 if first else 2), dim
             self.add_stage(dim, reduction, f"stages.{index}")

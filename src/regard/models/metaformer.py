@@ -87,16 +87,10 @@ def metaformer(
     indices = checked_indices(options.pop("out_indices", range(4)), 4)
     state = _weights(name, pretrained) if pretrained else {}
     model: Any = build_model_with_cfg(
-        MetaFormer,
-        name,
-        False,
-        feature_cfg={"flatten_sequential": True, "out_indices": indices},
-        features_only=features_only,
-        token_mixers=[SepConv if conv else Attention for conv in convolutions],
-        norm_layers=[LayerNorm2dNoBias if conv else LayerNormNoBias for conv in convolutions],
-        **SIZES[size],
-        **options,
-    )
+        MetaFormer, name, False, feature_cfg={"flatten_sequential": True, "out_indices": indices},
+        features_only=features_only, token_mixers=[SepConv if conv else Attention for conv in convolutions],
+        norm_layers=[LayerNorm2dNoBias if conv else LayerNormNoBias for conv in convolutions], **SIZES[size], **options,
+    )  # fmt: skip
     unused = load_fitting(model, state)
     _swap_stages(model, configs, heads, img_size, options.get("in_chans", 3))
     if unused:  # a checkpoint of the same model has tensors of its mechanisms

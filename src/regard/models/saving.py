@@ -60,11 +60,8 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
     recipe = check_recipe(model)
     weights = save_tensors(stored_tensors(model))
     about = {
-        "format": FORMAT,
-        **recipe,
-        "sha256": hashlib.sha256(weights).hexdigest(),
-        **({"data": known} if known else {}),
-    }
+        "format": FORMAT, **recipe, "sha256": hashlib.sha256(weights).hexdigest(), **({"data": known} if known else {}),
+    }  # fmt: skip
     target = user_path(folder, StoreError)
     with (
         one_writer(target),

@@ -197,19 +197,6 @@ def sequence_encoder(
     if not 0 <= drop < 1 or not 0 <= attn_drop < 1:
         raise ConfigError(f"sequence_encoder: drop and attn_drop are fractions below 1, not {drop} and {attn_drop}")
     return SequenceClassifier(
-        dim,
-        depth,
-        heads,
-        ffn,
-        length,
-        vocabulary,
-        grams,
-        merge,
-        pool,
-        num_classes,
-        pairs,
-        mask,
-        hidden,
-        drop,
+        dim, depth, heads, ffn, length, vocabulary, grams, merge, pool, num_classes, pairs, mask, hidden, drop,
         attn_drop,
-    )
+    )  # fmt: skip

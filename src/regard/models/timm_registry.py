@@ -9,10 +9,8 @@ from torch import nn
 from .catalog import HOSTS, has_option, make_regard_model
 
 IGNORED = (
-    "pretrained_cfg",
-    "pretrained_cfg_overlay",
-    "cache_dir",
-)  # timm.create_model passes these even if they are not set
+    "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir",
+)  # timm.create_model passes these even if they are not set  # fmt: skip
 
 
 def register_timm() -> list[str]:

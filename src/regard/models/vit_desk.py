@@ -29,20 +29,10 @@ def vit_desk(
     if dim % 4 or dim % heads:
         raise ConfigError(f"vit_desk: dim {dim} must be a multiple of 4 and of {heads} heads")
     model = VisionTransformer(
-        img_size=(height, width),
-        patch_size=patch,
-        in_chans=in_chans,
-        num_classes=num_classes,
-        embed_dim=dim,
-        depth=depth,
-        num_heads=heads,
-        mlp_ratio=mlp_ratio,
-        qkv_bias=False,
-        class_token=False,
-        global_pool="avg",
-        drop_path_rate=drop_path_rate,
-        dynamic_img_size=dynamic_img_size,
-    )
+        img_size=(height, width), patch_size=patch, in_chans=in_chans, num_classes=num_classes, embed_dim=dim,
+        depth=depth, num_heads=heads, mlp_ratio=mlp_ratio, qkv_bias=False, class_token=False, global_pool="avg",
+        drop_path_rate=drop_path_rate, dynamic_img_size=dynamic_img_size,
+    )  # fmt: skip
     with torch.no_grad():
         waves = build_sincos2d_pos_embed([height // patch, width // patch], dim=dim, interleave_sin_cos=False)
         model.get_parameter("pos_embed").copy_(0.5 * waves[None])

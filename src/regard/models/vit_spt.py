@@ -46,20 +46,10 @@ def vit_s_32_spt(
 
 def _vit(img_size: int | tuple[int, int], in_chans: int, num_classes: int, drop: float) -> VisionTransformer:
     return VisionTransformer(
-        img_size=img_size,
-        patch_size=4,
-        in_chans=in_chans,
-        num_classes=num_classes,
-        embed_dim=512,
-        depth=6,
-        num_heads=8,
-        mlp_ratio=1.0,
-        qkv_bias=False,
-        pos_drop_rate=drop,
-        proj_drop_rate=drop,
-        embed_layer=PatchEmbed,
+        img_size=img_size, patch_size=4, in_chans=in_chans, num_classes=num_classes, embed_dim=512, depth=6,
+        num_heads=8, mlp_ratio=1.0, qkv_bias=False, pos_drop_rate=drop, proj_drop_rate=drop, embed_layer=PatchEmbed,
         norm_layer=partial(nn.LayerNorm, eps=1e-5),
-    )
+    )  # fmt: skip
 
 
 class ShiftedPatches(nn.Module):

@@ -6,10 +6,4 @@ from .sne import FSNE as FSNE
 from .sne import PSNE as PSNE
 from .sne import SNE as SNE
 
-PROJECTIONS = (
-    LinearQKV,
-    SNE,
-    PSNE,
-    FSNE,
-    IdentityQuery,
-)
+PROJECTIONS = (LinearQKV, SNE, PSNE, FSNE, IdentityQuery)

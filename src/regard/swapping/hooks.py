@@ -9,15 +9,11 @@ from .host_names import MIXER_CHILD
 from .layer import Port
 
 KINDS = {
-    "_forward_hooks": "forward hook",
-    "_forward_pre_hooks": "forward pre-hook",
-    "_backward_hooks": "backward hook",
-    "_backward_pre_hooks": "backward pre-hook",
-    "_state_dict_hooks": "state_dict hook",
-    "_state_dict_pre_hooks": "state_dict pre-hook",
-    "_load_state_dict_pre_hooks": "load_state_dict pre-hook",
+    "_forward_hooks": "forward hook", "_forward_pre_hooks": "forward pre-hook", "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook", "_state_dict_hooks": "state_dict hook",
+    "_state_dict_pre_hooks": "state_dict pre-hook", "_load_state_dict_pre_hooks": "load_state_dict pre-hook",
     "_load_state_dict_post_hooks": "load_state_dict post-hook",
-}
+}  # fmt: skip
 """The attributes of a module that hold its hooks, and what they are called."""
 COLLECTING = "transformers.utils.output_capturing"
 """The module of hooks with which transformers collects attention weights, for which a swapped layer raises an error."""

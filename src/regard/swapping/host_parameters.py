@@ -36,17 +36,11 @@ def host_site(module: Any, names: Mapping[str, str], grid: Grid, name: str, laye
     inner = rows if fused is None else rows // 3
     heads = _attribute(module, *HEADS) or inner // _attribute(module, "head_dim")
     return Site(
-        dim=channels,
-        heads=heads,
-        grid=grid,
-        width=inner // heads,
-        qkv_bias=first.bias is not None or getattr(module, "q_bias", None) is not None,
-        out_bias=out.bias is not None,
-        qk_norm=_normalisation(host_part(module, names, "q_norm"), name),
-        drop=output_dropout(module),
-        layer=layer,
+        dim=channels, heads=heads, grid=grid, width=inner // heads,
+        qkv_bias=first.bias is not None or getattr(module, "q_bias", None) is not None, out_bias=out.bias is not None,
+        qk_norm=_normalisation(host_part(module, names, "q_norm"), name), drop=output_dropout(module), layer=layer,
         name=name,
-    )
+    )  # fmt: skip
 
 
 def host_part(module: nn.Module, names: Mapping[str, str], *own: str) -> Any:

@@ -187,9 +187,7 @@ def explained_inputs(model: nn.Module, example: Example) -> Iterator[None]:
         yield
     except RegardError:
         raise
-    except (
-        RuntimeError, AssertionError, ValueError, IndexError, TypeError, AttributeError, ArithmeticError,
-    ) as error:  # fmt: skip
+    except (RuntimeError, AssertionError, ValueError, IndexError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigError(
             f"{type(model).__name__} does not take inputs of {_described(example)}: "
             f"{str(error).strip() or type(error).__name__}; "

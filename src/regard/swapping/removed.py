@@ -13,15 +13,9 @@ class Removed(MixerConfig):
     """Used by `remove`. It is no mechanism, so `parse` does not know it."""
 
     card: ClassVar[Card] = Card(
-        title="No mixer",
-        source="control",
-        formula="0",
-        complexity="O(1)",
-        query_content=False,
-        key_content=False,
-        dynamic="none",
-        row_maps=False,
-    )
+        title="No mixer", source="control", formula="0", complexity="O(1)", query_content=False, key_content=False,
+        dynamic="none", row_maps=False,
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
 
     @property

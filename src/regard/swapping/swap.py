@@ -86,11 +86,9 @@ class PlannedSite:
     def __str__(self) -> str:
         lists = (("kept", self.kept), ("new", self.new), ("dropped", self.dropped))
         further = (
-            ("adapters kept", self.adapters),
-            ("adapters lost", self.lost_adapters),
-            ("note", self.notes),
+            ("adapters kept", self.adapters), ("adapters lost", self.lost_adapters), ("note", self.notes),
             ("hooks left behind", self.lost_hooks),
-        )
+        )  # fmt: skip
         changes = "; ".join(f"{label} {', '.join(items)}" for label, items in (*lists, *further) if items)
         return f"{self.name} ({type(self.layer).__name__}, {self.layer.mixer.site.grid}): {changes}"
 

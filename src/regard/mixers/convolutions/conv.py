@@ -33,23 +33,12 @@ class Conv(TapsConfig):
 
     revision: ClassVar[int] = 2  # 2: other initial weights in `regard.lab.tasks`
     card: ClassVar[Card] = Card(
-        title="Regular convolution",
-        source="Zhu et al. 2019, Eq. 3",
-        formula="sum_p W_p x_{q+p}",
-        complexity="O(N C^2 N_k)",
-        query_content=False,
-        key_content=False,
-        relative_position=True,
-        dynamic="none",
-        scaling=frozenset({"routing"}),
-        expert_type="linear layer on N_k cells",
-        expert_count="N",
-        construction="locality prior",
-        topology="N x one-to-one",
-        conditions="position",
-        prefix="not convolved; the mean of the patch tokens' outputs, or zero",
-        row_maps=False,
-    )
+        title="Regular convolution", source="Zhu et al. 2019, Eq. 3", formula="sum_p W_p x_{q+p}",
+        complexity="O(N C^2 N_k)", query_content=False, key_content=False, relative_position=True, dynamic="none",
+        scaling=frozenset({"routing"}), expert_type="linear layer on N_k cells", expert_count="N",
+        construction="locality prior", topology="N x one-to-one", conditions="position",
+        prefix="not convolved; the mean of the patch tokens' outputs, or zero", row_maps=False,
+    )  # fmt: skip
     samples: ClassVar[tuple[str, ...]] = (
         "Conv()",
         'Conv(kernel=5, groups=4, dilation=2, extra="zero")',

@@ -224,23 +224,13 @@ class DeformableConv(TapsConfig):
     mask_init: float = 1.0
 
     card: ClassVar[Card] = Card(
-        title="Deformable convolution",
-        source="Zhu et al. 2019, Eq. 4; Dai et al. 2017 (v1); Zhu et al. 2019b (v2)",
-        formula="sum_p W_p m_{q,p} x(q + p + o_q(p))",
-        complexity="O(N C^2 N_k)",
-        query_content=True,
-        key_content=False,
-        relative_position=True,
-        dynamic="one-step",
-        scaling=frozenset({"routing"}),
-        expert_type="linear layer on N_k points",
-        expert_count="N",
-        construction="offset prediction",
-        topology="N x one-to-one",
-        conditions="Q",
-        prefix="never sampled; the mean of the patch tokens' outputs, or zero",
-        row_maps=False,
-    )
+        title="Deformable convolution", source="Zhu et al. 2019, Eq. 4; Dai et al. 2017 (v1); Zhu et al. 2019b (v2)",
+        formula="sum_p W_p m_{q,p} x(q + p + o_q(p))", complexity="O(N C^2 N_k)", query_content=True, key_content=False,
+        relative_position=True, dynamic="one-step", scaling=frozenset({"routing"}),
+        expert_type="linear layer on N_k points", expert_count="N", construction="offset prediction",
+        topology="N x one-to-one", conditions="Q",
+        prefix="never sampled; the mean of the patch tokens' outputs, or zero", row_maps=False,
+    )  # fmt: skip
     samples: ClassVar[tuple[str, ...]] = (
         "DeformableConv(groups=2)",
         "DeformableConv(version=2, offset_kernel=1, dilation=2, mask_init=0.5)",

@@ -201,23 +201,13 @@ class DynamicConv(TapsConfig):
 
     revision: ClassVar[int] = 3  # 2: other initial weights in `regard.lab.tasks`; 3: kernel_bias, which was always on
     card: ClassVar[Card] = Card(
-        title="Dynamic convolution",
-        source="Zhu et al. 2019, Eq. 5-7; Wu et al. 2019",
-        formula="W sum_j softmax_j(D h_q) h_{q+j},  h = GLU(x)",
-        complexity="O(N C N_g N_k + N C^2)",
-        query_content=True,
-        key_content=False,
-        relative_position=True,
-        dynamic="one-step",
-        scaling=frozenset({"routing"}),
-        expert_type="linear layer on N_k cells",
-        expert_count="N",
-        construction="locality prior + kernel prediction",
-        topology="N x one-to-one",
-        conditions="Q, position",
-        prefix="not convolved; the mean of the patch tokens' outputs, or zero",
-        row_maps=False,
-    )
+        title="Dynamic convolution", source="Zhu et al. 2019, Eq. 5-7; Wu et al. 2019",
+        formula="W sum_j softmax_j(D h_q) h_{q+j},  h = GLU(x)", complexity="O(N C N_g N_k + N C^2)",
+        query_content=True, key_content=False, relative_position=True, dynamic="one-step",
+        scaling=frozenset({"routing"}), expert_type="linear layer on N_k cells", expert_count="N",
+        construction="locality prior + kernel prediction", topology="N x one-to-one", conditions="Q, position",
+        prefix="not convolved; the mean of the patch tokens' outputs, or zero", row_maps=False,
+    )  # fmt: skip
     samples: ClassVar[tuple[str, ...]] = (
         "DynamicConv(kernel=3, groups=4)",
         "DynamicConv(kernel=7, groups=2, glu=False, renorm_padding=True, kernel_bias=True)",

@@ -154,11 +154,8 @@ def factors(
             obstacle = f"a {' and '.join(sorted(case.mask.kinds))} mask" if case.mask.kinds else f"E1 (terms {terms!r})"
             raise UnsupportedError(f"the factorised form cannot do {obstacle}; use execution='auto' or 'compressed'")
         return {
-            "compressed": forms.compressed,
-            "factorised": forms.factorised,
-            "separable": forms.separable,
-            "flex": flex,
-        }[execution](case)
+            "compressed": forms.compressed, "factorised": forms.factorised, "separable": forms.separable, "flex": flex,
+        }[execution](case)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,12 +196,9 @@ class Factors(HeadMixerConfig):
     preset: Literal["esa", "mmcv", "transformer_xl"] = "esa"
     execution: Literal["auto", "compressed", "factorised", "separable", "flex", "materialised"] = "auto"
     samples: ClassVar[tuple[str, ...]] = (
-        "Factors()",
-        'Factors(terms="0110")',
-        'Factors(terms="1111", window=3)',
-        'Factors(terms="0000")',
+        "Factors()", 'Factors(terms="0110")', 'Factors(terms="1111", window=3)', 'Factors(terms="0000")',
         'Factors(preset="mmcv", query_stride=2)',
-    )
+    )  # fmt: skip
 
     @property
     def contract(self) -> Contract:
@@ -264,22 +258,17 @@ class Factors(HeadMixerConfig):
         parts = [text for text, on in zip(("q.k", "q.r", "u.k", "t.r"), self.terms, strict=True) if on == "1"]
         complexity = "O(N^2 C)" if self.terms[0] == "1" or self.terms[1] == "1" else "O(N (H + W) C)"
         return Card(
-            title=f"Spatial attention factors {self.terms}",
-            source="Zhu et al. 2019 (Eq. 1, 2, 8)",
+            title=f"Spatial attention factors {self.terms}", source="Zhu et al. 2019 (Eq. 1, 2, 8)",
             formula=f"softmax({' + '.join(parts)}) v" if parts else "mean of v",
             complexity=complexity if self.relative or self.terms[0] == "1" else "O(N C)",
-            query_content="1" in self.terms[:2],
-            key_content="1" in (self.terms[0], self.terms[2]),
-            relative_position=self.relative,
-            dynamic="one-step" if "1" in self.terms[:3] else "none",
+            query_content="1" in self.terms[:2], key_content="1" in (self.terms[0], self.terms[2]),
+            relative_position=self.relative, dynamic="one-step" if "1" in self.terms[:3] else "none",
             scaling=frozenset({"routing"} if self.window else ()),
             expert_type="MLP of width w^2" if self.window else "MLP of width N",
-            expert_count="N" if self.window else "1",
-            construction="locality prior" if self.window else "identity",
-            topology="N x one-to-one" if self.window else "all-to-one",
-            conditions="position" if self.window else "",
+            expert_count="N" if self.window else "1", construction="locality prior" if self.window else "identity",
+            topology="N x one-to-one" if self.window else "all-to-one", conditions="position" if self.window else "",
             prefix="keys and queries with relative terms 0",
-        )
+        )  # fmt: skip
 
     def width_of_positions(self, site: Site) -> int:
         """P. Raises: ConfigError if it is dim and dim is not a multiple of 2 axes."""

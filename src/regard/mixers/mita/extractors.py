@@ -302,11 +302,6 @@ def merge_tokens(
 
 
 EXTRACTORS: dict[str, type[Extractor]] = {
-    "avg2d": Avg2d,
-    "avg1d": Avg1d,
-    "random": RandomTokens,
-    "learned": Learned,
-    "conv": FullConv,
-    "dwconv": DepthwiseConv,
-    "tome": ToMe,
-}
+    "avg2d": Avg2d, "avg1d": Avg1d, "random": RandomTokens, "learned": Learned, "conv": FullConv,
+    "dwconv": DepthwiseConv, "tome": ToMe,
+}  # fmt: skip

@@ -230,37 +230,23 @@ class MiTA(HeadMixerConfig):
     shared_expert: Literal["landmarks", "ttt"] = "landmarks"
 
     card: ClassVar[Card] = Card(
-        title="Mixture of top-k attention",
-        source="MiTA, arXiv 2602.01219",
+        title="Mixture of top-k attention", source="MiTA, arXiv 2602.01219",
         formula="softmax([q Q^T, q K_e^T] / sqrt(d)) [softmax(Q K^T / sqrt(d)) V, V_e],  Q = pool(q)",
-        complexity="O(N (m + s k) C)",
-        query_content=True,
-        key_content=True,
-        dynamic="two-step",
-        scaling=frozenset({"routing", "compression"}),
-        expert_type="MLP of width k (+ shared width m)",
-        expert_count="m (+1)",
-        construction="landmark probing",
-        topology="N-to-m",
-        conditions="Q, K, V",
-        discrete=True,
+        complexity="O(N (m + s k) C)", query_content=True, key_content=True, dynamic="two-step",
+        scaling=frozenset({"routing", "compression"}), expert_type="MLP of width k (+ shared width m)",
+        expert_count="m (+1)", construction="landmark probing", topology="N-to-m", conditions="Q, K, V", discrete=True,
         prefix="queries and keys like any other token; not pooled into landmarks",
-    )
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding", "key bias"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (
-        "MiTA(m=4, k=5)",
-        "MiTA(m=4, k=3, experts=2, dwc=3)",
-        'MiTA(m=(1, 2), k=4, branches="route", landmarks="avg1d")',
-        'MiTA(m=4, branches="compress", preset="official")',
-        'MiTA(m=4, k=5, experts=2, duplicates="union", windows="partition")',
-        'MiTA(m=4, k=5, landmarks="learned")',
-        'MiTA(m=4, k=5, landmarks="random", experts=2)',
-        'MiTA(m=4, k=5, landmarks="dwconv")',
-        'MiTA(m=4, k=5, landmarks="conv", branches="compress")',
-        'MiTA(m=4, k=5, landmarks="tome")',
+        "MiTA(m=4, k=5)", "MiTA(m=4, k=3, experts=2, dwc=3)",
+        'MiTA(m=(1, 2), k=4, branches="route", landmarks="avg1d")', 'MiTA(m=4, branches="compress", preset="official")',
+        'MiTA(m=4, k=5, experts=2, duplicates="union", windows="partition")', 'MiTA(m=4, k=5, landmarks="learned")',
+        'MiTA(m=4, k=5, landmarks="random", experts=2)', 'MiTA(m=4, k=5, landmarks="dwconv")',
+        'MiTA(m=4, k=5, landmarks="conv", branches="compress")', 'MiTA(m=4, k=5, landmarks="tome")',
         'MiTA(m=4, k=5, shared_expert="ttt")',
-    )
+    )  # fmt: skip
 
     @property
     def contract(self) -> Contract:
@@ -362,12 +348,8 @@ class MiTAOperator(Operator):
         averages = None if plain or keep is not None else cast(Extractor, self.extract).pooled(inputs.grid)
         landmarks, landmark_keep = (averages, None) if averages else self.pooled(q, inputs.grid, keep)
         return {
-            "landmarks": landmarks,
-            "top": config.k if config.branches != "compress" else 1,
-            "experts": config.experts,
-            "branches": config.attended,
-            "duplicates": config.duplicates,
-            "landmark_scale": q.shape[-1] ** -0.5 if config.preset != "paper" else 1.0,
-            "mask": mask,
+            "landmarks": landmarks, "top": config.k if config.branches != "compress" else 1, "experts": config.experts,
+            "branches": config.attended, "duplicates": config.duplicates,
+            "landmark_scale": q.shape[-1] ** -0.5 if config.preset != "paper" else 1.0, "mask": mask,
             "landmark_keep": landmark_keep,
-        }
+        }  # fmt: skip

@@ -163,10 +163,6 @@ def _call(
     keys, experts = plan
     sizes = (*q.shape[:3], k.shape[2], landmarks.shape[2], keys.shape[3], q.shape[3], v.shape[3])
     kernel(f"mita_{direction}", q.dtype, _ARGUMENTS)(
-        _SIZES.pack(*sizes, torch.get_num_threads(), *options[:3], experts.shape[3] - 1, *options[3:]),
-        views(inputs),
-        None if bias is None else bias.data_ptr(),
-        keys.data_ptr(),
-        experts.data_ptr(),
-        views(outputs),
-    )
+        _SIZES.pack(*sizes, torch.get_num_threads(), *options[:3], experts.shape[3] - 1, *options[3:]), views(inputs),
+        None if bias is None else bias.data_ptr(), keys.data_ptr(), experts.data_ptr(), views(outputs),
+    )  # fmt: skip

@@ -138,23 +138,16 @@ class CSKA(StaticConfig):
     stride: int = 1
 
     card: ClassVar[Card] = replace(
-        SKA.card,
-        title="Convolutional static key attention",
-        source="Static Key Attention in Vision, Sec. 4.2",
+        SKA.card, title="Convolutional static key attention", source="Static Key Attention in Vision, Sec. 4.2",
         formula="softmax(conv(q)) v with one output channel per key; by default times d^-0.5",
-        complexity="O(N^2 k^2 C)",
-        prefix="not on the map; static keys, and static keys for their queries",
-    )
+        complexity="O(N^2 k^2 C)", prefix="not on the map; static keys, and static keys for their queries",
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})  # not causal: a filter reads later tokens
     samples: ClassVar[tuple[str, ...]] = (
-        "CSKA()",
-        'CSKA(rows="centre", cols="conv", resize="window", path="lean")',
-        'CSKA(factorised=True, rows="centre", path="patches")',
-        'CSKA(reading="key", dwc=3)',
-        'CSKA(activation="gelu")',
-        "CSKA(stride=2)",
-        'CSKA(reading="key", stride=3)',
-    )
+        "CSKA()", 'CSKA(rows="centre", cols="conv", resize="window", path="lean")',
+        'CSKA(factorised=True, rows="centre", path="patches")', 'CSKA(reading="key", dwc=3)', 'CSKA(activation="gelu")',
+        "CSKA(stride=2)", 'CSKA(reading="key", stride=3)',
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

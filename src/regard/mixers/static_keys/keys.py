@@ -31,11 +31,8 @@ def _star_relu(x: Tensor) -> Tensor:
 
 # alternatives to the softmax (SKA Table 4); the weights of a row then do not sum to 1
 _POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "starrelu": _star_relu,
-    "none": lambda x: x,
-}
+    "relu": F.relu, "gelu": F.gelu, "starrelu": _star_relu, "none": lambda x: x,
+}  # fmt: skip
 ACTIVATIONS = ("softmax", *_POINTWISE)
 FROM_TEACHER = ("calibrate", "positions")
 

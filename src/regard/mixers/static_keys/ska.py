@@ -87,26 +87,16 @@ class SKA(StaticConfig):
     """
 
     card: ClassVar[Card] = Card(
-        title="Static key attention",
-        source="Static Key Attention in Vision, Sec. 4.1",
-        formula="softmax(q K^T) v with learned K; by default times d^-0.5, as the authors' code",
-        complexity="O(N^2 C)",
-        query_content=True,
-        key_content=False,
-        dynamic="one-step",
-        expert_type="MLP of width N, keys static",
-        expert_count="1",
-        construction="learned keys",
-        topology="all-to-one",
+        title="Static key attention", source="Static Key Attention in Vision, Sec. 4.1",
+        formula="softmax(q K^T) v with learned K; by default times d^-0.5, as the authors' code", complexity="O(N^2 C)",
+        query_content=True, key_content=False, dynamic="one-step", expert_type="MLP of width N, keys static",
+        expert_count="1", construction="learned keys", topology="all-to-one",
         prefix="queries like any other; their keys are parameters of their own and are not resampled",
-    )
+    )  # fmt: skip
     samples: ClassVar[tuple[str, ...]] = (
-        "SKA()",
-        "SKA(scale=1.0, dwc=5)",
-        'SKA(resize="window")',
-        "SKA(projection=IdentityQuery())",
+        "SKA()", "SKA(scale=1.0, dwc=5)", 'SKA(resize="window")', "SKA(projection=IdentityQuery())",
         'SKA(activation="none", normalise="1/N")',
-    )
+    )  # fmt: skip
 
     def operator(self, site: Site) -> "SKAOperator":
         return SKAOperator(self, site)

@@ -6,16 +6,6 @@ from .heads import CBT, Depict, LinearHead, MaskTransformer
 from .segmenter import HEADS, VOID, Segmenter, make_segmenter, pixel_loss
 
 __all__ = [
-    "CBT",
-    "HEADS",
-    "VOID",
-    "CellScores",
-    "ConvHead",
-    "Depict",
-    "LinearHead",
-    "MaskTransformer",
-    "Segmenter",
-    "make_cell_scores",
-    "make_segmenter",
-    "pixel_loss",
-]
+    "CBT", "HEADS", "VOID", "CellScores", "ConvHead", "Depict", "LinearHead", "MaskTransformer", "Segmenter",
+    "make_cell_scores", "make_segmenter", "pixel_loss",
+]  # fmt: skip

@@ -21,13 +21,8 @@ from .heads import CBT, Depict, LinearHead, MaskTransformer
 VOID = 255
 """The class of pixels that do not count."""
 HEADS: dict[str, Callable[..., nn.Module]] = {
-    "linear": LinearHead,
-    "pixels": LinearHead,
-    "mask": MaskTransformer,
-    "cbt": CBT,
-    "depict": Depict,
-    "conv": ConvHead,
-}
+    "linear": LinearHead, "pixels": LinearHead, "mask": MaskTransformer, "cbt": CBT, "depict": Depict, "conv": ConvHead,
+}  # fmt: skip
 """Heads by name. pixels: a linear layer whose outputs are the scores of a token's pixels."""
 AUXILIARY_WEIGHT = 0.4
 SEGMENTER, SEGMENTER_OPTIONS = "regard.segmenter", ("host", "head", "num_classes", "img_size", "in_chans")

@@ -5,10 +5,5 @@ from regard.swapping.layer import Port
 from . import diffusers, hugging_face, open_clip, timm, torch_attention, torchvision
 
 PORTS: tuple[type[Port], ...] = (
-    *timm.PORTS,
-    *torch_attention.PORTS,
-    *torchvision.PORTS,
-    *open_clip.PORTS,
-    *diffusers.PORTS,
-    *hugging_face.PORTS,
-)
+    *timm.PORTS, *torch_attention.PORTS, *torchvision.PORTS, *open_clip.PORTS, *diffusers.PORTS, *hugging_face.PORTS,
+)  # fmt: skip

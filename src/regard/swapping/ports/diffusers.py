@@ -19,13 +19,8 @@ class DiffusersAttention(Port):
 
     watch: ClassVar[str] = "norm|pos_embed.proj|conv_in"
     parameter_names: ClassVar[dict[str, str]] = {
-        "to_q": "qkv.q",
-        "to_k": "qkv.k",
-        "to_v": "qkv.v",
-        "to_out.0": "proj",
-        "norm_q": "q_norm",
-        "norm_k": "k_norm",
-    }
+        "to_q": "qkv.q", "to_k": "qkv.k", "to_v": "qkv.v", "to_out.0": "proj", "norm_q": "q_norm", "norm_k": "k_norm",
+    }  # fmt: skip
 
     @classmethod
     def matches(cls, module: Any) -> bool:

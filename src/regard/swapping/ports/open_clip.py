@@ -20,11 +20,7 @@ class OpenCLIPAttention(Port):
     """The attention of open_clip's custom blocks, also with normalised queries and keys; text towers stay."""
 
     watch: ClassVar[str] = "conv1"
-    parameter_names: ClassVar[dict[str, str]] = {
-        **TorchAttention.parameter_names,
-        "ln_q": "q_norm",
-        "ln_k": "k_norm",
-    }
+    parameter_names: ClassVar[dict[str, str]] = {**TorchAttention.parameter_names, "ln_q": "q_norm", "ln_k": "k_norm"}
 
     @classmethod
     def matches(cls, module: nn.Module) -> bool:
@@ -45,15 +41,9 @@ class OpenCLIPAttention(Port):
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         norm: Literal["", "layer"] = "" if isinstance(module.ln_q, nn.Identity) else "layer"
         return Site(
-            dim=module.out_proj.out_features,
-            heads=module.num_heads,
-            grid=grid,
-            qkv_bias=module.in_proj_bias is not None,
-            qk_norm=norm,
-            drop=module.out_drop.p,
-            layer=layer,
-            name=name,
-        )
+            dim=module.out_proj.out_features, heads=module.num_heads, grid=grid,
+            qkv_bias=module.in_proj_bias is not None, qk_norm=norm, drop=module.out_drop.p, layer=layer, name=name,
+        )  # fmt: skip
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer, host = super().build_mixer(config, site, shared), self.host

@@ -63,11 +63,9 @@ class TorchvisionSwinV2(TorchvisionSwin):
 
     replaces: ClassVar[tuple[type, ...]] = (ShiftedWindowAttentionV2,)
     parameter_names: ClassVar[dict[str, str]] = {
-        "logit_scale": "q_norm.logit_scale",
-        "cpb_mlp": "biases.mlp",
-        "relative_coords_table": "biases.coordinates",
+        "logit_scale": "q_norm.logit_scale", "cpb_mlp": "biases.mlp", "relative_coords_table": "biases.coordinates",
         "relative_position_index": "biases.index",
-    }
+    }  # fmt: skip
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         host: Any = self.host
@@ -100,11 +98,9 @@ class TorchvisionMaxViT(TorchvisionSwin):
 
     replaces: ClassVar[tuple[type, ...]] = (RelativePositionalMultiHeadAttention,)
     parameter_names: ClassVar[dict[str, str]] = {
-        "to_qkv": "qkv",
-        "merge": "proj",
-        "relative_position_bias_table": "biases.table",
+        "to_qkv": "qkv", "merge": "proj", "relative_position_bias_table": "biases.table",
         "relative_position_index": "biases.index",
-    }
+    }  # fmt: skip
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:

@@ -314,13 +314,9 @@ def nystrom_pairs(batch: int = 1, number: int = 1, start: str = "matrix") -> Pai
     torch.manual_seed(0)
     width = 8 * number
     config = transformers.NystromformerConfig(
-        hidden_size=width,
-        num_attention_heads=number,
-        num_landmarks=4,
-        segment_means_seq_len=24,
-        conv_kernel_size=5,
+        hidden_size=width, num_attention_heads=number, num_landmarks=4, segment_means_seq_len=24, conv_kernel_size=5,
         attention_probs_dropout_prob=0.0,
-    )
+    )  # fmt: skip
     theirs: Any = NystromformerSelfAttention(config).double().eval()
     grid = Grid(1, 22, 2)
     ours: Any = perturbed(Nystrom(m=4, kernel=5, start=start).build(Site(width, number, grid)))  # type: ignore[arg-type]

@@ -7,13 +7,6 @@ from .base import config_of as config_of
 from .base import mark_configuration as mark_configuration
 
 PORTS: tuple[type[Port], ...] = (
-    *vit.PORTS,
-    *reduced.PORTS,
-    *windows.PORTS,
-    *mobilevit.PORTS,
-    *detr.PORTS,
-    *rf_detr.PORTS,
-    *hiera.PORTS,
-    *maps.PORTS,
-    *video.PORTS,
-)
+    *vit.PORTS, *reduced.PORTS, *windows.PORTS, *mobilevit.PORTS, *detr.PORTS, *rf_detr.PORTS, *hiera.PORTS,
+    *maps.PORTS, *video.PORTS,
+)  # fmt: skip

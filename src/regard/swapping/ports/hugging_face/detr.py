@@ -79,13 +79,11 @@ class HuggingRTDETR(HuggingDETR):
 
     class_paths: ClassVar[frozenset[str]] = frozenset(
         {
-            "rt_detr.modeling_rt_detr.RTDetrSelfAttention",
-            "rt_detr_v2.modeling_rt_detr_v2.RTDetrV2SelfAttention",
-            "d_fine.modeling_d_fine.DFineSelfAttention",
-            "deimv2.modeling_deimv2.Deimv2SelfAttention",
+            "rt_detr.modeling_rt_detr.RTDetrSelfAttention", "rt_detr_v2.modeling_rt_detr_v2.RTDetrV2SelfAttention",
+            "d_fine.modeling_d_fine.DFineSelfAttention", "deimv2.modeling_deimv2.Deimv2SelfAttention",
             "pp_doclayout_v3.modeling_pp_doclayout_v3.PPDocLayoutV3SelfAttention",
         }
-    )
+    )  # fmt: skip
     watch: ClassVar[str] = "|".join(
         f"{maps}.{level}"
         for maps in ("encoder_input_proj", "conv_encoder.encoder_input_proj", "conv_encoder.fusion_proj")

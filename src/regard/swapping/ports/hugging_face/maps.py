@@ -21,12 +21,10 @@ class HuggingSAM(HuggingPort):
 
     class_paths: ClassVar[frozenset[str]] = frozenset(
         {
-            "sam.modeling_sam.SamVisionAttention",
-            "sam.modeling_sam.SamVisionSdpaAttention",
-            "sam_hq.modeling_sam_hq.SamHQVisionAttention",
-            "sam_hq.modeling_sam_hq.SamHQVisionSdpaAttention",
+            "sam.modeling_sam.SamVisionAttention", "sam.modeling_sam.SamVisionSdpaAttention",
+            "sam_hq.modeling_sam_hq.SamHQVisionAttention", "sam_hq.modeling_sam_hq.SamHQVisionSdpaAttention",
         }
-    )
+    )  # fmt: skip
     routed: ClassVar[bool] = False
     parameter_names: ClassVar[dict[str, str]] = {
         "rel_pos_h": "operator.rel_pos_h",

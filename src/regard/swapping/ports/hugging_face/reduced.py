@@ -37,10 +37,8 @@ class HuggingPVT(HuggingPort):
     watch: ClassVar[str] = "patch_embedding.proj"
     routed: ClassVar[bool] = False
     parameter_names: ClassVar[dict[str, str]] = {
-        **SHORT_MATRICES,
-        "spatial_reduction": "operator.reduce",
-        "layer_norm": "operator.norm",
-    }
+        **SHORT_MATRICES, "spatial_reduction": "operator.reduce", "layer_norm": "operator.norm",
+    }  # fmt: skip
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)
@@ -66,11 +64,9 @@ class HuggingPVT1(HuggingPVT):
     """The patches of the stage: `block.STAGE.LAYER.attention` follows `patch_embeddings.STAGE`."""
     parameter_names: ClassVar[dict[str, str]] = {
         **{f"self.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()},
-        "self.sequence_reduction": "operator.reduce",
-        "self.sr": "operator.reduce",
-        "self.layer_norm": "operator.norm",
+        "self.sequence_reduction": "operator.reduce", "self.sr": "operator.reduce", "self.layer_norm": "operator.norm",
         "output.dense": "proj",
-    }
+    }  # fmt: skip
 
 
 PORTS: tuple[type[Port], ...] = (HuggingSegformer, HuggingPVT, HuggingPVT1)

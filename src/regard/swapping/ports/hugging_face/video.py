@@ -12,12 +12,10 @@ class HuggingVideo(HuggingPort):
 
     class_paths: ClassVar[frozenset[str]] = frozenset(
         {
-            "videomae.modeling_videomae.VideoMAEAttention",
-            "vivit.modeling_vivit.VivitAttention",
-            "timesformer.modeling_timesformer.TimeSformerAttention",
-            "vjepa2.modeling_vjepa2.VJEPA2RopeAttention",
+            "videomae.modeling_videomae.VideoMAEAttention", "vivit.modeling_vivit.VivitAttention",
+            "timesformer.modeling_timesformer.TimeSformerAttention", "vjepa2.modeling_vjepa2.VJEPA2RopeAttention",
         }
-    )
+    )  # fmt: skip
 
     @classmethod
     def refusal(cls, module: Any) -> str:

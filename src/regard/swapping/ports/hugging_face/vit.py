@@ -22,16 +22,13 @@ class HuggingViT(HuggingPort):
 
     class_paths: ClassVar[frozenset[str]] = frozenset(
         {
-            "vit.modeling_vit.ViTAttention",
-            "deit.modeling_deit.DeiTAttention",
+            "vit.modeling_vit.ViTAttention", "deit.modeling_deit.DeiTAttention",
             "dinov2.modeling_dinov2.Dinov2Attention",
             "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersAttention",
-            "ijepa.modeling_ijepa.IJepaAttention",
-            "vit_msn.modeling_vit_msn.ViTMSNAttention",
-            "pixio.modeling_pixio.PixioAttention",
-            MASKED,
+            "ijepa.modeling_ijepa.IJepaAttention", "vit_msn.modeling_vit_msn.ViTMSNAttention",
+            "pixio.modeling_pixio.PixioAttention", MASKED,
         }
-    )
+    )  # fmt: skip
     watch: ClassVar[str] = "embeddings.patch_embeddings.projection"
     parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "o_proj": "proj"}
 
@@ -100,18 +97,13 @@ class HuggingCLIP(HuggingViT):
 
     class_paths: ClassVar[frozenset[str]] = frozenset(
         {
-            "clip.modeling_clip.CLIPAttention",
-            "metaclip_2.modeling_metaclip_2.MetaClip2Attention",
-            "siglip.modeling_siglip.SiglipAttention",
-            "aimv2.modeling_aimv2.Aimv2Attention",
-            "owlvit.modeling_owlvit.OwlViTAttention",
-            "owlv2.modeling_owlv2.Owlv2Attention",
-            "clipseg.modeling_clipseg.CLIPSegAttention",
-            "altclip.modeling_altclip.AltCLIPAttention",
-            "chinese_clip.modeling_chinese_clip.ChineseCLIPVisionAttention",
-            "eomt.modeling_eomt.EomtAttention",
+            "clip.modeling_clip.CLIPAttention", "metaclip_2.modeling_metaclip_2.MetaClip2Attention",
+            "siglip.modeling_siglip.SiglipAttention", "aimv2.modeling_aimv2.Aimv2Attention",
+            "owlvit.modeling_owlvit.OwlViTAttention", "owlv2.modeling_owlv2.Owlv2Attention",
+            "clipseg.modeling_clipseg.CLIPSegAttention", "altclip.modeling_altclip.AltCLIPAttention",
+            "chinese_clip.modeling_chinese_clip.ChineseCLIPVisionAttention", "eomt.modeling_eomt.EomtAttention",
         }
-    )
+    )  # fmt: skip
     watch: ClassVar[str] = f"embeddings.patch_embedding|embeddings.patch_embed|{HuggingViT.watch}"
     parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "out_proj": "proj"}
 
@@ -166,11 +158,5 @@ class HuggingYOLOS(HuggingDPT):
 
 
 PORTS: tuple[type[Port], ...] = (
-    HuggingViT,
-    HuggingDINOv3,
-    HuggingCLIP,
-    HuggingBeit,
-    HuggingDPT,
-    HuggingInternVL,
-    HuggingYOLOS,
-)
+    HuggingViT, HuggingDINOv3, HuggingCLIP, HuggingBeit, HuggingDPT, HuggingInternVL, HuggingYOLOS,
+)  # fmt: skip

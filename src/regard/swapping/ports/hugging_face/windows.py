@@ -24,10 +24,8 @@ class HuggingSwin(HuggingPort):
     class_paths: ClassVar[frozenset[str]] = frozenset({"swin.modeling_swin.SwinAttention"})
     mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
     parameter_names: ClassVar[dict[str, str]] = {
-        **SEPARATE_MATRICES,
-        "o_proj": "proj",
-        "relative_position_bias": "biases",
-    }
+        **SEPARATE_MATRICES, "o_proj": "proj", "relative_position_bias": "biases",
+    }  # fmt: skip
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
@@ -61,10 +59,8 @@ class HuggingMaskFormerSwin(HuggingSwin):
     )
     routed: ClassVar[bool] = False
     parameter_names: ClassVar[dict[str, str]] = {
-        **NESTED,
-        "self.relative_position_bias_table": "biases.table",
-        "self.relative_position_index": "biases.index",
-    }
+        **NESTED, "self.relative_position_bias_table": "biases.table", "self.relative_position_index": "biases.index",
+    }  # fmt: skip
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
@@ -90,10 +86,8 @@ class HuggingSwinV2(HuggingMaskFormerSwin):
         {"swinv2.modeling_swinv2.Swinv2Attention", "swin2sr.modeling_swin2sr.Swin2SRAttention"}
     )
     parameter_names: ClassVar[dict[str, str]] = {
-        **NESTED,
-        "self.logit_scale": "q_norm.logit_scale",
-        "self.continuous_position_bias_mlp": "biases.mlp",
-    }
+        **NESTED, "self.logit_scale": "q_norm.logit_scale", "self.continuous_position_bias_mlp": "biases.mlp",
+    }  # fmt: skip
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)

@@ -24,22 +24,7 @@ from . import (
 )
 
 PORTS: tuple[type[Port], ...] = (
-    *mobilevit.PORTS,
-    *vit.PORTS,
-    *xcit.PORTS,
-    *metaformer.PORTS,
-    *pvt.PORTS,
-    *windows.PORTS,
-    *relative_position_bias.PORTS,
-    *cait.PORTS,
-    *maps.PORTS,
-    *wide.PORTS,
-    *hiera.PORTS,
-    *pooled.PORTS,
-    *inside.PORTS,
-    *combined.PORTS,
-    *halo.PORTS,
-    *cascade.PORTS,
-    *gemma.PORTS,
-    *reinitialised.PORTS,
-)
+    *mobilevit.PORTS, *vit.PORTS, *xcit.PORTS, *metaformer.PORTS, *pvt.PORTS, *windows.PORTS,
+    *relative_position_bias.PORTS, *cait.PORTS, *maps.PORTS, *wide.PORTS, *hiera.PORTS, *pooled.PORTS, *inside.PORTS,
+    *combined.PORTS, *halo.PORTS, *cascade.PORTS, *gemma.PORTS, *reinitialised.PORTS,
+)  # fmt: skip

@@ -193,10 +193,8 @@ class TimmEfficientFormerV2(MapPort):
     replaces: ClassVar[tuple[type, ...]] = (Attention2d,)
     mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
     parameter_names: ClassVar[dict[str, str]] = {
-        **PARTS_V2,
-        "talking_head1": "operator.proj_l",
-        "talking_head2": "operator.proj_w",
-    }
+        **PARTS_V2, "talking_head1": "operator.proj_l", "talking_head2": "operator.proj_w",
+    }  # fmt: skip
     mixer_class: ClassVar[type[HostMixer]] = EfficientFormerV2Mixer
 
     @classmethod
@@ -283,10 +281,5 @@ class TimmTNT(HostPort):
 
 
 PORTS: tuple[type[Port], ...] = (
-    TimmConvAttention,
-    TimmGCViT,
-    TimmSAM,
-    TimmEfficientFormerV2,
-    TimmEfficientFormerV2Downsample,
-    TimmTNT,
-)
+    TimmConvAttention, TimmGCViT, TimmSAM, TimmEfficientFormerV2, TimmEfficientFormerV2Downsample, TimmTNT,
+)  # fmt: skip

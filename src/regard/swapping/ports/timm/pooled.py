@@ -205,14 +205,9 @@ class TimmMultiQuery(MapPort):
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         keys = coarser(grid, module.kv_stride)
         return Site(
-            dim=module.query.proj.in_channels,
-            heads=module.num_heads,
-            grid=grid,
-            width=module.key_dim,
-            memory=None if keys == grid else keys,
-            layer=layer,
-            name=name,
-        )
+            dim=module.query.proj.in_channels, heads=module.num_heads, grid=grid, width=module.key_dim,
+            memory=None if keys == grid else keys, layer=layer, name=name,
+        )  # fmt: skip
 
 
 PORTS: tuple[type[Port], ...] = (TimmMViT, TimmNextViT, TimmMultiQuery)

@@ -35,9 +35,7 @@ class TimmRope(TimmViT):
     """timm's attention with rotary embedding: vit_*_rope, EVA, EVA-02, Perception Encoder."""
 
     replaces: ClassVar[tuple[type, ...]] = (AttentionRope, EvaAttention)
-    parameter_names: ClassVar[dict[str, str]] = {
-        **TimmViT.parameter_names, **SEPARATE_BIASES, **SEPARATE_MATRICES,
-    }  # fmt: skip
+    parameter_names: ClassVar[dict[str, str]] = {**TimmViT.parameter_names, **SEPARATE_BIASES, **SEPARATE_MATRICES}
 
     @classmethod
     def matches(cls, module: nn.Module) -> bool:
