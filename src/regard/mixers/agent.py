@@ -12,22 +12,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Grid,
-    Inputs,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    attention_cost,
-    hide,
-    operator_function,
-    softmax_rows,
-)
+from regard.core import Card, ConfigError, Contract, Grid, Inputs, Operator, ShapeError, Site, operator_function
+from regard.core.cost import Cost, attention_cost
+from regard.core.mask import Mask, hide, softmax_rows
 
 from .mita.routing import key_bias, without
 from .shared.checks import check_heads, check_prefix_suffix, check_qkv

@@ -13,20 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Cost,
-    Grid,
-    GridError,
-    Inputs,
-    Mask,
-    Operator,
-    Site,
-    hide,
-    operator_function,
-    softmax_rows,
-)
+from regard.core import Card, ConfigError, Cost, Grid, GridError, Inputs, Operator, Site, operator_function
+from regard.core.mask import Mask, hide, softmax_rows
 
 from .shared.block_attention import attend_groups
 from .shared.checks import check_chosen, check_qkv_on_grid, check_top, padding_only

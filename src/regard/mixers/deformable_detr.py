@@ -18,21 +18,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Cost,
-    Grid,
-    Inputs,
-    Operator,
-    ProjectionConfig,
-    ShapeError,
-    Site,
-    hide,
-    linear_cost,
-    merge,
-    operator_function,
-)
+from regard.core import Card, ConfigError, Grid, Inputs, Operator, ShapeError, Site, hide, operator_function
+from regard.core.cost import Cost, linear_cost
+from regard.core.projection import ProjectionConfig, merge
 from regard.projections import IdentityQuery
 
 from .convolutions.sampling import sample_maps

@@ -17,22 +17,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    NO_MASK,
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Inputs,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    attention_cost,
-    hide,
-    operator_function,
-    softmax_rows,
-)
+from regard.core import Card, ConfigError, Contract, Inputs, Operator, ShapeError, Site, operator_function
+from regard.core.cost import Cost, attention_cost
+from regard.core.mask import NO_MASK, Mask, hide, softmax_rows
 
 from .shared.checks import check_qkv
 from .shared.heads import HeadMixerConfig

@@ -13,19 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Grid,
-    Inputs,
-    Mask,
-    Operator,
-    Site,
-    only_kept,
-    operator_function,
-)
+from regard.core import Card, ConfigError, Contract, Cost, Grid, Inputs, Operator, Site, operator_function
+from regard.core.mask import Mask, only_kept
 
 from .convolutions.sampling import own_kernels
 from .shared.checks import check_qkv_and_padding

@@ -11,19 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Inputs,
-    Mask,
-    Operator,
-    Site,
-    hide,
-    only_kept,
-    operator_function,
-)
+from regard.core import Card, ConfigError, Contract, Cost, Inputs, Operator, Site, operator_function
+from regard.core.mask import Mask, hide, only_kept
 
 from .shared.checks import check_qkv_and_padding
 from .shared.heads import HeadMixerConfig

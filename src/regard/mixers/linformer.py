@@ -12,20 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Cost,
-    Grid,
-    Inputs,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    attention_cost,
-    only_kept,
-    operator_function,
-)
+from regard.core import Card, ConfigError, Grid, Inputs, Mask, Operator, ShapeError, Site, only_kept, operator_function
+from regard.core.cost import Cost, attention_cost
 
 from .shared.checks import check_prefix_suffix, check_qkv_and_padding, check_site
 from .shared.heads import HeadMixerConfig

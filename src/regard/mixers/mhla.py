@@ -14,20 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Cost,
-    Grid,
-    GridError,
-    Inputs,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    only_kept,
-    operator_function,
-)
+from regard.core import Card, Cost, Grid, Inputs, Mask, Operator, Site, only_kept, operator_function
+from regard.core.errors import ConfigError, GridError, ShapeError
 
 from .shared.checks import check_qkv_and_padding, check_qkv_on_grid, padding_only
 from .shared.heads import HeadMixer, HeadMixerConfig

@@ -13,20 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Grid,
-    Inputs,
-    Mask,
-    Operator,
-    Site,
-    hide,
-    operator_function,
-    softmax_rows,
-)
+from regard.core import Card, ConfigError, Contract, Cost, Grid, Inputs, Operator, Site, operator_function
+from regard.core.mask import Mask, hide, softmax_rows
 
 from .shared.block_attention import (
     Block,

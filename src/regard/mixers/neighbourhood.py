@@ -14,19 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Cost,
-    Grid,
-    Inputs,
-    Mask,
-    ShapeError,
-    Site,
-    hide,
-    operator_function,
-    softmax_rows,
-)
+from regard.core import Card, ConfigError, Cost, Grid, Inputs, ShapeError, Site, operator_function
+from regard.core.mask import Mask, hide, softmax_rows
 
 from .shared.bias_table import BiasTableOperator
 from .shared.checks import check_qkv_on_grid, padding_only

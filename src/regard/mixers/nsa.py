@@ -15,23 +15,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Grid,
-    Inputs,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    hide,
-    linear_cost,
-    merge,
-    operator_function,
-    softmax_rows,
-)
+from regard.core import Card, ConfigError, Contract, Grid, Inputs, Operator, ShapeError, Site, merge, operator_function
+from regard.core.cost import Cost, linear_cost
+from regard.core.mask import Mask, hide, softmax_rows
 
 from .shared.block_attention import (
     Block,

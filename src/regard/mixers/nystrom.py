@@ -14,22 +14,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Grid,
-    Inputs,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    attention_cost,
-    only_kept,
-    operator_function,
-    softmax_rows,
-)
+from regard.core import Card, ConfigError, Contract, Grid, Inputs, Operator, ShapeError, Site, operator_function
+from regard.core.cost import Cost, attention_cost
+from regard.core.mask import Mask, only_kept, softmax_rows
 
 from .shared.checks import check_heads, check_odd_kernel, check_qkv_and_padding, check_site
 from .shared.heads import HeadMixer, HeadMixerConfig

@@ -15,19 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Inputs,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    only_kept,
-    operator_function,
-)
+from regard.core import Card, ConfigError, Contract, Cost, Inputs, Operator, ShapeError, Site, operator_function
+from regard.core.mask import Mask, only_kept
 
 from .linear import Linear
 from .shared.checks import check_qkv_and_padding

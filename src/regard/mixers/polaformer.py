@@ -14,21 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Grid,
-    Inputs,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    UnsupportedError,
-    only_kept,
-    operator_function,
-)
+from regard.core import Card, Contract, Cost, Grid, Inputs, Mask, Operator, Site, only_kept, operator_function
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 
 from .flatten import head_conv_cost
 from .linear import Linear

@@ -16,19 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Cost,
-    Inputs,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    hide,
-    operator_function,
-    softmax_rows,
-)
+from regard.core import Card, ConfigError, Cost, Inputs, Operator, ShapeError, Site, operator_function
+from regard.core.mask import Mask, hide, softmax_rows
 
 from .shared.checks import check_heads, padding_only
 from .shared.heads import HeadMixerConfig

@@ -15,20 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Inputs,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    hide,
-    operator_function,
-    softmax_rows,
-)
+from regard.core import Card, ConfigError, Contract, Cost, Inputs, Operator, ShapeError, Site, operator_function
+from regard.core.mask import Mask, hide, softmax_rows
 
 from .shared.checks import check_chosen, check_qkv, check_site, padding_only
 from .shared.heads import HeadMixerConfig

@@ -17,21 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    NO_MASK,
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Grid,
-    Inputs,
-    Mask,
-    Operator,
-    Site,
-    hide,
-    linear_cost,
-    softmax_rows,
-)
+from regard.core import Card, ConfigError, Contract, Cost, Grid, Inputs, Operator, Site, linear_cost
+from regard.core.mask import NO_MASK, Mask, hide, softmax_rows
 
 from .linformer import Linformer, TokenProjection
 from .shared.checks import check_site

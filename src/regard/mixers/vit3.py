@@ -17,23 +17,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Cost,
-    Grid,
-    Mask,
-    Mixer,
-    MixerConfig,
-    ShapeError,
-    Site,
-    UnsupportedError,
-    check_accounting,
-    heads,
-    linear_cost,
-    merge,
-    operator_function,
-)
+from regard.core import Card, Grid, Mask, Mixer, MixerConfig, Site, heads, merge, operator_function
+from regard.core.cost import Cost, check_accounting, linear_cost
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 
 from .convolutions.sampling import own_kernels
 from .shared.checks import check_heads

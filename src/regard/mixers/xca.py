@@ -12,19 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    Card,
-    Contract,
-    Cost,
-    Grid,
-    Inputs,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    UnsupportedError,
-    operator_function,
-)
+from regard.core import Card, Contract, Cost, Grid, Inputs, Mask, Operator, Site, operator_function
+from regard.core.errors import ShapeError, UnsupportedError
 
 from .shared.checks import check_heads
 from .shared.heads import HeadMixerConfig

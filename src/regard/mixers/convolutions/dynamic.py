@@ -19,19 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Grid,
-    Mask,
-    ShapeError,
-    Site,
-    check_accounting,
-    linear_cost,
-    operator_function,
-)
+from regard.core import Card, ConfigError, Contract, Grid, Mask, ShapeError, Site, operator_function
+from regard.core.cost import Cost, check_accounting, linear_cost
 from regard.mixers.shared.native import in_function_transform
 
 from .sampling import TapsConfig, TapsMixer, check_groups, margins, shifted, views

@@ -17,19 +17,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Cost,
-    Grid,
-    Inputs,
-    Operator,
-    ShapeError,
-    Site,
-    attention_cost,
-    merge,
-    operator_function,
-)
+from regard.core import Card, ConfigError, Grid, Inputs, Operator, ShapeError, Site, merge, operator_function
+from regard.core.cost import Cost, attention_cost
 from regard.mixers.shared.memory import MemoryMixerConfig
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast

@@ -20,23 +20,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    NO_MASK,
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Grid,
-    GridError,
-    Inputs,
-    Mask,
-    Operator,
-    Site,
-    UnsupportedError,
-    hide,
-    operator_function,
-    softmax_rows,
-)
+from regard.core import Card, Contract, Cost, Grid, Inputs, Operator, Site, operator_function
+from regard.core.errors import ConfigError, GridError, UnsupportedError
+from regard.core.mask import NO_MASK, Mask, hide, softmax_rows
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.precision import without_autocast
 

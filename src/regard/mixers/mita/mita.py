@@ -15,23 +15,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Grid,
-    Inputs,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    UnsupportedError,
-    hide,
-    operator_function,
-    refuse_masks,
-    softmax_rows,
-)
+from regard.core import Card, Contract, Cost, Grid, Inputs, Operator, Site, operator_function, refuse_masks
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError
+from regard.core.mask import Mask, hide, softmax_rows
 from regard.mixers.shared.checks import check_heads, check_qkv, check_site
 from regard.mixers.shared.executions import Situation, check_execution, choose, holding, trains
 from regard.mixers.shared.heads import HeadMixerConfig

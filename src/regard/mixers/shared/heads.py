@@ -9,24 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    Cost,
-    Grid,
-    Inputs,
-    Mask,
-    Mixer,
-    MixerConfig,
-    Operator,
-    Projection,
-    ProjectionConfig,
-    ShapeError,
-    Site,
-    UnsupportedError,
-    check_accounting,
-    hide,
-    linear_cost,
-    merge,
-)
+from regard.core import Grid, Inputs, Mask, Mixer, MixerConfig, Operator, ShapeError, Site, UnsupportedError, hide
+from regard.core.cost import Cost, check_accounting, linear_cost
+from regard.core.projection import Projection, ProjectionConfig, merge
 from regard.core.tensors import check_dtype, check_place, check_tensor
 from regard.projections.linear import LinearQKV, project_roles
 

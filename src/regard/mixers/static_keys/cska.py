@@ -25,22 +25,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    NO_MASK,
-    Card,
-    ConfigError,
-    Cost,
-    Grid,
-    GridError,
-    Inputs,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    hide,
-    nearest,
-    operator_function,
-)
+from regard.core import NO_MASK, Card, Cost, Grid, Inputs, Mask, Operator, Site, hide, operator_function
+from regard.core.errors import ConfigError, GridError, ShapeError, nearest
 from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.tiles import join_tokens, split_tokens
 

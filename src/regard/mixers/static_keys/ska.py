@@ -14,21 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    NO_MASK,
-    Card,
-    ConfigError,
-    Cost,
-    Grid,
-    Inputs,
-    Mask,
-    ShapeError,
-    Site,
-    attention_cost,
-    hide,
-    nearest,
-    operator_function,
-)
+from regard.core import NO_MASK, Card, Cost, Grid, Inputs, Mask, Site, attention_cost, hide, operator_function
+from regard.core.errors import ConfigError, ShapeError, nearest
 from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import join_tokens, split_tokens

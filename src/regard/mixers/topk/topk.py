@@ -15,24 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.core import (
-    NO_MASK,
-    Card,
-    ConfigError,
-    Contract,
-    Cost,
-    Inputs,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    UnsupportedError,
-    attention_cost,
-    hide,
-    linear_cost,
-    operator_function,
-    softmax_rows,
-)
+from regard.core import Card, Contract, Cost, Inputs, Operator, Site, attention_cost, linear_cost, operator_function
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError
+from regard.core.mask import NO_MASK, Mask, hide, softmax_rows
 from regard.mixers.shared.checks import check_chosen, check_qkv, check_site, check_top
 from regard.mixers.shared.executions import Situation, check_execution, choose, trains
 from regard.mixers.shared.heads import HeadMixerConfig
