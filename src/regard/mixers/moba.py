@@ -16,18 +16,8 @@ from torch import Tensor
 from regard.core import Card, ConfigError, Contract, Cost, Grid, Inputs, Operator, Site, operator_function
 from regard.core.mask import Mask, hide, softmax_rows
 
-from .shared.block_attention import (
-    Block,
-    BlockPlan,
-    attend_groups,
-    block_counts,
-    block_mask,
-    block_means,
-    block_tiles,
-    check_block,
-    check_block_count,
-    check_blocks,
-)
+from .shared import block_attention as blocks
+from .shared.block_attention import Block, BlockPlan
 from .shared.checks import check_qkv_on_grid, check_top, padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.precision import upcast, without_autocast
@@ -49,12 +39,12 @@ def moba_plan(
     than padding; ConfigError for a block below 1.
     """
     check_qkv_on_grid("moba_plan", q, k, k, grid)
-    check_block("moba_plan", block)
+    blocks.check_block("moba_plan", block)
     mask = padding_only("moba_plan", mask)
-    check_top("moba_plan", top, block_counts(grid, block)[0], "blocks")
+    check_top("moba_plan", top, blocks.block_counts(grid, block)[0], "blocks")
     with torch.no_grad(), without_autocast(q.device):
-        tiles = block_tiles(grid, block, q.device)
-        mean, any_token = block_means(hide(k, mask), grid, tiles, mask)
+        tiles = blocks.block_tiles(grid, block, q.device)
+        mean, any_token = blocks.block_means(hide(k, mask), grid, tiles, mask)
         score = (upcast(q) @ mean.mT).masked_fill(~any_token[:, None, None], -torch.inf)  # (B, H, N, R)
         if own:
             own_block = torch.nn.functional.one_hot(cell_ids(tiles.tile_of_cell, grid, tiles.number), tiles.number + 1)
@@ -71,7 +61,7 @@ def moba_reference(
     mask = padding_only("moba", mask)
     plan = moba_plan(q, k, grid, block, top, own=own, mask=mask) if plan is None else plan
     k, v = hide(k, mask), hide(v, mask)
-    allowed = block_mask(plan, grid, block_tiles(grid, block, q.device))
+    allowed = blocks.block_mask(plan, grid, blocks.block_tiles(grid, block, q.device))
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     return softmax_rows(mask.added(logits.masked_fill(~allowed, -torch.inf))).to(v.dtype) @ v
 
@@ -92,13 +82,13 @@ def moba(
     CPU); UnsupportedError for other masks, or an execution that cannot run here; ConfigError for a block below 1 or an
     unknown execution.
     """
-    check_blocks("moba", q, k, v, grid, block, top, plan)
+    blocks.check_blocks("moba", q, k, v, grid, block, top, plan)
     mask = padding_only("moba", mask)
     plan = moba_plan(q, k, grid, block, top, own=own, mask=mask) if plan is None else plan
-    tiles = block_tiles(grid, block, q.device)
+    tiles = blocks.block_tiles(grid, block, q.device)
     k, v, real = hide(k, mask), hide(v, mask), None if tiles.even else tiles.tables.real[None, None]
     groups = tiles.tables.cell[None, None]
-    return attend_groups(q, k, v, grid, groups, real, plan.blocks, scale=scale, mask=mask, execution=execution)
+    return blocks.attend_groups(q, k, v, grid, groups, real, plan.blocks, scale=scale, mask=mask, execution=execution)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,18 +124,18 @@ class MoBA(HeadMixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_block("MoBA", self.block)
+        blocks.check_block("MoBA", self.block)
         if self.k < 1:
             raise ConfigError(f"MoBA: k is at least 1, not {self.k}")
 
     def operator(self, site: Site) -> "MoBAOperator":
-        check_block_count(self.k, site.grid, self.block)
+        blocks.check_block_count(self.k, site.grid, self.block)
         return MoBAOperator(self)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """Scores of the blocks; logits and values of k blocks and of prefix and suffix tokens."""
         grid = site.grid
-        number, area = block_counts(grid, self.block)
+        number, area = blocks.block_counts(grid, self.block)
         return Cost(0, grid.tokens * (number + 2 * self.k * area + 2 * grid.extra) * site.inner)
 
 

@@ -19,18 +19,8 @@ from regard.core import Card, ConfigError, Contract, Grid, Inputs, Operator, Sha
 from regard.core.cost import Cost, linear_cost
 from regard.core.mask import Mask, hide, softmax_rows
 
-from .shared.block_attention import (
-    Block,
-    BlockPlan,
-    attend_groups,
-    block_counts,
-    block_mask,
-    block_means,
-    block_tiles,
-    check_block,
-    check_block_count,
-    check_blocks,
-)
+from .shared import block_attention as blocks
+from .shared.block_attention import Block, BlockPlan
 from .shared.checks import padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.precision import upcast, without_autocast
@@ -46,12 +36,12 @@ def nsa_reference(
     scale: float | None = None, mask: Mask | None = None, plan: BlockPlan | None = None,
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """gates . (softmax over block means, softmax over chosen blocks, softmax over the window), with N x N logits."""
-    check_blocks("nsa", q, k, v, grid, block, top, plan)
+    blocks.check_blocks("nsa", q, k, v, grid, block, top, plan)
     _check_numbers(q, window, group)
     mask = padding_only("nsa", mask)
     k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    tiles = block_tiles(grid, block, q.device)
+    tiles = blocks.block_tiles(grid, block, q.device)
     block_of = cell_ids(tiles.tile_of_cell, grid, tiles.number)  # (N,): prefix and suffix tokens have number R
     keep = torch.ones(q.shape[0], grid.tokens, dtype=torch.bool, device=q.device) if mask.keep is None else mask.keep
     member = (block_of == torch.arange(tiles.number, device=q.device)[:, None]) & keep[:, None]  # (B, R, N)
@@ -64,7 +54,7 @@ def nsa_reference(
     compressed = a @ torch.cat([mean[:, None] @ v, v], -2)
     if plan is None:
         plan = _choose(a[..., : tiles.number], member.any(-1), top, group)
-    selected = softmax_rows(logits.masked_fill(~block_mask(plan, grid, tiles), -torch.inf)) @ v
+    selected = softmax_rows(logits.masked_fill(~blocks.block_mask(plan, grid, tiles), -torch.inf)) @ v
     cell = torch.arange(grid.tokens, device=q.device) - grid.prefix
     y, x = cell.div(grid.width, rounding_mode="floor"), cell.remainder(grid.width)
     near = torch.maximum((y[:, None] - y).abs(), (x[:, None] - x).abs()) <= window // 2
@@ -104,16 +94,18 @@ def nsa(
     Raises: ShapeError, GridError for tensors or plans that do not fit (indices of a plan are read in eager mode on the
     CPU); UnsupportedError for other masks; ConfigError for impossible numbers.
     """
-    check_blocks("nsa", q, k, v, grid, block, top, plan)
+    blocks.check_blocks("nsa", q, k, v, grid, block, top, plan)
     _check_numbers(q, window, group)
     if tuple(gates.shape) != (*q.shape[:3], 3):
         raise ShapeError(f"nsa: gates have shape {tuple(gates.shape)}; expected {(*q.shape[:3], 3)}")
     mask = padding_only("nsa", mask)
     k, v = hide(k, mask), hide(v, mask)
-    tiles = block_tiles(grid, block, q.device)
+    tiles = blocks.block_tiles(grid, block, q.device)
     groups, real = tiles.tables.cell[None, None], None if tiles.even else tiles.tables.real[None, None]
     compressed, chosen = _compressed(q, k, v, grid, block, top, group, scale, mask, plan)
-    selected = attend_groups(q, k, v, grid, groups, real, chosen.blocks, scale=scale, mask=mask, execution=execution)
+    selected = blocks.attend_groups(
+        q, k, v, grid, groups, real, chosen.blocks, scale=scale, mask=mask, execution=execution
+    )
     sliding = _sliding(q, k, v, grid, window, scale, mask, execution)
     return compressed * gates[..., :1] + selected * gates[..., 1:2] + sliding * gates[..., 2:]
 
@@ -123,8 +115,8 @@ def _compressed(
     plan: BlockPlan | None,
 ) -> tuple[Tensor, BlockPlan]:  # fmt: skip
     """Attention to block means and to prefix and suffix tokens; and the selection."""
-    tiles = block_tiles(grid, block, q.device)
-    (keys, any_token), (values, _) = block_means(k, grid, tiles, mask), block_means(v, grid, tiles, mask)
+    tiles = blocks.block_tiles(grid, block, q.device)
+    (keys, any_token), (values, _) = blocks.block_means(k, grid, tiles, mask), blocks.block_means(v, grid, tiles, mask)
     k_extra, v_extra = split_tokens(k, grid)[0], split_tokens(v, grid)[0]
     with without_autocast(q.device):
         logits = (
@@ -148,7 +140,7 @@ def _sliding(
     window_of = torch.arange(grid.cells, device=q.device)[:, None].expand(*q.shape[:2], -1, -1)
     real = None if real is None else real[None, None]
     form = execution if execution in ("auto", "dense") else "gather"
-    near = attend_groups(
+    near = blocks.attend_groups(
         q_cells, k, v, grid, cells[None, None], real, window_of, scale=scale, mask=mask, execution=form,
         rules="NSA's window",
     )  # fmt: skip
@@ -211,7 +203,7 @@ class NSA(HeadMixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_block("NSA", self.block)
+        blocks.check_block("NSA", self.block)
         if min(self.k, self.window, self.group) < 1 or self.window % 2 == 0:
             raise ConfigError(
                 "NSA: k, group and the odd window are at least 1, "
@@ -219,7 +211,7 @@ class NSA(HeadMixerConfig):
             )
 
     def operator(self, site: Site) -> "NSAOperator":
-        check_block_count(self.k, site.grid, self.block)
+        blocks.check_block_count(self.k, site.grid, self.block)
         if site.heads % self.group:
             raise ConfigError(f"group={self.group} does not divide {site.heads} heads")
         return NSAOperator(self, site)
@@ -227,7 +219,7 @@ class NSA(HeadMixerConfig):
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """Three branches, each with prefix and suffix tokens, and the gates."""
         grid, inner = site.grid, site.inner
-        number, area = block_counts(grid, self.block)
+        number, area = blocks.block_counts(grid, self.block)
         down, across = _reach(grid, self.window)
         near = (2 * down + 1) * (2 * across + 1)
         first = 2 * grid.tokens * (number + self.k * area + 2 * grid.extra) * inner

@@ -19,20 +19,12 @@ from torch import Tensor
 from regard.core import Card, ConfigError, Cost, Grid, Inputs, ShapeError, Site, operator_function
 from regard.core.mask import Mask, hide, softmax_rows
 
+from .shared import tiles as tiling
 from .shared.bias_table import BiasTableOperator
 from .shared.checks import check_qkv_on_grid, padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.sdpa import sdpa
-from .shared.tiles import (
-    Side,
-    Tiles,
-    fixed_size_tiles,
-    grid_tiles,
-    join_global_tokens,
-    pair,
-    split_keep,
-    split_tokens,
-)
+from .shared.tiles import Side, Tiles
 
 __all__ = ["Window", "window", "window_reference"]
 
@@ -50,7 +42,7 @@ def window_reference(
     """
     mask = padding_only("window", mask)
     k, v = hide(k, mask), hide(v, mask)
-    (rows, columns), (down, across) = pair(size), pair(shift)
+    (rows, columns), (down, across) = tiling.pair(size), tiling.pair(shift)
     y = torch.arange(grid.height, device=q.device).repeat_interleave(grid.width)
     x = torch.arange(grid.width, device=q.device).repeat(grid.height)
     if pattern == "grid":
@@ -91,15 +83,15 @@ def window(
     check_qkv_on_grid("window", q, k, v, grid)
     mask = padding_only("window", mask)
     k, v = hide(k, mask), hide(v, mask)
-    (rows, columns), shifts = pair(size), pair(shift)
+    (rows, columns), shifts = tiling.pair(size), tiling.pair(shift)
     _check_sizes((rows, columns), shifts, pattern)
     if table is not None and tuple(table.shape) != (q.shape[1], 2 * rows - 1, 2 * columns - 1):
         expected = (q.shape[1], 2 * rows - 1, 2 * columns - 1)
         raise ShapeError(f"window: table has shape {tuple(table.shape)}; expected {expected}")
     size, shifts, table = _within((grid.height, grid.width), (rows, columns), shifts, pattern, table)
     spread = pattern == "grid"
-    tiles = grid_tiles(grid, size, q.device) if spread else fixed_size_tiles(grid, size, shifts, q.device)
-    (_, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (split_tokens(x, grid) for x in (q, k, v))
+    tiles = tiling.grid_tiles(grid, size, q.device) if spread else tiling.fixed_size_tiles(grid, size, shifts, q.device)
+    (_, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (tiling.split_tokens(x, grid) for x in (q, k, v))
     keys, values = _with_extra(tiles.cut(k_cells), k_extra), _with_extra(tiles.cut(v_cells), v_extra)
     bias = _logit_bias(tiles, table, mask, grid, q)
     queries = tiles.cut(q_cells)  # (B, H, T, A, d)
@@ -107,7 +99,7 @@ def window(
         bias = bias.expand(*q.shape[:2], *bias.shape[2:]).flatten(0, 1)
     out = sdpa(queries.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), attn_mask=bias, scale=scale)
     cells = tiles.join(out.unflatten(0, q.shape[:2]))
-    return join_global_tokens(cells, q, k, v, grid, scale, mask)
+    return tiling.join_global_tokens(cells, q, k, v, grid, scale, mask)
 
 
 def _within(
@@ -143,7 +135,7 @@ def _logit_bias(tiles: Tiles, table: Tensor | None, mask: Mask, grid: Grid, like
         same = same | ~tiles.tables.real[:, :, None]
         allowed = torch.nn.functional.pad(same, (0, grid.extra), value=True)[None, None]
     if mask.keep is not None:
-        extra, cells = split_keep(mask.keep, grid)
+        extra, cells = tiling.split_keep(mask.keep, grid)
         keep = torch.cat([cells[:, tiles.tables.cell], extra[:, None].expand(-1, tiles.number, -1)], -1)
         keep = keep[:, None, :, None]
         allowed = keep if allowed is None else allowed & keep
@@ -207,14 +199,14 @@ class Window(HeadMixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_sizes(pair(self.size), pair(self.shift), self.pattern)
+        _check_sizes(tiling.pair(self.size), tiling.pair(self.shift), self.pattern)
 
     def operator(self, site: Site) -> "WindowOperator":
         return WindowOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """All slots of all windows, and prefix and suffix tokens; "paper" counts 2 N w^2 C for the patch tokens."""
-        grid, (rows, columns) = site.grid, pair(self.size)
+        grid, (rows, columns) = site.grid, tiling.pair(self.size)
         params = site.heads * (2 * rows - 1) * (2 * columns - 1) if self.table else 0
         area = rows * columns
         if accounting == "paper":
@@ -229,7 +221,7 @@ class WindowOperator(BiasTableOperator):
     """table (H, 2 rows - 1, 2 columns - 1), or None."""
 
     def __init__(self, config: Window, site: Site) -> None:
-        rows, columns = pair(config.size)
+        rows, columns = tiling.pair(config.size)
         super().__init__((site.heads, 2 * rows - 1, 2 * columns - 1), config.table)
         self.config = config
 

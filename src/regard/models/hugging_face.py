@@ -17,15 +17,7 @@ from regard.files.paths import user_path
 from regard.files.records import read_record, record_text
 from regard.swapping.ports.hugging_face import config_of
 
-from .recipe import (
-    check_local,
-    description_errors,
-    fill,
-    model_differences,
-    recorded_swaps,
-    replay_swaps,
-    stored_tensors,
-)
+from . import recipe
 
 FILE = "regard.json"
 _TIMM_MADE = ("conditional_detr", "dab_detr", "deformable_detr", "detr", "omdet_turbo", "table_transformer")
@@ -43,17 +35,17 @@ def save_transformers(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     Raises: ConfigError if the model was changed so that it cannot be built again; StoreError.
     """
     config = config_of(model)
-    about: dict[str, Any] = {"architecture": type(model).__name__, "swaps": recorded_swaps(model)}
+    about: dict[str, Any] = {"architecture": type(model).__name__, "swaps": recipe.recorded_swaps(model)}
     if getattr(model, "pooler", model) is None:
         about["options"] = {"add_pooling_layer": False}
-    differences = model_differences(model, partial(_built, about, copy.deepcopy(config)))
+    differences = recipe.model_differences(model, partial(_built, about, copy.deepcopy(config)))
     if differences:
         raise ConfigError(
             f"{type(model).__name__}, built again, is not this model: {differences}. Merge adapters "
             "(merge_and_unload() of PEFT), or save model.state_dict() with safetensors"
         )
     target = user_path(folder, StoreError)
-    data, text = save_tensors(stored_tensors(model), metadata={"format": "pt"}), config.to_json_string().encode()
+    data, text = save_tensors(recipe.stored_tensors(model), metadata={"format": "pt"}), config.to_json_string().encode()
     about |= {"sha256": hashlib.sha256(data).hexdigest(), "config_sha256": hashlib.sha256(text).hexdigest()}
     with (
         one_writer(target),
@@ -91,10 +83,10 @@ def load_transformers(target: Path, extra: Extra = ()) -> nn.Module:
     if hashlib.sha256(text).hexdigest() != about.get("config_sha256", hashlib.sha256(text).hexdigest()):
         raise StoreError(f"{target}/config.json is damaged or belongs to another {FILE}; save the model again")
     configuration = parse_json(target / "config.json", text)
-    check_local(target / "config.json", _without_backbones(configuration))
+    recipe.check_local(target / "config.json", _without_backbones(configuration))
     check_no_hub(target, configuration)
     data = read_bytes(target / "model.safetensors")
-    with description_errors(target, FILE):
+    with recipe.description_errors(target, FILE):
         if "sha256" in about and hashlib.sha256(data).hexdigest() != about["sha256"]:
             raise StoreError("model.safetensors is damaged or belongs to another regard.json")
         try:
@@ -103,7 +95,7 @@ def load_transformers(target: Path, extra: Extra = ()) -> nn.Module:
             raise StoreError(f"transformers refuses config.json ({error})") from error
         tensors = load_tensors(data)
         model = _built(about, config, tuple(extra))
-        fill(model, tensors)
+        recipe.fill(model, tensors)
     return model.eval()
 
 
@@ -164,5 +156,5 @@ def _built(about: dict[str, Any], config: Any, extra: Extra) -> nn.Module:
     if not (isinstance(architecture, type) and issubclass(architecture, transformers.PreTrainedModel)):
         raise ConfigError(f"transformers has no model {about['architecture']!r}")
     model = architecture(config, **about.get("options", {}))
-    replay_swaps(model, about["swaps"], extra)
+    recipe.replay_swaps(model, about["swaps"], extra)
     return model

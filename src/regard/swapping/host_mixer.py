@@ -20,6 +20,7 @@ from regard.projections.linear import LinearQKV
 
 from .checks import OTHER_MASKS
 from .layer import Port
+from .maps import map_of, tokens_of
 from .special_mixers import ResizingMixer
 
 
@@ -197,23 +198,3 @@ def check_operator(mixer: HeadMixer, width: int, biased: bool) -> None:
             f"{site.name} has values of width {width} for keys of width {site.width}, which "
             f"{type(mixer.config).__name__} cannot take; leave the layer out with where="
         )
-
-
-def map_of(x: Float[Tensor, "B N C"], grid: Grid) -> Float[Tensor, "B C h w"]:
-    """Patch tokens as a map, a view."""
-    return x.mT.unflatten(-1, (grid.height, grid.width))
-
-
-def tokens_of(x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B N C"]:
-    """The inverse of `map_of`."""
-    return x.flatten(2).mT
-
-
-def heads_of_map(x: Float[Tensor, "B C h w"], count: int) -> Float[Tensor, "B H N d"]:
-    """A map as the heads of its patch tokens."""
-    return heads(tokens_of(x), count)
-
-
-def map_of_heads(y: Float[Tensor, "B H N d"], grid: Grid) -> Float[Tensor, "B C h w"]:
-    """The inverse of `heads_of_map`."""
-    return cast(Tensor, y.mT.flatten(1, 2).unflatten(-1, (grid.height, grid.width)))

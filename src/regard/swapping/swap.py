@@ -13,40 +13,12 @@ from regard.core import ConfigError, Grid, MixerConfig, SwapError, nearest
 from regard.core.validation import shown
 from regard.mixers.spelling import parse_mixer, spell
 
+from . import checks, inspect, kept_parameters
 from .adapters import adapters, remove_adapters
 from .changed_attention import changed_attention, left_out_text
-from .checks import (
-    check_memory,
-    check_patch_dropout,
-    check_plain,
-    check_supported,
-    left_out,
-    lost_adapters_error,
-    plan_notes,
-    unmapped,
-    warn_of_lost_hooks,
-)
 from .hooks import empty_hooks, lost_hooks, lost_marks, move_hooks
 from .host_names import MIXER_CHILD
-from .inspect import (
-    Example,
-    LayerCall,
-    attention_layers,
-    example_input,
-    layer_grids,
-    matching_layers,
-    original_attention,
-    plannable_layers,
-)
-from .kept_parameters import (
-    check_tied,
-    check_wrapper,
-    empty_caches,
-    empty_parameters,
-    parameter_uses,
-    set_parameters,
-    take_state,
-)
+from .inspect import Example, LayerCall
 from .layer import Port
 from .layer_plan import LayerPlan, PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan
 from .removed import Removed
@@ -117,16 +89,17 @@ class SwapPlan:
         """
         if self.left_out:
             warnings.warn(left_out_text(self.left_out), stacklevel=3)
-        rates = {site.layer.weights_dropout(original_attention(site.before)) for site in self.sites if self.mixer.uses}
+        sites = self.sites if self.mixer.uses else []
+        rates = {site.layer.weights_dropout(inspect.original_attention(site.before)) for site in sites}
         for rate in sorted(rates - {0.0}):
             warnings.warn(f"{spell(self.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
-        if self.mixer.uses and (text := left_out([(site.layer, site.dropped) for site in self.sites])):
+        if self.mixer.uses and (text := checks.left_out([(site.layer, site.dropped) for site in self.sites])):
             warnings.warn(f"{spell(self.mixer)}: {text}", stacklevel=3)
-        for text in (unmapped(site.name, site.layer, site.new, site.dropped) for site in self.sites):
+        for text in (checks.unmapped(site.name, site.layer, site.new, site.dropped) for site in self.sites):
             if text:  # the layers of a model are alike, so the first is enough
                 warnings.warn(text, stacklevel=3)
                 break
-        warn_of_lost_hooks({site.name: site.lost_hooks for site in self.sites})
+        checks.warn_of_lost_hooks({site.name: site.lost_hooks for site in self.sites})
 
     def layers(self) -> dict[str, Port]:
         """The new layers by name with copies of their weights, outside of the model, which is not changed."""
@@ -151,7 +124,7 @@ class SwapPlan:
             if self.model.get_submodule(site.name) is not site.before:
                 raise SwapError(f"{site.name} changed since the plan was made; make a new plan")
             if site.lost_adapters:
-                raise lost_adapters_error(site.name, site.lost_adapters)
+                raise checks.lost_adapters_error(site.name, site.lost_adapters)
         for site in self.sites:
             transfer(site.before, site.layer, faithful)
         replaced = {site.before: site.layer for site in self.sites}
@@ -182,9 +155,9 @@ def plan_swap(
     if not isinstance(config, MixerConfig):
         removing = "; regard.remove(model) takes attention out" if mixer is None else ""
         raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}{removing}")
-    names = matching_layers(model, where, ports, reinitialise=reinitialise)
+    names = inspect.matching_layers(model, where, ports, reinitialise=reinitialise)
     plan = plan_layers(model, config, names, example, ports=ports)
-    plan.left_out = changed_attention(model, attention_layers(model, ports, reinitialise=True), where)
+    plan.left_out = changed_attention(model, inspect.attention_layers(model, ports, reinitialise=True), where)
     return plan
 
 
@@ -203,24 +176,24 @@ def _plan(
     model: nn.Module, mixer: MixerConfig, names: list[str], example: Example | None, grids: Mapping[str, Grid],
     ports: Sequence[type[Port]],
 ) -> SwapPlan:  # fmt: skip
-    check_memory(model)
-    example = example_input(model) if example is None else example
-    layers = attention_layers(model, ports, reinitialise=True)
+    checks.check_memory(model)
+    example = inspect.example_input(model) if example is None else example
+    layers = inspect.attention_layers(model, ports, reinitialise=True)
     if unknown := [name for name in names if name not in layers]:
         raise SwapError(f"{type(model).__name__} has no attention that a port knows at {', '.join(unknown)}")
     order = {name: index for index, name in enumerate(layers)}
-    check_wrapper(model, names)
+    kept_parameters.check_wrapper(model, names)
     if mixer.uses:
-        check_patch_dropout(model)
+        checks.check_patch_dropout(model)
     hosts = {name: _host_copy(model.get_submodule(name), name) for name in names}
     for name, host in hosts.items():
-        check_supported(layers[name], host, name, mixer)
-    forward_grids = layer_grids(model, {name: layers[name] for name in names}, example)
+        checks.check_supported(layers[name], host, name, mixer)
+    forward_grids = inspect.layer_grids(model, {name: layers[name] for name in names}, example)
     shared = mixer.shared()
     if shared is not None:
         parameter = next(model.parameters())
         shared = shared.to(parameter.device, parameter.dtype)
-    planned, uses = [], parameter_uses(model)
+    planned, uses = [], kept_parameters.parameter_uses(model)
     for name in names:
         module, port = model.get_submodule(name), layers[name]
         grid, source, call = forward_grids[name]
@@ -235,7 +208,7 @@ def _plan(
                 "port for it as ports=[...]"
             ) from error
         layer.source, layer.planned_grid = source, planned_grid
-        notes = plan_notes(port, host, mixer, site.qkv_bias)
+        notes = checks.plan_notes(port, host, mixer, site.qkv_bias)
         planned.append(_planned_site(uses, name, module, layer, call, notes))
     return SwapPlan(model, mixer, planned, example)
 
@@ -245,11 +218,12 @@ def _host_copy(module: nn.Module, name: str) -> nn.Module:
 
     Raises: SwapError if a tool has changed its weights, or it cannot be copied.
     """
-    check_plain(module, name)
+    checks.check_plain(module, name)
     if isinstance(module, Port):
         return module.restored_attention()
     try:
-        host = copy.deepcopy(module, empty_hooks(module) | empty_caches(module) | empty_parameters(module))
+        empty = kept_parameters.empty_caches(module) | kept_parameters.empty_parameters(module)
+        host = copy.deepcopy(module, empty_hooks(module) | empty)
     except Exception as error:  # copying calls whatever the module holds
         raise SwapError(
             f"{name} cannot be copied, so it cannot be restored: {error}; leave it out with where="
@@ -265,7 +239,7 @@ def _planned_site(
     kept, new, dropped = layer.parameter_changes()
     same = same_parameters(before, layer)
     moved, lost = movable_adapters(before, layer)
-    check_tied(
+    kept_parameters.check_tied(
         uses, name, before, [*same.values(), *(each for adapter in moved.values() for each in adapter.parameters())]
     )
     own = [own for own, _ in layer.named_parameters(remove_duplicate=False)]
@@ -300,7 +274,7 @@ def _swap_by_layer(
     """Swap by a plan of layers, all or nothing. Raises: also ConfigError for `where`, since the plan names layers."""
     if where != "*":
         raise ConfigError(f"a plan names its layers: leave where={where!r} out")
-    layers = plannable_layers(_checked(model), plan, ports, reinitialise=reinitialise)
+    layers = inspect.plannable_layers(_checked(model), plan, ports, reinitialise=reinitialise)
     mixers = mixers_by_layer(plan, list(layers))
     here = [name for name in mixers if not isinstance(model.get_submodule(name), Port)]
     lost = {name: layers[name].loses for name in here if layers[name].loses}
@@ -348,21 +322,21 @@ def restore(model: nn.Module, where: str = "*") -> nn.Module:
 
 def _restore(model: nn.Module, where: str) -> nn.Module:
     names = swapped_layers(model, where)
-    check_wrapper(model, names)
+    kept_parameters.check_wrapper(model, names)
     replacements: dict[nn.Module, nn.Module] = {}
     lost = {}
     for name in names:
         layer: Any = model.get_submodule(name)
-        check_plain(layer, name)
+        checks.check_plain(layer, name)
         host, own = layer.restored_attention(), host_adapters(layer)
         if others := [path for path, adapter in adapters(layer.mixer).items() if adapter not in own.values()]:
-            raise lost_adapters_error(name, others)
-        set_parameters(host, layer.host_parameters())
+            raise checks.lost_adapters_error(name, others)
+        kept_parameters.set_parameters(host, layer.host_parameters())
         for path, adapter in own.items():
             host.set_submodule(path, adapter)
         lost[name] = lost_hooks(layer, host) + lost_marks(layer, host.parameters())
         replacements[layer] = host
-    warn_of_lost_hooks(lost)
+    checks.warn_of_lost_hooks(lost)
     replace_modules(model, replacements)
     return model
 
@@ -381,7 +355,7 @@ def _retune(model: nn.Module, where: str, changes: Mapping[str, Any]) -> nn.Modu
     mixers = []
     for name in swapped_layers(model, where):
         layer: Any = model.get_submodule(name)
-        check_plain(layer, name)
+        checks.check_plain(layer, name)
         old, config = layer.mixer, layer.mixer.config
         names = [item.name for item in fields(config)]
         for key in changes:
@@ -391,7 +365,7 @@ def _retune(model: nn.Module, where: str, changes: Mapping[str, Any]) -> nn.Modu
         for path, adapter in adapters(old).items():
             new.set_submodule(path, adapter)
         try:
-            take_state(new, old)
+            kept_parameters.take_state(new, old)
         except RuntimeError as error:
             arguments = ", ".join(f"{key}={value}" for key, value in changes.items())
             raise ConfigError(

@@ -22,19 +22,9 @@ from regard.mixers.shared.executions import Situation, check_execution, choose
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
 
+from . import sampling
 from .deformable_native import sample_native
-from .sampling import (
-    TapsConfig,
-    TapsMixer,
-    check_dilation,
-    check_groups,
-    grouped,
-    line_reference,
-    margins,
-    sample_line,
-    sample_maps,
-    sample_rows,
-)
+from .sampling import TapsConfig, TapsMixer
 
 __all__ = ["DeformableConv", "deformable_conv", "deformable_conv_reference"]
 
@@ -69,7 +59,7 @@ def deformable_conv_reference(
     samples = torch.einsum("bgcij,bgkhwi,bgkhwj->bgckhw", x.unflatten(1, (frame.groups, -1)), *weights)
     if mask is not None:
         samples = samples * mask.unflatten(1, (frame.groups, -1))[:, :, None].to(x.dtype)
-    return grouped(weight, samples.flatten(1, 2), bias)
+    return sampling.grouped(weight, samples.flatten(1, 2), bias)
 
 
 @operator_function
@@ -99,7 +89,7 @@ def deformable_conv(
         return _kernel(x, weight, offsets, mask, bias, frame)
     points = positions(offsets, frame)
     factors = None if mask is None else mask.unflatten(1, (frame.groups, -1))
-    sample = sample_rows if x.dtype in (torch.bfloat16, torch.float16) else sample_maps
+    sample = sampling.sample_rows if x.dtype in (torch.bfloat16, torch.float16) else sampling.sample_maps
     if execution == "native":
         sample = sample_native
     samples = sample(x, points, factors)  # (B, C, K, L)
@@ -240,7 +230,7 @@ class DeformableConv(TapsConfig):
         super().__post_init__()
         if min(self.groups, self.offset_kernel) < 1:
             raise ConfigError(f"groups and offset_kernel are at least 1, not {self.groups} and {self.offset_kernel}")
-        check_dilation(self.dilation)
+        sampling.check_dilation(self.dilation)
         if self.offset_kernel % 2 == 0 and not self.causal:
             raise ConfigError(f"offset_kernel is odd (any where causal), not {self.offset_kernel}")
         if not 0 < self.mask_init <= 1:
@@ -249,7 +239,7 @@ class DeformableConv(TapsConfig):
             raise ConfigError(f"version=1 has no factors, so no mask_init={self.mask_init}; give version=2")
 
     def build(self, site: Site, shared: nn.Module | None = None) -> "DeformableConvMixer":
-        check_groups("DeformableConv", self.groups, site)
+        sampling.check_groups("DeformableConv", self.groups, site)
         return DeformableConvMixer(self, site)
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
@@ -383,21 +373,22 @@ class DeformableConv1d(nn.Conv2d):
     def forward(self, x: Float[Tensor, "B C 1 n"], plain: bool = False) -> Float[Tensor, "B C 1 n"]:
         """plain: the reference form."""
         config, length = self.options, x.shape[-1]
-        padded = F.pad(x, margins((1, config.offset_kernel), config.dilation, config.causal))
+        padded = F.pad(x, sampling.margins((1, config.offset_kernel), config.dilation, config.causal))
         offsets, mask = predicted(padded, self.offset)[:, :, 0], None  # (B, g K, n)
         if config.version == 2:
             offsets, mask = offsets.chunk(2, 1)
             mask = (2 * config.mask_init * mask.sigmoid()).unflatten(1, (config.groups, -1))
-        left = margins(config.sides, config.dilation, config.causal)[0]
+        left = sampling.margins(config.sides, config.dilation, config.causal)[0]
         query = torch.arange(length, device=x.device)
         start = torch.arange(config.kernel, device=x.device)[:, None] * config.dilation - left + query
         points = start + offsets.unflatten(1, (config.groups, -1))  # (B, g, K, n)
         if config.causal:
             points = torch.where(points > query, query, points)
-        samples = (line_reference if plain else sample_line)(x[:, :, 0].unflatten(1, (config.groups, -1)), points)
+        sample = sampling.line_reference if plain else sampling.sample_line
+        samples = sample(x[:, :, 0].unflatten(1, (config.groups, -1)), points)
         samples = (samples if mask is None else samples * mask[:, :, None].to(x.dtype)).flatten(1, 2)  # (B, C, K, n)
         if plain:
-            return grouped(self.weight, samples[..., None, :], self.bias)
+            return sampling.grouped(self.weight, samples[..., None, :], self.bias)
         return _weighted(self.weight, samples, self.bias)[:, :, None]
 
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from regard.core import Grid, Inputs, Mask, Operator, Site
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
-from regard.swapping.host_mixer import HostMixer, MapPort, heads_of_map, host_parts, map_of, map_of_heads, tokens_of
+from regard.swapping.host_mixer import HostMixer, MapPort, host_parts
 from regard.swapping.layer import Port
+from regard.swapping.maps import heads_of_map, map_of, map_of_heads, tokens_of
 
 from .wide import BIASES
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from regard.core import Grid, GridError, Inputs, Mask, Site
 from regard.mixers.shared.heads import HeadMixer
-from regard.swapping.host_mixer import HostMixer, MapPort, heads_of_map, host_parts, map_of, map_of_heads, tokens_of
+from regard.swapping.host_mixer import HostMixer, MapPort, host_parts
 from regard.swapping.layer import Port
+from regard.swapping.maps import heads_of_map, map_of, map_of_heads, tokens_of
 
 
 class BottleneckMixer(HostMixer):

@@ -18,17 +18,9 @@ from torch import Tensor, nn
 
 from regard.core import Grid, GridError, Inputs, Mask, Mixer, MixerConfig, Site, heads
 from regard.mixers.shared.heads import HeadMixer
-from regard.swapping.host_mixer import (
-    HostMixer,
-    HostPort,
-    MapPort,
-    heads_of_map,
-    host_parts,
-    map_of,
-    map_of_heads,
-    tokens_of,
-)
+from regard.swapping.host_mixer import HostMixer, HostPort, MapPort, host_parts
 from regard.swapping.layer import Port
+from regard.swapping.maps import heads_of_map, map_of, map_of_heads, tokens_of
 from regard.swapping.separate_qkv import TokenConv
 from regard.swapping.talking_heads import TalkingHeads, logits_operator, no_logits_error
 

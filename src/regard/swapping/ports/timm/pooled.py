@@ -12,17 +12,9 @@ from torch import Tensor
 
 from regard.core import Grid, Inputs, Mask, Site, merge
 from regard.mixers.shared.heads import HeadMixer
-from regard.swapping.host_mixer import (
-    HostMixer,
-    HostPort,
-    MapPort,
-    heads_of_map,
-    host_parts,
-    map_of,
-    map_of_heads,
-    tokens_of,
-)
+from regard.swapping.host_mixer import HostMixer, HostPort, MapPort, host_parts
 from regard.swapping.layer import Port
+from regard.swapping.maps import heads_of_map, map_of, map_of_heads, tokens_of
 
 from .wide import coarser
 

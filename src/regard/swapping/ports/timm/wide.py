@@ -12,8 +12,9 @@ from torch import Tensor
 
 from regard.core import Grid, Inputs, Mask, Site, heads, merge
 from regard.mixers.shared.heads import HeadMixer
-from regard.swapping.host_mixer import HostMixer, HostPort, host_parts, map_of, tokens_of
+from regard.swapping.host_mixer import HostMixer, HostPort, host_parts
 from regard.swapping.layer import Port
+from regard.swapping.maps import map_of, tokens_of
 
 BIASES = ("attention_biases", "attention_bias_idxs")
 """The host's table of biases for each head, and which entry is that of a query and a key."""

@@ -1,0 +1,28 @@
+"""Maps of channels, of their patch tokens and of the heads of these; prefix and suffix tokens are on no map."""
+
+from typing import cast
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.core import Grid, heads
+
+
+def map_of(x: Float[Tensor, "B N C"], grid: Grid) -> Float[Tensor, "B C h w"]:
+    """Patch tokens as a map, a view."""
+    return x.mT.unflatten(-1, (grid.height, grid.width))
+
+
+def tokens_of(x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B N C"]:
+    """The inverse of `map_of`."""
+    return x.flatten(2).mT
+
+
+def heads_of_map(x: Float[Tensor, "B C h w"], count: int) -> Float[Tensor, "B H N d"]:
+    """A map as the heads of its patch tokens."""
+    return heads(tokens_of(x), count)
+
+
+def map_of_heads(y: Float[Tensor, "B H N d"], grid: Grid) -> Float[Tensor, "B C h w"]:
+    """The inverse of `heads_of_map`."""
+    return cast(Tensor, y.mT.flatten(1, 2).unflatten(-1, (grid.height, grid.width)))
