@@ -1,10 +1,11 @@
 """Advice: exact counts over all layers, refusals with reasons, and a Pareto front."""
 
 import json
+from collections import Counter
 
 import pytest
 
-from regard.advice.advise import Advice, _dominates, advise, attention_kinds
+from regard.advice.advise import Advice, AttentionKind, _count, _dominates, advise
 from regard.cli.app import run as command
 from regard.core import Grid, MixerConfig
 from regard.measure.cost import model_cost
@@ -20,6 +21,11 @@ from regard.mixers.xca import XCA
 HOST = "vit_desk(size=(16, 24), patch=4, dim=16, depth=3, heads=2)"
 SWIN = "swin_tiny_patch4_window7_224(img_size=(32, 64), window_size=4, depths=(2, 1), embed_dim=8, num_heads=(2, 4))"
 CVT = "cvt_13_32(img_size=(16, 24), dims=(8, 12, 24))"
+
+
+def attention_kinds(host: str, size: tuple[int, int] | None = None) -> dict[AttentionKind, int]:
+    """The different attention layers of a model and the number of each."""
+    return Counter(kind for _, kind in _count(host, [], size, ()).layers.values())
 
 
 def test_the_sites_are_those_of_the_host() -> None:

@@ -82,16 +82,6 @@ class _Counts(NamedTuple):
     layers: dict[str, tuple[Port, AttentionKind]]
 
 
-def attention_kinds(host: str, size: tuple[int, int] | None = None) -> dict[AttentionKind, int]:
-    """The different attention layers of a model and the number of each, without memory for weights.
-
-    size: (height, width) of images, None = the host's own. Raises: ConfigError, SwapError.
-    """
-    with torch.device("meta"):
-        model, image = host_and_image(host, size)
-        return dict(Counter(kind for _, kind in _kinds(_swapped(model, Softmax(), image), image).values()))
-
-
 def _swapped(model: nn.Module, config: MixerConfig, image: Tensor, ports: Sequence[type[Port]] = ()) -> nn.Module:
     """A copy of the model with a mechanism. Raises: RegardError."""
     return plan_swap(copy.deepcopy(model), config, example=image, ports=ports).apply()
