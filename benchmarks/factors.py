@@ -15,8 +15,10 @@ import platform
 import statistics
 import sys
 import time
+from contextlib import nullcontext
 from unittest import mock
 
+from dense_factors import as_mmcv
 from peaks import in_fresh_process, peak_growth
 
 from regard.core.allocator import ALLOCATOR
@@ -39,11 +41,11 @@ def measure(side: int, terms: str, rounds: int, dim: int, heads: int, window: in
 
     def run(backend, **more):
         basis, tables = (operator.basis_x, operator.basis_y), operator.tables(grid, grid)
-        return ops.factors(q, k, v, **shape | more, tables=tables, basis=basis, backend=backend)
+        return ops.factors(q, k, v, **shape | more, tables=tables, basis=basis, execution=backend)
 
-    def by_hand():
-        with mock.patch.object(factor_forms, "sdpa", dense):
-            return run("separable")
+    def by_hand(fused=False):
+        with as_mmcv(fused=fused):
+            return run("compressed")
 
     def masked():
         with mock.patch.object(factor_forms, "cut_of", return_value=None):
@@ -55,7 +57,7 @@ def measure(side: int, terms: str, rounds: int, dim: int, heads: int, window: in
     forms = {name: lambda name=name: run(name) for name in ("auto", "compressed", "materialised")}
     forms["separable"] = by_hand
     if terms[0] == "1":
-        forms["separable, fused"] = lambda: run("separable")
+        forms["separable, fused"] = lambda: by_hand(fused=True)
     if grid.tokens**2 * dim > MATERIALISED_LIMIT:
         del forms["materialised"]
     if window:
@@ -80,12 +82,10 @@ def peak(side: int, terms: str, form: str, dim: int, heads: int) -> float:
     import torch
 
     from regard import Factors, Grid, Site, ops
-    from regard.mixers.factors import forms as factor_forms
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if form == "separable":
-        factor_forms.sdpa = dense  # this process has no other form to run
+    baseline = as_mmcv(fused=form.endswith("fused")) if form.startswith("separable") else nullcontext()
 
     def more(side):
         grid = Grid(side, side)
@@ -93,12 +93,13 @@ def peak(side: int, terms: str, form: str, dim: int, heads: int) -> float:
         q, k, v = (torch.randn(3, 1, heads, grid.tokens, dim // heads) * (dim // heads) ** -0.25).unbind()
         tables, basis = operator.tables(grid, grid), (operator.basis_x, operator.basis_y)
         leaves = [x.requires_grad_() for x in (q, k, v)]
-        backend = form.partition(",")[0]
-        shape = {"terms": terms, "grid": grid, "u": operator.u, "t": operator.t, "backend": backend}
+        execution = "auto" if form == "auto" else "compressed"
+        shape = {"terms": terms, "grid": grid, "u": operator.u, "t": operator.t, "execution": execution}
         return peak_growth(lambda: ops.factors(*leaves, **shape, tables=tables, basis=basis).sum().backward())
 
-    more(8)  # libraries are loaded
-    return more(side) / 1e6
+    with baseline:
+        more(8)  # libraries are loaded
+        return more(side) / 1e6
 
 
 def memory(side: int, terms: str, dim: int, heads: int) -> None:
@@ -111,11 +112,6 @@ def memory(side: int, terms: str, dim: int, heads: int) -> None:
             f"{side}x{side:<4} {terms:>5}  {form:<18} {megabytes:9.0f} MB  auto has {automatic / megabytes:.3f} of it",
             flush=True,
         )
-
-
-def dense(q, k, v, *, attn_mask, scale):
-    """Attention with all logits at once."""
-    return (q @ k.mT * scale).add_(attn_mask).softmax(-1) @ v
 
 
 def main() -> None:

@@ -2,7 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
+
+from dense_factors import as_mmcv
 
 GOALS = {"1024": 1.5, "2048": 2.5, "4096": 5.0, "16384": 18.0}
 """MiTA: times faster than softmax attention, forward and backward, by tokens. Terms of Factors: 4 times mmcv's form."""
@@ -131,7 +134,7 @@ def check_factors(setting: Setting) -> Result:
                 notes.append(
                     _compared(
                         f"Factors {terms} flex, window {window}, {grid}", used,
-                        lambda *x, call=call: call(factors, *x, backend="flex"),
+                        lambda *x, call=call: call(factors, *x, execution="flex"),
                         lambda *x, call=call: call(factors_reference, *x), trains=not setting.small,
                     )
                 )  # fmt: skip
@@ -208,13 +211,17 @@ def time_factors(setting: Setting) -> Result:
         rest = positions(setting, grid)
         tables = (rest.pop("x"), rest.pop("y"))
         options = {"terms": terms, "grid": grid, "window": window, "tables": tables, **rest}
-        names = {"as mmcv": "separable", "compressed": "compressed", "flex": "flex"}
-        runs = {
-            f"Factors {terms}, window {window}: {name}": lambda o=options, x=(q, k, v), b=form: factors(
-                *x, **o, backend=b
-            )
-            for name, form in names.items()
-        }
+
+        def run(execution: str, options: dict = options, x: tuple = (q, k, v)) -> Any:
+            return factors(*x, **options, execution=execution)
+
+        def dense(run: Callable = run, fused: bool = terms[0] == "1") -> Any:
+            with as_mmcv(fused=fused):
+                return run("compressed")
+
+        runs: dict[str, Callable] = {f"Factors {terms}, window {window}: as mmcv": dense}
+        for name in ("compressed", "flex"):
+            runs[f"Factors {terms}, window {window}: {name}"] = partial(run, name)
         one = _timed(runs, [q, k, v], grid, setting)
         notes, timings = notes + one.notes, timings + one.timings
     return Result(notes, timings)

@@ -18,7 +18,7 @@ from regard.mixers.spelling import parse, spell
 
 TERMS = ["".join(flags) for flags in itertools.product("01", repeat=4)]
 GRIDS = [Grid(4, 4), Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(1, 12)]
-EXECUTIONS = ["auto", "compressed", "factorised", "separable", "materialised"]
+EXECUTIONS = ["auto", "compressed", "factorised", "materialised"]
 
 
 def inputs(terms, grid, stride=1, batch=3, heads=2, d=4, e=6, dtype=torch.float64, seed=0, spread=1.0):
@@ -102,7 +102,7 @@ def test_masks(terms):
         for window in (0, 3):
             expected = factors_reference(**made, **rest, mask=mask, window=window)
             assert expected.isfinite().all()
-            for execution in ("auto", "separable", "materialised"):
+            for execution in ("auto", "compressed", "materialised"):
                 got = factors(**made, **rest, mask=mask, execution=execution, window=window)
                 assert (got - expected).abs().max() <= 1e-12
     expected = factors(**made, **rest, mask=Mask(keep=keep))
@@ -119,7 +119,7 @@ def test_gradients(terms):
     if "1" in (terms[1], terms[3]):
         extra = [table.requires_grad_() for table in rest["tables"]]
     extra += [rest[name].requires_grad_() for name, flag in (("u", terms[2]), ("t", terms[3])) if flag == "1"]
-    for execution in ("compressed", "separable", *(["factorised"] if terms[0] == "0" else [])):
+    for execution in ("compressed", *(["factorised"] if terms[0] == "0" else [])):
         options = rest | {"execution": execution}
         call = lambda *_, o=options: factors(**made, **o)  # noqa: E731
         assert torch.autograd.gradcheck(call, (*leaves, *extra), fast_mode=True)
@@ -285,7 +285,7 @@ def test_the_layer_with_strides_windows_and_memory():
 def test_parameters_and_executed_macs(terms):
     for grid, options in itertools.product(
         (Grid(5, 7, 2), Grid(24, 18, 1)),
-        ({}, {"window": 3}, {"stride": 2}, *({"execution": b} for b in ("separable", "compressed", "materialised"))),
+        ({}, {"window": 3}, {"stride": 2}, *({"execution": b} for b in ("compressed", "materialised"))),
     ):
         site = Site(32, 4, grid, qkv_bias=False)
         config = Factors(terms, **options)
@@ -450,7 +450,7 @@ def test_bases_lie_on_the_default_device():
     assert torch.equal(operator.basis_x, Factors("1111").build(Site(32, 2, Grid(40, 40))).operator.basis_x)
 
 
-@pytest.mark.parametrize("execution", ["auto", "separable", "materialised"])
+@pytest.mark.parametrize("execution", ["auto", "compressed", "materialised"])
 def test_a_bias_in_float32_meets_halves(execution):
     grid = Grid(4, 5, 1)
     layer = Factors("1111", execution=execution).build(Site(16, 2, grid)).half()
@@ -509,7 +509,7 @@ def test_spatial_3_5_rotating_the_map_by_90_degrees(terms):
     flipped = {name: value[:, :, order] for name, value in made.items()}
     x, y = rest["tables"]
     swapped = rest | {"grid": turned, "tables": (y.flip(1), x)}
-    for execution in ("auto", "compressed", "separable", "materialised"):
+    for execution in ("auto", "compressed", "materialised"):
         got = factors(**flipped, **swapped, execution=execution)
         assert torch.allclose(got, factors(**made, **rest)[:, :, order], rtol=0, atol=1e-12)
 
@@ -666,7 +666,7 @@ def test_padding_may_hold_anything(terms):
     made, rest = inputs(terms, grid)
     keep = torch.rand(3, grid.tokens) > 0.3
     runs = [partial(factors_reference, **rest)]
-    runs += [partial(factors, **rest, execution=execution) for execution in ("compressed", "separable", "materialised")]
+    runs += [partial(factors, **rest, execution=execution) for execution in ("compressed", "materialised")]
     for run in runs + [softmax, softmax_reference] * (terms == "1000"):
         check_hidden(partial(run, mask=Mask(keep=keep)), (made["k"], made["v"]), keep, made["q"])
 
@@ -697,7 +697,7 @@ def test_wrong_use_is_said():
     check_error(ShapeError, "basis", factors, **made, **rest, basis=(torch.eye(3), torch.eye(4)))
     with pytest.raises(ShapeError, match=r"a basis has shape \(4,\); expected \(4, r\)"):
         factors(**made, **rest, basis=(torch.ones(4), torch.eye(3)))
-    check_error(ConfigError, "did you mean separable", factors, **made, **rest, execution="seperable")
+    check_error(ConfigError, "did you mean compressed", factors, **made, **rest, execution="compresed")
     check_error(UnsupportedError, "E1", factors, **made, **rest, execution="factorised")
     with pytest.raises(UnsupportedError, match="causal mask"):
         factors(**made, **(rest | {"terms": "0110"}), execution="factorised", mask=Mask(causal=True))

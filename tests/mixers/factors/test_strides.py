@@ -14,7 +14,7 @@ from regard.mixers.spelling import parse, spell
 from regard.testing import check
 
 TERMS = ["".join(flags) for flags in itertools.product("01", repeat=4)]
-EXECUTIONS = ["auto", "compressed", "factorised", "separable", "materialised"]
+EXECUTIONS = ["auto", "compressed", "factorised", "materialised"]
 FULL = Grid(5, 8, 1, 2)  # the map; queries and keys lie on some of its cells
 
 
@@ -161,7 +161,7 @@ def test_a_row_of_a_bias_belongs_to_its_query():
 def test_cost_of_strided_queries(terms):
     """Parameters and multiply-accumulates as executed; on paper the pairs fall by the square of the stride."""
     for grid, options in itertools.product(
-        (Grid(5, 7, 2), Grid(42, 39)), ({}, {"window": 3}, {"stride": 2}, {"execution": "separable"})
+        (Grid(5, 7, 2), Grid(42, 39)), ({}, {"window": 3}, {"stride": 2}, {"execution": "compressed"})
     ):
         site = Site(32, 4, grid, qkv_bias=False)
         config = Factors(terms, query_stride=2, **options)

@@ -73,8 +73,6 @@ def executed_macs(config: FactorFields, site: Site, width: int) -> int:
     if form == "materialised":
         pairs = grid.tokens * keys.tokens * inner
         return macs + pairs * (e1 + e2 + e4 + 1)
-    if form == "separable":
-        return macs + _position_macs(e2, e4, grid, sides, inner) + grid.tokens * keys.tokens * inner * (1 + e1)
     if form == "compressed":
         return macs + _compressed(config, site, keys, sides)
     row = keys.tokens * inner * e3

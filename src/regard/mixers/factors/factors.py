@@ -117,8 +117,8 @@ def factors(
     basis: (x (W_keys, r), y (h_keys, r)), orthonormal columns that span all possible tables along the keys (few suffice
         for sinusoids, `sinusoid_basis`); the compressed form is faster with it and as exact as the basis.
     execution: "compressed" (position features in one fused attention call), "factorised" (a product over axes, only
-        without E1 and mask), "separable" (dense logits from per-axis logits), "flex" (FlexAttention, for GPUs; on a CPU
-        without gradients), "materialised" (the reference) or "auto", which follows the table in docs/mechanisms.md.
+        without E1 and mask), "flex" (FlexAttention, for GPUs; on a CPU without gradients), "materialised" (the
+        reference) or "auto", which follows the table in docs/mechanisms.md.
         The factorised product of E2 and E3 can underflow; in eager mode on the CPU this is detected and the compressed
         form runs, elsewhere "auto" does not choose it (if it is named, nothing checks for underflow).
     Values of keys hidden by padding, even NaN, have no effect.
@@ -139,9 +139,7 @@ def factors(
         if execution == "factorised" and (case.content is not None or case.mask.kinds):
             obstacle = f"a {' and '.join(sorted(case.mask.kinds))} mask" if case.mask.kinds else f"E1 (terms {terms!r})"
             raise UnsupportedError(f"the factorised form cannot do {obstacle}; use execution='auto' or 'compressed'")
-        return {
-            "compressed": forms.compressed, "factorised": forms.factorised, "separable": forms.separable, "flex": flex,
-        }[execution](case)  # fmt: skip
+        return {"compressed": forms.compressed, "factorised": forms.factorised, "flex": flex}[execution](case)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +178,7 @@ class Factors(HeadMixerConfig):
     sign: Literal[-1, 0, 1] = 0
     position_scale: float = 0.0
     preset: Literal["esa", "mmcv", "transformer_xl"] = "esa"
-    execution: Literal["auto", "compressed", "factorised", "separable", "flex", "materialised"] = "auto"
+    execution: Literal["auto", "compressed", "factorised", "flex", "materialised"] = "auto"
     samples: ClassVar[tuple[str, ...]] = (
         "Factors()", 'Factors(terms="0110")', 'Factors(terms="1111", window=3)', 'Factors(terms="0000")',
         'Factors(preset="mmcv", query_stride=2)',

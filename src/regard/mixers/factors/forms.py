@@ -1,4 +1,4 @@
-"""Exact fast forms of the four factors: position features, a product over the axes, per-axis logits. See `factors`."""
+"""Exact fast forms of the four factors: position features, a product over the axes. See `factors`."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import Grid, Mask, UnsupportedError, softmax_rows
+from regard.core import Grid, Mask, UnsupportedError
 from regard.mixers.shared.executions import Situation, choose, holding
 from regard.mixers.shared.native import eager_on_cpu
 from regard.mixers.shared.sdpa import sdpa
@@ -121,23 +121,6 @@ def compressed(case: Case) -> Tensor:
 def feature_width(features: int, e: int) -> int:
     """The width of a head after padding: a multiple of 8, at least the width of the values."""
     return -(-max(features, e) // 8) * 8
-
-
-def separable(case: Case) -> Tensor:
-    """Dense logits, from (N, W) and (N, H) position logits."""
-    bias = _dense_bias(case)
-    rows, columns = case.grid.tokens, case.keys.tokens
-    work = bias if bias is not None else case.v.new_zeros(1, 1, 1, 1)
-    shape = (*case.v.shape[:2], rows, columns)
-    if case.saliency is not None:
-        work = work + case.saliency[:, :, None]
-    work = case.mask.added(work.expand(shape))
-    inside = inside_window(case.grid, case.keys, case.window, case.stride, case.v.device, case.query_stride)
-    if inside is not None:
-        work = work.masked_fill(~inside, -torch.inf)
-    if case.content is None:
-        return softmax_rows(work).to(case.v.dtype) @ case.v
-    return sdpa(case.content, cast(Tensor, case.k), case.v, attn_mask=work.to(case.v.dtype), scale=1.0)
 
 
 def factorised(case: Case) -> Tensor:
@@ -290,17 +273,6 @@ def _dense_mask(case: Case, queries: Tensor) -> Tensor | None:
     if inside is None or mask is None:
         return inside if mask is None else mask
     return mask & inside if mask.dtype == torch.bool else mask.masked_fill(~inside, -torch.inf)
-
-
-def _dense_bias(case: Case) -> Tensor | None:
-    """E2 + E4 as (b, H, N, M), zero for prefix and suffix tokens."""
-    if case.place is None:
-        return None
-    logits = [part for part, _ in axis_logits(case, lambda table, _: table)]
-    cells = logits[0][..., None, :] + (logits[1][..., :, None] if len(logits) == 2 else 0)
-    grid, keys = case.grid, case.keys
-    cells = cells.expand(-1, -1, grid.height, grid.width, keys.height, keys.width).flatten(4, 5).flatten(2, 3)
-    return F.pad(cells, (keys.prefix, keys.suffix, grid.prefix, grid.suffix))
 
 
 def _one_row(case: Case, v: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from regard.mixers.shared.checks import check_heads
 
 from .forms import Case, Tables, reach, table_size
 
-EXECUTIONS = ("auto", "compressed", "factorised", "separable", "flex", "materialised")
+EXECUTIONS = ("auto", "compressed", "factorised", "flex", "materialised")
 Bases = tuple[Tensor, Tensor | None]
 
 
