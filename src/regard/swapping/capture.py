@@ -1,7 +1,6 @@
 """Capturing the attention maps of a forward pass."""
 
 import copy
-import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, Mask, UnsupportedError
-from regard.core.validation import checked, shown
+from regard.core import Grid, Mask, UnsupportedError
+from regard.core.validation import checked
 from regard.mixers.shared.heads import HeadMixer
 from regard.mixers.softmax import Softmax
 
@@ -74,11 +73,8 @@ def capture(
     Only passes of the thread that opened the block are collected. Compiled models run uncompiled inside the block: a
     compiled pass would not call what collects.
     To capture a host's own attention, use the copy that `with_regard_softmax` returns.
-    Raises: SwapError if no swapped layer matches, UnsupportedError if a matching one has no weights between tokens,
-    ConfigError if `reduce` cannot be called with a name and a map.
+    Raises: SwapError if no swapped layer matches, UnsupportedError if a matching one has no weights between tokens.
     """
-    if reduce is not None:
-        _check_reduce(reduce)
     maps: dict[str, Any] = {}
     mixers = {}
     for name in swapped_layers(model, layers):
@@ -107,18 +103,6 @@ def _uncompiled() -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
-
-
-def _check_reduce(reduce: Callable[[str, Tensor], Any]) -> None:
-    """Raises: ConfigError if a function does not take two arguments, where its signature is known."""
-    try:
-        signature = inspect.signature(reduce)
-    except (TypeError, ValueError):  # of some functions in C
-        return
-    try:
-        signature.bind("", None)
-    except TypeError:
-        raise ConfigError(f"reduce is called with a layer's name and its map; {shown(reduce)} takes others") from None
 
 
 def _recorder(

@@ -21,8 +21,6 @@ PlanSource = str | os.PathLike[str] | Mapping[str, MixerConfig | str | None]
 """What `read_layer_plan` takes."""
 
 FORMAT = "regard-plan"
-LARGEST = 4_000_000
-"""Bytes of a file: about 50,000 layers."""
 EXPECTED = "a plan is LAYER=MECHANISM; LAYER=MECHANISM; ..., such as blocks.0.attn=MiTA(m=25, k=25)"
 
 
@@ -122,8 +120,6 @@ def _mixer(layer: str, mixer: Any, extra: Extra) -> MixerConfig:
 def _from_file(path: Path) -> Mapping[str, Any]:
     if not path.exists():
         raise ConfigError(f"there is no plan {path}; `regard advise MODEL --data DIR` writes one")
-    if path.stat().st_size > LARGEST:
-        raise ConfigError(f"{path} is no plan: it has {path.stat().st_size:,} bytes, and no model that many layers")
     data = read_bytes(path)
     try:
         content = json.loads(data, object_pairs_hook=_once)
@@ -131,8 +127,6 @@ def _from_file(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("layers"), dict):
         raise ConfigError(f'{path} is no plan: it needs "format": "{FORMAT}" and "layers", a mechanism for each layer')
-    if not isinstance(content.get("model", ""), str):
-        raise ConfigError(f'{path}: "model" is the name of a model, not {shown(content["model"])}')
     if unknown := sorted(content.keys() - {"format", "model", "layers"}):
         raise ConfigError(
             f"{path} has {shown(unknown[0])}, which this Regard does not know; update Regard, or delete it"
