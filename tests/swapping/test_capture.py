@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.core import ConfigError, SwapError, UnsupportedError, merge
+from regard.core import SwapError, UnsupportedError, merge
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
 from regard.models.create import create_model
@@ -37,15 +37,6 @@ def test_maps_can_be_reduced_as_they_come():
     with capture(model, reduce=lambda name, weights: (name, weights.max())) as largest:
         model(x)
     assert largest == {name: (name, weights.max()) for name, weights in maps.items()}
-
-
-def test_a_function_of_the_map_alone_is_refused_before_the_pass():
-    model = swap(vit()[0], Softmax())
-    with (
-        pytest.raises(ConfigError, match="reduce is called with a layer's name and its map"),
-        capture(model, reduce=lambda weights: weights.max()),
-    ):
-        pass
 
 
 def test_masks_of_windows_are_in_the_maps():

@@ -18,7 +18,7 @@ from . import published_layers as rewrites
 from .packages import F64, Pairs, perturbed
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class External:
     """One comparison. package: the package that must be installed. what: the code that is compared.
 
@@ -91,61 +91,52 @@ def plain_gap(config: MixerConfig, grids: Sequence[Grid], dim: int = 16, number:
 
 
 EXTERNAL: tuple[External, ...] = (
-    External(mechanism="Softmax", package="torch", what="torch nn.MultiheadAttention", pairs=libs.softmax_pairs),
+    External("Softmax", "torch", "torch nn.MultiheadAttention", libs.softmax_pairs),
     External(
-        mechanism="Differential", package="timm", what="timm DiffAttention", pairs=libs.differential_pairs,
+        "Differential", "timm", "timm DiffAttention", libs.differential_pairs,
         allowed=1e-6, note="its lambda is float32",
     ),
-    External(mechanism="Factors", package="torch", what="torch nn.MultiheadAttention (1010)", pairs=libs.content_pairs),
+    External("Factors", "torch", "torch nn.MultiheadAttention (1010)", libs.content_pairs),
     External(
-        mechanism="Factors", package="transformers", what="transformers Wav2Vec2-Conformer (1111)",
-        pairs=libs.transformer_xl_pairs, allowed=1e-6, note="its positions are float32",
+        "Factors", "transformers", "transformers Wav2Vec2-Conformer (1111)", libs.transformer_xl_pairs,
+        allowed=1e-6, note="its positions are float32",
     ),
-    External(mechanism="XCA", package="timm", what="timm xcit.XCA", pairs=libs.xca_pairs),
-    External(mechanism="Linear", package="performer-pytorch", what="performer-pytorch", pairs=libs.linear_pairs),
-    External(mechanism="FLatten", package="torch", what="rewrite of the repository", pairs=rewrites.flatten_pairs),
+    External("XCA", "timm", "timm xcit.XCA", libs.xca_pairs),
+    External("Linear", "performer-pytorch", "performer-pytorch", libs.linear_pairs),
+    External("FLatten", "torch", "rewrite of the repository", rewrites.flatten_pairs),
+    External("PolaFormer", "torch", "rewrite of the repository", rewrites.polaformer_pairs),
+    External("MHLA", "torch", "rewrite of the paper", rewrites.mhla_pairs),
+    External("InLine", "torch", "rewrite of the repository", rewrites.inline_pairs),
+    External("Performer", "performer-pytorch", "performer-pytorch", libs.performer_pairs),
+    External("ViT3", "torch", "rewrite of the repository", rewrites.vit3_pairs),
+    External("Agent", "torch", "rewrite of paper and repository", rewrites.agent_pairs),
+    External("Linformer", "linformer", "linformer", libs.linformer_pairs),
+    External("Nystrom", "transformers", "transformers Nystromformer", libs.nystrom_pairs),
+    External("PVT", "timm", "timm pvt_v2", libs.pvt_pairs),
+    External("TopK", "torch", "torch SDPA on the best keys; rewrite of DSA", rewrites.topk_pairs),
+    External("BRA", "torch", "rewrite of the repository", rewrites.bra_pairs),
+    External("MoBA", "torch", "rewrite of the paper", rewrites.moba_pairs),
     External(
-        mechanism="PolaFormer", package="torch", what="rewrite of the repository",
-        pairs=rewrites.polaformer_pairs,
-    ),
-    External(mechanism="MHLA", package="torch", what="rewrite of the paper", pairs=rewrites.mhla_pairs),
-    External(mechanism="InLine", package="torch", what="rewrite of the repository", pairs=rewrites.inline_pairs),
-    External(mechanism="Performer", package="performer-pytorch", what="performer-pytorch", pairs=libs.performer_pairs),
-    External(mechanism="ViT3", package="torch", what="rewrite of the repository", pairs=rewrites.vit3_pairs),
-    External(mechanism="Agent", package="torch", what="rewrite of paper and repository", pairs=rewrites.agent_pairs),
-    External(mechanism="Linformer", package="linformer", what="linformer", pairs=libs.linformer_pairs),
-    External(mechanism="Nystrom", package="transformers", what="transformers Nystromformer", pairs=libs.nystrom_pairs),
-    External(mechanism="PVT", package="timm", what="timm pvt_v2", pairs=libs.pvt_pairs),
-    External(
-        mechanism="TopK", package="torch", what="torch SDPA on the best keys; rewrite of DSA",
-        pairs=rewrites.topk_pairs,
-    ),
-    External(mechanism="BRA", package="torch", what="rewrite of the repository", pairs=rewrites.bra_pairs),
-    External(mechanism="MoBA", package="torch", what="rewrite of the paper", pairs=rewrites.moba_pairs),
-    External(
-        mechanism="Reformer", package="transformers", what="transformers Reformer (one round)",
-        pairs=libs.hashing_pairs, allowed=1e-5, note="its keys have an epsilon of their own",
+        "Reformer", "transformers", "transformers Reformer (one round)", libs.hashing_pairs,
+        allowed=1e-5, note="its keys have an epsilon of their own",
     ),
     External(
-        mechanism="DAT", package="torchvision", what="torchvision deform_conv2d (its samples)",
-        pairs=libs.sampling_pairs, allowed=1e-5, note="torchvision samples in float32",
+        "DAT", "torchvision", "torchvision deform_conv2d (its samples)", libs.sampling_pairs,
+        allowed=1e-5, note="torchvision samples in float32",
     ),
+    External("DeformableDETR", "transformers", "transformers Deformable DETR", libs.deformable_detr_pairs),
+    External("Window", "timm", "timm swin_transformer", libs.window_pairs),
+    External("Window", "timm", "timm maxxvit (grid)", libs.spread_window_pairs),
     External(
-        mechanism="DeformableDETR", package="transformers", what="transformers Deformable DETR",
-        pairs=libs.deformable_detr_pairs,
+        "Neighbourhood", "transformers", "transformers Longformer (a line)", libs.longformer_pairs,
+        allowed=1e-6, note="its softmax is in float32",
     ),
-    External(mechanism="Window", package="timm", what="timm swin_transformer", pairs=libs.window_pairs),
-    External(mechanism="Window", package="timm", what="timm maxxvit (grid)", pairs=libs.spread_window_pairs),
+    External("MiTA", "torch", "rewrite of paper and repository", rewrites.mita_pairs),
+    External("NSA", "torch", "rewrite of the paper", rewrites.nsa_pairs),
+    External("Conv", "torch", "torch nn.Conv2d", libs.conv_pairs),
     External(
-        mechanism="Neighbourhood", package="transformers", what="transformers Longformer (a line)",
-        pairs=libs.longformer_pairs, allowed=1e-6, note="its softmax is in float32",
-    ),
-    External(mechanism="MiTA", package="torch", what="rewrite of paper and repository", pairs=rewrites.mita_pairs),
-    External(mechanism="NSA", package="torch", what="rewrite of the paper", pairs=rewrites.nsa_pairs),
-    External(mechanism="Conv", package="torch", what="torch nn.Conv2d", pairs=libs.conv_pairs),
-    External(
-        mechanism="DeformableConv", package="torchvision", what="torchvision deform_conv2d (with gradients)",
-        pairs=libs.deformable_pairs, allowed=1e-10,
+        "DeformableConv", "torchvision", "torchvision deform_conv2d (with gradients)", libs.deformable_pairs,
+        allowed=1e-10,
     ),
 )  # fmt: skip
 """Every comparison, in the order of `MIXERS`."""

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard import mixers
 from regard.core import Grid, Mask, Site, heads, merge
 
 Pairs = list[tuple[Tensor, Tensor]]
@@ -61,28 +62,25 @@ def multihead(layer: Any, grid: Grid, biased: bool = True) -> Pairs:
 
 def softmax_pairs() -> Pairs:
     """Softmax beside nn.MultiheadAttention."""
-    from regard.mixers.softmax import Softmax
 
     grid = Grid(3, 5, 1)
-    return multihead(Softmax().build(Site(16, 2, grid)).double(), grid)
+    return multihead(mixers.Softmax().build(Site(16, 2, grid)).double(), grid)
 
 
 def content_pairs(terms: str = "1010") -> Pairs:
     """Content terms of the factors beside nn.MultiheadAttention: 1010 with u = the bias of queries, 1000 without."""
-    from regard.mixers.factors.factors import Factors
 
     grid = Grid(3, 5, 1)
-    layer = Factors(terms=terms, scale=None).build(Site(16, 2, grid, qkv_bias=False)).double()
+    layer = mixers.Factors(terms=terms, scale=None).build(Site(16, 2, grid, qkv_bias=False)).double()
     return multihead(layer, grid, biased=terms == "1010")
 
 
 def conv_pairs(kernel: int = 3, groups: int = 2, dilation: int = 1) -> Pairs:
     """Patch tokens of Conv beside nn.Conv2d with zero padding."""
-    from regard.mixers.convolutions.conv import Conv
 
     torch.manual_seed(0)
     grid = Grid(5, 7, 1)
-    layer: Any = perturbed(Conv(kernel=kernel, groups=groups, dilation=dilation).build(Site(16, 2, grid)))
+    layer: Any = perturbed(mixers.Conv(kernel=kernel, groups=groups, dilation=dilation).build(Site(16, 2, grid)))
     theirs = nn.Conv2d(16, 16, kernel, padding=kernel // 2 * dilation, dilation=dilation, groups=groups).double()
     theirs.load_state_dict(layer.conv.state_dict())
     x = torch.randn(3, grid.tokens, 16, dtype=F64)
@@ -96,11 +94,9 @@ def differential_pairs() -> Pairs:
     """The layer beside timm's, the third of a network."""
     from timm.layers.diff_attention import DiffAttention
 
-    from regard.mixers.differential import Differential
-
     torch.manual_seed(0)
     grid = Grid(3, 5, 1)
-    ours = perturbed(Differential().build(Site(16, 2, grid, layer=2)))
+    ours = perturbed(mixers.Differential().build(Site(16, 2, grid, layer=2)))
     theirs: Any = DiffAttention(16, 2, qkv_bias=True, depth=2).double().eval()
     parts = {"qkv": ours.qkv, "proj": ours.proj, "sub_norm": ours.operator.norm}
     state = {f"{name}.{key}": x for name, part in parts.items() for key, x in part.state_dict().items()}
@@ -115,14 +111,12 @@ def xca_pairs(qkv_bias: bool = True, fused: bool = True) -> Pairs:
     """XCA beside timm's XCiT, fast and plain."""
     from timm.models.xcit import XCA as Theirs
 
-    from regard.mixers.xca import XCA
-
     torch.manual_seed(0)
     grid = Grid(3, 5)
     theirs: Any = Theirs(24, num_heads=3, qkv_bias=qkv_bias).double()
     theirs.fused_attn = fused
     nn.init.uniform_(theirs.temperature, 0.5, 5.0)
-    ours = XCA().build(Site(24, 3, grid, qkv_bias=qkv_bias)).double()
+    ours = mixers.XCA().build(Site(24, 3, grid, qkv_bias=qkv_bias)).double()
     state = theirs.state_dict()
     ours.load_state_dict({key.replace("temperature", "operator.temperature"): value for key, value in state.items()})
     x = torch.randn(3, 15, 24, dtype=F64)
@@ -133,13 +127,11 @@ def window_pairs(shift: int = 3, sides: tuple[int, int] = (14, 21)) -> Pairs:
     """Window beside timm's Swin, with its table and shift; timm takes a mask of -100 where ours is exact."""
     from timm.models.swin_transformer import SwinTransformerBlock
 
-    from regard.mixers.window import Window
-
     torch.manual_seed(0)
     block: Any = SwinTransformerBlock(32, sides, num_heads=2, window_size=7, shift_size=shift, always_partition=True)
     block.double().eval()
     grid = Grid(*sides)
-    layer: Any = Window(size=7, shift=shift).build(Site(32, 2, grid)).double()
+    layer: Any = mixers.Window(size=7, shift=shift).build(Site(32, 2, grid)).double()
     with torch.no_grad():
         block.attn.relative_position_bias_table.normal_()
         layer.qkv.load_state_dict(block.attn.qkv.state_dict())
@@ -153,13 +145,11 @@ def spread_window_pairs(size: tuple[int, int] = (3, 4), sides: tuple[int, int] =
     """Window with the pattern "grid" beside timm's MaxViT, whose rows of qkv are by head."""
     from timm.models import maxxvit
 
-    from regard.mixers.window import Window
-
     torch.manual_seed(0)
     config = maxxvit.MaxxVitTransformerCfg(grid_size=size, dim_head=8)
     theirs: Any = maxxvit.PartitionAttentionCl(16, "grid", config).double().eval()
     grid, (rows, columns) = Grid(*sides), size
-    layer: Any = Window(size=size, pattern="grid").build(Site(16, 2, grid)).double()
+    layer: Any = mixers.Window(size=size, pattern="grid").build(Site(16, 2, grid)).double()
     with torch.no_grad():
         table = theirs.attn.rel_pos.relative_position_bias_table.normal_()
         layer.operator.table.copy_(table.mT.unflatten(1, (2 * rows - 1, 2 * columns - 1)))
@@ -175,12 +165,10 @@ def pvt_pairs(ratio: int = 2, pool: int = 0) -> Pairs:
     """PVT beside timm's PVTv2, on a rectangular map that the ratio divides."""
     from timm.models.pvt_v2 import Attention
 
-    from regard.mixers.pvt import PVT
-
     torch.manual_seed(0)
     theirs: Any = Attention(32, num_heads=2, sr_ratio=ratio, linear_attn=pool > 0).double().eval()
     grid = Grid(8, 10)
-    layer: Any = PVT(ratio=ratio, pool=pool).build(Site(32, 2, grid)).double()
+    layer: Any = mixers.PVT(ratio=ratio, pool=pool).build(Site(32, 2, grid)).double()
     with torch.no_grad():
         layer.qkv.weight.copy_(torch.cat([theirs.q.weight, theirs.kv.weight]))
         layer.qkv.bias.copy_(torch.cat([theirs.q.bias, theirs.kv.bias]).normal_())
@@ -243,11 +231,11 @@ def deformable_detr_pairs() -> Pairs:
     import transformers
     from transformers.models.deformable_detr import modeling_deformable_detr as detr
 
-    from regard.mixers.deformable_detr import DeformableDETR, deformable_detr
+    from regard.mixers.deformable_detr import deformable_detr
 
     torch.manual_seed(0)
     grid, points = Grid(5, 7), 3
-    ours = perturbed(DeformableDETR(points=points).build(Site(16, 2, grid)))
+    ours = perturbed(mixers.DeformableDETR(points=points).build(Site(16, 2, grid)))
     config = transformers.DeformableDetrConfig(d_model=16, num_feature_levels=1, disable_custom_kernels=True)
     theirs = detr.DeformableDetrMultiscaleDeformableAttention(config, 2, points).double()
     with torch.no_grad():
@@ -283,13 +271,11 @@ def longformer_pairs(window: int = 5, prefix: int = 2) -> Pairs:
     import transformers
     from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
-    from regard.mixers.neighbourhood import Neighbourhood
-
     torch.manual_seed(0)
     config = transformers.LongformerConfig(hidden_size=16, num_attention_heads=2, attention_window=[window - 1])
     theirs: Any = LongformerSelfAttention(config, 0).double().eval()
     grid = Grid.sequence(10 * (window - 1) - prefix, prefix)
-    layer: Any = Neighbourhood(window=window, border="cut", table=False).build(Site(16, 2, grid)).double()
+    layer: Any = mixers.Neighbourhood(window=window, border="cut", table=False).build(Site(16, 2, grid)).double()
     x = torch.randn(3, grid.tokens, 16, dtype=F64)
     first = torch.arange(grid.tokens).expand(3, -1) < prefix
     with torch.no_grad():
@@ -309,8 +295,6 @@ def nystrom_pairs(batch: int = 1, number: int = 1, start: str = "matrix") -> Pai
     import transformers
     from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 
-    from regard.mixers.nystrom import Nystrom
-
     torch.manual_seed(0)
     width = 8 * number
     config = transformers.NystromformerConfig(
@@ -319,7 +303,7 @@ def nystrom_pairs(batch: int = 1, number: int = 1, start: str = "matrix") -> Pai
     )  # fmt: skip
     theirs: Any = NystromformerSelfAttention(config).double().eval()
     grid = Grid(1, 22, 2)
-    ours: Any = perturbed(Nystrom(m=4, kernel=5, start=start).build(Site(width, number, grid)))  # type: ignore[arg-type]
+    ours: Any = perturbed(mixers.Nystrom(m=4, kernel=5, start=start).build(Site(width, number, grid)))  # type: ignore[arg-type]
     with torch.no_grad():
         ours.qkv.weight.copy_(torch.cat([theirs.query.weight, theirs.key.weight, theirs.value.weight]))
         ours.qkv.bias.copy_(torch.cat([theirs.query.bias, theirs.key.bias, theirs.value.bias]))
@@ -363,8 +347,6 @@ def transformer_xl_pairs() -> Pairs:
     import transformers
     from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer as conformer
 
-    from regard.mixers.factors.factors import Factors
-
     options = transformers.Wav2Vec2ConformerConfig(
         hidden_size=16, num_attention_heads=2, position_embeddings_type="relative", attention_dropout=0.0
     )
@@ -379,7 +361,7 @@ def transformer_xl_pairs() -> Pairs:
     positions = conformer.Wav2Vec2ConformerRelPositionalEmbedding(options)(x).double()
     expected = theirs(x, relative_position_embeddings=positions)[0]
     grid = Grid.sequence(length)
-    config = Factors(terms="1111", scale=None, preset="transformer_xl", axes=1)
+    config = mixers.Factors(terms="1111", scale=None, preset="transformer_xl", axes=1)
     ours: Any = config.build(Site(16, 2, grid, qkv_bias=False)).double()
     even = torch.cat([torch.arange(0, 16, 2), torch.arange(1, 16, 2)])
     with torch.no_grad():
@@ -399,12 +381,10 @@ def linformer_pairs() -> Pairs:
     """Linformer beside the package of that name, every token of one sequence a column of E and F."""
     from linformer.linformer import LinformerSelfAttention  # type: ignore[import-not-found, unused-ignore]
 
-    from regard.mixers.linformer import Linformer
-
     torch.manual_seed(0)
     grid = Grid.sequence(15)
     theirs: Any = LinformerSelfAttention(16, 15, k=4, heads=2).double().eval()
-    layer: Any = Linformer(m=4).build(Site(16, 2, grid, qkv_bias=False)).double()
+    layer: Any = mixers.Linformer(m=4).build(Site(16, 2, grid, qkv_bias=False)).double()
     with torch.no_grad():
         layer.qkv.weight.copy_(torch.cat([theirs.to_q.weight, theirs.to_k.weight, theirs.to_v.weight]))
         layer.proj.load_state_dict(theirs.to_out.state_dict())
