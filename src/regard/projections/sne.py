@@ -256,18 +256,13 @@ class _EmbeddingProjection(LayeredProjection):
         warm_start(self, weight, bias)
         return True
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
-        unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if f"{prefix}weight" in state_dict and f"{prefix}weight1" not in state_dict:
-            error_msgs.append(
+            args[-1].append(  # the messages of errors
                 f"{prefix}weight is of a linear projection, {type(self.config).__name__} has weight1 and weight2; load "
                 'it into LinearQKV() and convert with warm_start, or swap the loaded model with init="svd"'
             )
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def act(self, x: Tensor) -> Tensor:
         """The activation between two layers; may overwrite x."""

@@ -290,12 +290,9 @@ class Port(HostNames):
         quiet.__dict__[hooks] = OrderedDict()
         return quiet
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Tensor], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
-        unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         for hook in self._load_state_dict_pre_hooks.values():
-            hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+            hook(state_dict, prefix, *args)
         for path, own in self.host_adapters().items():
             for key in [key for key in state_dict if key.startswith(f"{prefix}{path}.")]:
                 if key.removeprefix(prefix) not in self.host_shapes:
@@ -308,10 +305,7 @@ class Port(HostNames):
         for key in self.kept_parameters:
             if key not in self._parameters:
                 state_dict.pop(prefix + key, None)
-        nn.Module._load_from_state_dict(
-            self._without("_load_state_dict_pre_hooks"),
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs,
-        )  # fmt: skip
+        nn.Module._load_from_state_dict(self._without("_load_state_dict_pre_hooks"), state_dict, prefix, *args)
 
     def __prepare_scriptable__(self) -> "Port":
         """What `torch.jit.script` calls in each layer. Raises: UnsupportedError."""

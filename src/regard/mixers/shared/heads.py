@@ -145,18 +145,13 @@ class HeadLayer(Mixer):
         y = self.proj(out)
         return F.dropout(y, self.site.drop, self.training) if self.site.drop else y
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
-        unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if f"{prefix}qkv.weight1" in state_dict and not isinstance(getattr(self, "qkv", None), Projection):
-            error_msgs.append(
+            args[-1].append(  # the messages of errors
                 f"{prefix}qkv.weight1 belongs to an embedding with hidden layers, LinearQKV has weight; load it into a "
                 "model with the projection that was trained: SNE(...), PSNE(...) or FSNE(...)"
             )
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class HeadMixer(HeadLayer):

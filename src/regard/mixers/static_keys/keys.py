@@ -8,7 +8,7 @@ Every head has keys of its own. Keys are resampled at every call, also without g
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -201,10 +201,7 @@ class StaticOperator(Operator):
         return resample(value.reshape(self.heads, old.cells, -1), old, self.grid).reshape(parameter.shape)
 
 
-def _check_state(
-    module: StaticOperator, state: dict[str, Tensor], prefix: str, metadata: object, strict: bool, missing: list[str],
-    unexpected: list[str], errors: list[str],
-) -> None:  # fmt: skip
+def _check_state(module: StaticOperator, state: dict[str, Tensor], prefix: str, *args: Any) -> None:
     """Resample parameters of a checkpoint of another grid, or say what to do, which torch's own message does not."""
     for name, parameter in module.named_parameters(recurse=False):
         value = state.get(prefix + name)
@@ -215,7 +212,7 @@ def _check_state(
             state[prefix + name] = resampled  # load_state_dict works on its own copy of the caller's dictionary
         else:
             shapes = f"{tuple(value.shape)}, this layer's {tuple(parameter.shape)} for {module.grid}"
-            errors.append(
+            args[-1].append(  # the messages of errors
                 f"{prefix}{name} of the checkpoint is {shapes}: trained on another grid or with other prefix and "
                 "suffix tokens; build the model for the trained grid, load, and call it on the new one"
             )
