@@ -107,7 +107,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "capture: layers is b": lambda: capture(swapped(), b"*").__enter__(),  # type: ignore[arg-type]
     "ports is a list of subclasses of Port": lambda: swap(vit()[0], SKA(), ports=[nn.Linear]),  # type: ignore[list-item]
     "ports is a list of subclasses of Port.* not 3": lambda: plan_swap(vit()[0], SKA(), ports=3),  # type: ignore[arg-type]
-    "example is one input of the model": lambda: swap(vit()[0], SKA(), example=[1]),  # type: ignore[arg-type]
+    "example is one input of a model": lambda: swap(vit()[0], SKA(), example=[1]),  # type: ignore[arg-type]
     "does not take inputs of 3x5x5": lambda: swap(
         maxvit("maxvit_tiny_tf_224")[0], SKA(), example=torch.ones(1, 3, 5, 5)
     ),

@@ -335,7 +335,7 @@ def test_wrong_use_leaves_the_model_alone() -> None:
         with pytest.raises(ConfigError, match="attend: deformable is .*True or False, a string or a DeformableConv is"):
             attend(model, None, deformable=moving)
     for heads in (7, 0):
-        message = f"layer3.0 has 256 channels, not a multiple of {heads} heads; give another"
+        message = f"layer3.0 has 256 channels, not a multiple of {heads}; give another"
         with pytest.raises(ConfigError, match=message):
             attend(model, E0110, heads=heads)
     with pytest.raises(ConfigError, match=r"attend: heads is 2\.0; a whole number is expected"):

@@ -214,7 +214,7 @@ def test_checkpoints_of_host_and_swapped_model_differ_by_named_keys(projection):
         (lambda: warm_start(bare(1), torch.zeros(36, 12), None), ConfigError, "width=2"),
         (lambda: fuse(drawn(SNE())), UnsupportedError, "'relu'.*not linear"),
         (lambda: FSNE(init="svd"), ConfigError, "no init='svd'"),
-        (lambda: SNE(init="svd", layers=3), ConfigError, "one or two layers"),
+        (lambda: SNE(init="svd", layers=3), ConfigError, "1 or 2 layers"),
         (lambda: SNE(layers=2.0), ConfigError, "layers=2.0"),
         (lambda: SNE(layers=-1), ConfigError, "layers=-1"),
         (lambda: SNE(layers=True), ConfigError, "layers=True"),

@@ -153,7 +153,7 @@ def test_gradient_hooks_and_attributes_of_parts_that_are_cut_are_named() -> None
 
 def test_what_has_no_memory_is_refused_in_one_sentence() -> None:
     model, _ = vit()
-    with torch.device("meta"), pytest.raises(SwapError, match="outside of that block"):
+    with torch.device("meta"), pytest.raises(SwapError, match="outside of it"):
         swap(model, SKA())
     model.head = nn.LazyLinear(3)
     with pytest.raises(SwapError, match="has no shape yet"):

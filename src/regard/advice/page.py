@@ -172,9 +172,7 @@ def _use(result: Recommendation) -> Sheet:
         "under equal weights. tokens: share that a query takes in; where attention is in windows both are inside a "
         "window. prefix: weight on class tokens and registers."
     )
-    removed = {
-        name: float(change.distance.mean()) for (name, mixer), change in result.alone.items() if mixer == Removed()
-    }
+    removed = {name: float(one.distance.mean()) for (name, mixer), one in result.alone.items() if mixer == Removed()}
     note = " ".join([note, *(f"{line[0].upper()}{line[1:]}." for line in summary(result.use, removed))])
     return Sheet(
         title="Where attention looks", columns=("layer", "attention", "distance", "tokens", "prefix"), rows=rows,

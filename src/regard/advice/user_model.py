@@ -154,9 +154,7 @@ def as_user_model(
             _check_patches(network, example)
     mean, deviation = data.get("normal") or usual_normal(network, example.shape[1])
     if len(mean) != example.shape[1]:
-        raise ConfigError(
-            f"mean and deviation are of {len(mean)} channels, the images of {text} have {example.shape[1]}"
-        )
+        raise ConfigError(f"mean and deviation are of {len(mean)} channels, images of {text} have {example.shape[1]}")
     with explained_inputs(network, example), torch.no_grad():
         network(example)
     height, width = example.shape[-2:]
@@ -279,9 +277,7 @@ def split_images(images: Images, share: float = 0.25) -> tuple[Images, Images]:
     Raises: DataError for fewer than two images.
     """
     if len(images) < 2:
-        raise DataError(
-            f"{len(images)} images cannot be parted in those to learn from and those to judge by: give more"
-        )
+        raise DataError(f"{len(images)} images cannot be parted in some to learn from and some to judge by: give more")
     step = max(2, min(round(1 / share), 2 * len(images) // FEWEST_IMAGES))
     judged = np.arange(len(images)) % step == step - 1
     return images.take(np.flatnonzero(~judged)), images.take(np.flatnonzero(judged))

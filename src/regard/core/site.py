@@ -36,9 +36,7 @@ class Site:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.dim < 1 or self.heads < 1 or self.width < 0:
-            raise ConfigError(
-                f"dim and heads are at least 1, not dim={self.dim}, heads={self.heads}, width={self.width}"
-            )
+            raise ConfigError(f"dim and heads are at least 1: dim={self.dim}, heads={self.heads}, width={self.width}")
         if not self.width:
             if self.dim % self.heads:
                 raise ConfigError(f"dim {self.dim} is not a multiple of {self.heads} heads; pass Site(width=)")

@@ -66,9 +66,7 @@ def cosines(a: Book, b: Book) -> list[list[float | None]]:
     """
     sizes = [len(book["codes"][0]) for book in (a, b)]
     if sizes[0] != sizes[1]:
-        raise DataError(
-            f"codes of {sizes[0]} and of {sizes[1]} numbers cannot be compared; pass models of one code size"
-        )
+        raise DataError(f"codes of {sizes[0]} and {sizes[1]} numbers cannot be compared; pass models of one code size")
     return [[_cosine(x, y) for y in b["codes"]] for x in a["codes"]]
 
 

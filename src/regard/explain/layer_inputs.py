@@ -83,9 +83,7 @@ def query_cell(grid: Grid, query: tuple[int, int] | None) -> tuple[int, int]:
     """The (row, column) of a query, by default the middle cell. Raises: GridError if it lies outside the grid."""
     y, x = query if query is not None else (grid.height // 2, grid.width // 2)
     if not (0 <= y < grid.height and 0 <= x < grid.width):
-        raise GridError(
-            f"query {y},{x} lies outside {grid}; rows are 0 to {grid.height - 1}, columns 0 to {grid.width - 1}"
-        )
+        raise GridError(f"query {y},{x} is outside {grid}: rows 0 to {grid.height - 1}, columns 0 to {grid.width - 1}")
     return y, x
 
 

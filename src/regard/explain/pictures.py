@@ -230,9 +230,7 @@ def _panels(layer: Mapping[str, Any], head: str) -> list[tuple[str, list[float]]
     if head == "all":
         return [*heads, ("mean", layer["mean"])]
     if not head.isdecimal() or int(head) >= len(heads):
-        raise ConfigError(
-            f"no head {head!r} in {layer['layer']}: give all, mean or a number from 0 to {len(heads) - 1}"
-        )
+        raise ConfigError(f"no head {head!r} in {layer['layer']}: give all, mean or 0 to {len(heads) - 1}")
     return [heads[int(head)]]
 
 

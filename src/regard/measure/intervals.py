@@ -121,9 +121,7 @@ def pooled(table: Mapping[str, Mapping[int, float]]) -> Pooled:
     x = np.array([[row[seed] for seed in seeds] for row in rows], dtype=np.float64)
     spread = x.std(axis=1, ddof=1)
     if spread.max() >= 3 * spread.min():
-        return Pooled(
-            None, 0, None, f"the standard deviations of the rows differ: {spread.min():.2f} to {spread.max():.2f}"
-        )
+        return Pooled(None, 0, None, f"the rows' standard deviations differ: {spread.min():.2f} to {spread.max():.2f}")
     residual = x - x.mean(0, keepdims=True) - x.mean(1, keepdims=True) + x.mean()
     degrees = (len(rows) - 1) * (len(seeds) - 1)
     sd = math.sqrt(float((residual**2).sum()) / degrees)

@@ -77,9 +77,7 @@ def axial(
     return attend(q, k, v, size=row if along == "rows" else column)
 
 
-def _cross(
-    q: Tensor, k: Tensor, v: Tensor, grid: Grid, scale: float | None, mask: Mask
-) -> Float[Tensor, "B H cells e"]:
+def _cross(q: Tensor, k: Tensor, v: Tensor, grid: Grid, scale: float | None, mask: Mask) -> Float[Tensor, "B H n e"]:
     """The outputs of the patch tokens: one softmax over row, column without the query's own position, and others."""
     (_, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (split_tokens(x, grid) for x in (q, k, v))
     sides = (grid.height, grid.width)

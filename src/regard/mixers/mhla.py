@@ -203,9 +203,7 @@ class MHLAOperator(Operator):
         """Raises: GridError for a grid with prefix or suffix tokens where the build grid has none, or the reverse."""
         form, config, grid = mhla_reference if plain else mhla, self.config, inputs.grid
         if bool(grid.extra) != bool(self.grid.extra):
-            raise GridError(
-                f"the blocks were built for {self.grid}, not for {grid}: prefix and suffix tokens are a block"
-            )
+            raise GridError(f"the blocks were built for {self.grid}, not {grid}: prefix and suffix tokens are a block")
         mixing = self.mixing.clamp_min(0) if config.normalize == "correct" else self.mixing
         arguments = (inputs.q, inputs.k, inputs.v, mixing, grid, config.m)
         return form(*arguments, normalize=config.normalize, eps=config.eps, mask=inputs.mask)
@@ -223,6 +221,4 @@ def _closeness(grid: Grid, m: int | tuple[int, int], init: str, device: torch.de
     r = distance / distance.max().clamp_min(1.0)
     if init == "local":
         return torch.eye(len(r), device=device)
-    return {"cos": (r * math.pi / 4).cos(), "linear": 1 - r, "exp": (-r).exp(), "gaussian": (-r.square() / 2).exp()}[
-        init
-    ]
+    return {"cos": (r * math.pi / 4).cos(), "linear": 1 - r, "exp": (-r).exp(), "gaussian": (-r * r / 2).exp()}[init]

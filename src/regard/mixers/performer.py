@@ -54,9 +54,7 @@ def performer(
     if kernel not in ("softmax", "relu"):
         raise ConfigError(f"kernel is softmax or relu, not {kernel!r}")
     if features.ndim != 2 or features.shape[-1] != q.shape[-1]:
-        raise ShapeError(
-            f"performer: features have shape {tuple(features.shape)}; expected (number, width = {q.shape[-1]})"
-        )
+        raise ShapeError(f"performer: features have shape {tuple(features.shape)}; expected (number, {q.shape[-1]})")
     with without_autocast(q.device):
         fq, fk = exponentials(upcast(q), upcast(k), upcast(features), kernel, keep)
         values = only_kept(v, keep)

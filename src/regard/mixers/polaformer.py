@@ -203,6 +203,4 @@ class PolaFormerOperator(Operator):
         mask: Mask | None = None,
     ) -> Tensor:  # fmt: skip
         """Raises: UnsupportedError always; each half of the values has a matrix of its own."""
-        raise UnsupportedError(
-            "PolaFormer has two maps, one for each half of the values; choose layers of another mechanism"
-        )
+        raise UnsupportedError("PolaFormer has two maps, one for each half of the values; choose other layers")

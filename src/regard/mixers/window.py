@@ -49,9 +49,7 @@ def window_reference(
         down, across = -(-grid.height // rows), -(-grid.width // columns)  # from a cell to the next of its window
         window, y, x = torch.stack([y % down, x % across]), y // down, x // across
     else:
-        window = torch.stack(
-            [(y - down).div(rows, rounding_mode="floor"), (x - across).div(columns, rounding_mode="floor")]
-        )
+        window = torch.stack([(y - down) // rows, (x - across) // columns])
     together = (window[:, :, None] == window[:, None]).all(0)  # (cells, cells)
     bias = q.new_zeros(q.shape[1], grid.tokens, grid.tokens)
     cells = q.new_zeros(()).expand(q.shape[1], grid.cells, grid.cells)

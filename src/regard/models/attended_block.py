@@ -30,9 +30,7 @@ class Attended(Port):
 
     def __init__(self, host: Any, config: MixerConfig, site: Site, shared: nn.Module | None) -> None:
         super().__init__(host, config, site, shared)
-        gamma = nn.Parameter(
-            self.placeholder.new_full((1,), host.initial_gamma)
-        )  # FSDP2 shards no tensor without dimensions
+        gamma = nn.Parameter(self.placeholder.new_full((1,), host.initial_gamma))  # FSDP2 shards no scalar
         self.register_parameter("gamma", gamma if config.uses else None)
 
     @classmethod

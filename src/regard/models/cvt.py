@@ -196,13 +196,9 @@ class CvT(Pyramid):
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         self.num_classes, self.num_features = num_classes, dims[-1]
         depths, head_counts = (1, 2, 10), (1, 3, 6)
-        fits = len(dims) == len(head_counts) and not any(
-            dim % count for dim, count in zip(dims, head_counts, strict=True)
-        )
+        fits = len(dims) == len(head_counts) and not any(dim % n for dim, n in zip(dims, head_counts, strict=True))
         if not fits or kv_stride < 1:
-            raise ConfigError(
-                f"CvT-13 has dims that are multiples of 1, 3, 6 and a kv_stride >= 1, not {dims}, {kv_stride}"
-            )
+            raise ConfigError(f"CvT-13 has dims of multiples of 1, 3, 6 and a kv_stride >= 1, not {dims}, {kv_stride}")
         rates: Any = calculate_drop_path_rates(drop_path_rate, depths[-1])
         stages, previous, reduction = [], in_chans, 1
         for index, (dim, depth, num_heads) in enumerate(zip(dims, depths, head_counts, strict=True)):

@@ -125,9 +125,7 @@ def _weights(name: str, pretrained: bool | str | os.PathLike[str]) -> Mapping[st
     """The published weights of a timm model (True), or those in a file."""
     if isinstance(pretrained, bool):
         if not timm.is_model(name):
-            raise ConfigError(
-                f"there are no published weights of {name}; pass pretrained=PATH, the path of a checkpoint"
-            )
+            raise ConfigError(f"there are no published weights of {name}; pass pretrained=PATH, of a checkpoint")
         return timm.create_model(name, pretrained=True).state_dict()
     try:
         return read_tensors(pretrained, "state_dict_ema", "model_ema", "state_dict", "model")
@@ -155,9 +153,7 @@ def _warn_unused(unused: Sequence[str], number: int, name: str, pretrained: bool
 def _stage_configs(mixers: Sequence[str], resize: str | None, query: str) -> list[MixerConfig | None]:
     """The mechanism of each stage, None for convolutions and timm's attention. Raises: ConfigError."""
     if isinstance(mixers, str) or len(mixers) != 4:
-        raise ConfigError(
-            f'mixers are four, one for each stage, such as ("conv", "ska", "attn", "attn"), not {mixers!r}'
-        )
+        raise ConfigError(f'mixers are four, one a stage, such as ("conv", "ska", "attn", "attn"), not {mixers!r}')
     configs = [_config(text, resize) for text in mixers]
     if query not in QUERIES:
         raise ConfigError(f"a metaformer has no query={query!r}; {nearest(query, QUERIES)}")
@@ -209,8 +205,6 @@ def _swap_stages(
 def _set_heads(attention: Attention, heads: int) -> None:
     """Set the number of heads that share the width, before a mechanism replaces the attention."""
     if attention.attention_dim % heads:
-        raise ConfigError(
-            f"{heads} heads do not divide a width of {attention.attention_dim}; leave heads out or change it"
-        )
+        raise ConfigError(f"{heads} heads do not divide a width of {attention.attention_dim}; change or omit heads")
     attention.num_heads, attention.head_dim = heads, attention.attention_dim // heads
     attention.scale = attention.head_dim**-0.5

@@ -56,9 +56,7 @@ def attend(
     blocks = blocks_of(model, stages)
     for name, block in blocks:
         if type(heads) is not int or heads < 1 or _width(block) % heads:
-            raise ConfigError(
-                f"{name} has {_width(block)} channels, not a multiple of {heads} heads; give another heads="
-            )
+            raise ConfigError(f"{name} has {_width(block)} channels, not a multiple of {heads}; give another heads=")
     with _unchanged_on_error([block for _, block in blocks]):
         for name, block in blocks:
             _add_slot(block, name, heads, convolution)
@@ -195,9 +193,7 @@ def attended(
     Raises: ConfigError for sizes or options that do not fit; the errors of `attend`.
     """
     if stem not in (1, 2, 4) or (stem != 4 and (options.get("features_only") or options.get("pretrained"))):
-        raise ConfigError(
-            f"stem is 4, or 1 or 2 for a classifier without pretrained weights, not {stem} with {options}"
-        )
+        raise ConfigError(f"stem is 4, or 1 or 2 for classifiers without pretrained weights, not {stem} with {options}")
     size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
     if len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
         raise ConfigError(f"img_size is one side in pixels or (height, width), not {img_size!r}")

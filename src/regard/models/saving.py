@@ -96,9 +96,7 @@ def load(folder: str | os.PathLike[str], extra: Extra = (), *, download: bool = 
     if data is None:
         raise StoreError(f"{target} has model.json but no readable model.safetensors; save the model again")
     if hashlib.sha256(data).hexdigest() != about["sha256"]:
-        raise StoreError(
-            f"{target}/model.safetensors is damaged or belongs to another model.json; save the model again"
-        )
+        raise StoreError(f"{target}/model.safetensors is damaged or belongs to another model.json; save it again")
     with description_errors(target, "model.json"):
         tensors = load_tensors(data)
         model = rebuild(about, tuple(extra))

@@ -128,9 +128,7 @@ class SequenceClassifier(nn.Module):
         self.drop = nn.Dropout(drop)
         self.blocks = nn.ModuleList(SequenceBlock(dim, heads, ffn, tokens, attn_drop, drop) for _ in range(depth))
         self.norm = nn.LayerNorm(dim)
-        self.head = nn.Sequential(
-            nn.Linear(4 * dim if pairs else dim, hidden), nn.ReLU(), nn.Linear(hidden, num_classes)
-        )
+        self.head = nn.Sequential(nn.Linear((1 + 3 * pairs) * dim, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
 
     def example_input(self) -> Int[Tensor, "1 ..."]:
         """One input of the model, all symbols in turn and no padding: (1, length), with `pairs` (1, 2, length)."""

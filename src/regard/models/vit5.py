@@ -220,9 +220,7 @@ def _check(height: int, width: int, patch: int, dim: int, num_heads: int, regist
     if min(patch, num_heads) < 1 or height % patch or width % patch:
         raise ConfigError(f"ViT-5: an image of {height}x{width} cannot be cut into patches of {patch}x{patch}")
     if dim % num_heads or (dim // num_heads) % 4:
-        raise ConfigError(
-            f"ViT-5: embed_dim {dim} in {num_heads} heads; rotary positions need heads of a multiple of 4 channels"
-        )
+        raise ConfigError(f"ViT-5: embed_dim {dim} in {num_heads} heads; rotary heads need a multiple of 4 channels")
     if registers < 0 or round(registers**0.5) ** 2 != registers:
         raise ConfigError(f"ViT-5: registers form a square: num_registers is 0, 1, 4, 9, ..., not {registers}")
 

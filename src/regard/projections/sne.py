@@ -98,9 +98,7 @@ class SNE(_Embedding):
         if self.layers == 1 and isinstance(self.width, int):
             raise ConfigError(f"SNE: layers=1 has no hidden layer, so no width={self.width}; leave it out")
         if self.init == "svd" and self.layers > 2:
-            raise ConfigError(
-                f'SNE: init="svd" is for one or two layers, not layers={self.layers}; pass init="kaiming"'
-            )
+            raise ConfigError(f'SNE: init="svd" is for 1 or 2 layers, not layers={self.layers}; pass init="kaiming"')
 
     def build(self, site: Site, roles: str, shared: nn.Module | None = None) -> "SNEProjection":
         return SNEProjection(self, site, roles)

@@ -37,9 +37,7 @@ def with_regard_softmax(model: nn.Module, inputs: Float[Tensor, "B ..."], layers
     hosts = {name: model.get_submodule(name) for name in unswapped}
     for name, (args, kwargs) in layer_calls(model, hosts, inputs).items():
         if not _same_output(hosts[name], softmax_model.get_submodule(name), args, kwargs):
-            raise UnsupportedError(
-                f"{name} of {type(model).__name__} has an attention of its own that is not plain softmax"
-            )
+            raise UnsupportedError(f"{name} of {type(model).__name__} has an attention of its own, not plain softmax")
     return softmax_model
 
 

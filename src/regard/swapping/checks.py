@@ -70,9 +70,7 @@ def check_memory(model: nn.Module) -> None:
         if is_lazy(parameter):
             raise SwapError(f"{name} has no shape yet: run the model once, then swap")
         if parameter.device.type != "meta" and torch.get_default_device().type == "meta":
-            raise SwapError(
-                "torch.device('meta') gives new layers no memory, unlike the model: swap outside of that block"
-            )
+            raise SwapError("torch.device('meta') gives new layers no memory, unlike the model: swap outside of it")
 
 
 def warn_of_lost_hooks(lost: Mapping[str, list[str]]) -> None:

@@ -122,9 +122,7 @@ class GridSource:
 
     def _only(self, sizes: set[tuple[int, int]]) -> tuple[int, int]:
         if not sizes:
-            raise GridError(
-                "the grid of these tokens is unknown: call the whole model, not a swapped layer of it alone"
-            )
+            raise GridError("the grid of these tokens is unknown: call the whole model, not a swapped layer alone")
         if len(sizes) > 1:
             grids = ", ".join(f"{height}x{width}" for height, width in sorted(sizes))
             raise GridError(

@@ -98,9 +98,7 @@ class HostMixer(ResizingMixer):
         """The checks of every mixer. Raises: also UnsupportedError for a mask besides the host's own."""
         if mask is not None:
             kinds = " and ".join(sorted(mask.kinds))
-            raise UnsupportedError(
-                f"{self.site.name or 'this layer'} keeps modules of the host and takes no {kinds} mask"
-            )
+            raise UnsupportedError(f"{self.site.name or 'this layer'} keeps host modules and takes no {kinds} mask")
         Mixer.check(self, x, grid, mask, memory)
 
     def part_heads(self, name: str, x: Tensor) -> Tensor | None:
@@ -183,9 +181,7 @@ def check_operator(mixer: HeadMixer, width: int, biased: bool) -> None:
     if width == site.width and not biased:
         return
     shapes = {"q": (site.grid.tokens, site.width), "k": (memory.tokens, site.width), "v": (memory.tokens, width)}
-    roles = [
-        torch.zeros(1, site.heads, *shape) if role in mixer.config.uses else None for role, shape in shapes.items()
-    ]
+    roles = [torch.zeros(1, site.heads, *size) if role in mixer.config.uses else None for role, size in shapes.items()]
     mask = Mask(bias=torch.zeros(site.grid.tokens, memory.tokens)) if biased else None
     try:
         y = mixer.operator(*roles, grid=site.grid, memory=site.memory, mask=mask)

@@ -305,9 +305,7 @@ def stand_ins(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[dic
     twins: dict[nn.Module, Any] = {}
     for layer in layers.values():
         twins[layer] = object.__new__(type(layer))
-        twins[layer].__dict__ = {
-            name: value.copy() if "_hooks" in name else value for name, value in vars(layer).items()
-        }
+        twins[layer].__dict__ = {name: item.copy() if "_hooks" in name else item for name, item in vars(layer).items()}
     places = [(parent, name, child) for parent in model.modules() for name, child in parent._modules.items()]
     places = [(parent, name, child) for parent, name, child in places if child in twins]
     try:
@@ -329,9 +327,7 @@ def layer_grids(
     model does not take, or that is no tensor.
     """
     if not isinstance(example, Tensor | Mapping):
-        raise ConfigError(
-            f"example is one input of the model, such as torch.randn(1, 3, 224, 224), not {shown(example)}"
-        )
+        raise ConfigError(f"example is one input of a model, such as torch.randn(1, 3, 224, 224), not {shown(example)}")
     modules = {name: model.get_submodule(name) for name in layers}
     sources, handles = _grid_sources(model, layers)
     outputs: dict[nn.Module, torch.Size] = {}

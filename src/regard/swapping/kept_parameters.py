@@ -81,9 +81,7 @@ def check_wrapper(model: nn.Module, layers: Iterable[str]) -> None:
     if compiled := [name for name in layers if name.endswith("._orig_mod")]:
         raise SwapError(f"{compiled[0]} is compiled by itself, so it would still run; swap or restore it before that")
     if any(value.is_inference() for value in model.parameters()):
-        raise SwapError(
-            "the parameters of this model were made in torch.inference_mode(); build or load it outside of it"
-        )
+        raise SwapError("the model's parameters were made in torch.inference_mode(); build or load it outside of it")
     for module in model.modules():
         kinds = [f"{kind.__module__}.{kind.__name__}" for kind in type(module).__mro__]
         fsdp = next((kind for kind in kinds if kind.startswith("torch.distributed.fsdp.")), "")
@@ -94,9 +92,7 @@ def check_wrapper(model: nn.Module, layers: Iterable[str]) -> None:
 
 def parameter_uses(model: nn.Module) -> Mapping[int, int]:
     """How often each parameter is used in a model, by its `id`."""
-    return Counter(
-        id(value) for module in model.modules() for value in module._parameters.values() if value is not None
-    )
+    return Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
 
 
 def check_tied(uses: Mapping[int, int], name: str, before: nn.Module, kept: Iterable[nn.Parameter]) -> None:

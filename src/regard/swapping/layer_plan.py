@@ -128,9 +128,7 @@ def _from_file(path: Path) -> Mapping[str, Any]:
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("layers"), dict):
         raise ConfigError(f'{path} is no plan: it needs "format": "{FORMAT}" and "layers", a mechanism for each layer')
     if unknown := sorted(content.keys() - {"format", "model", "layers"}):
-        raise ConfigError(
-            f"{path} has {shown(unknown[0])}, which this Regard does not know; update Regard, or delete it"
-        )
+        raise ConfigError(f"{path} has {shown(unknown[0])}, which this Regard does not know: update, or delete it")
     return cast(Mapping[str, Any], content["layers"])
 
 

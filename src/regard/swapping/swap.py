@@ -225,9 +225,7 @@ def _host_copy(module: nn.Module, name: str) -> nn.Module:
         empty = kept_parameters.empty_caches(module) | kept_parameters.empty_parameters(module)
         host = copy.deepcopy(module, empty_hooks(module) | empty)
     except Exception as error:  # copying calls whatever the module holds
-        raise SwapError(
-            f"{name} cannot be copied, so it cannot be restored: {error}; leave it out with where="
-        ) from error
+        raise SwapError(f"{name} cannot be copied, nor restored: {error}; leave it out with where=") from error
     remove_adapters(host)
     return host
 
@@ -368,9 +366,7 @@ def _retune(model: nn.Module, where: str, changes: Mapping[str, Any]) -> nn.Modu
             kept_parameters.take_state(new, old)
         except RuntimeError as error:
             arguments = ", ".join(f"{key}={value}" for key, value in changes.items())
-            raise ConfigError(
-                f"retune({arguments}) would change the parameters of {name}; use swap for that"
-            ) from error
+            raise ConfigError(f"retune({arguments}) would change parameters of {name}; use swap for that") from error
         mixers.append((layer, new.train(old.training)))
     for layer, new in mixers:
         move_hooks(layer.mixer, new)

@@ -291,7 +291,7 @@ def test_a_sequence_is_a_grid_of_one_row() -> None:
         (ConfigError, "would never be trained", "MiTA(branches='route', landmarks='learned')"),
         (ConfigError, "would never be trained", "MiTA(branches='route', landmarks='conv')"),
         (ConfigError, "would never be trained", "MiTA(branches='route', landmarks='dwconv')"),
-        (ConfigError, "pools averages", "MiTA(preset='official', landmarks='tome')"),
+        (ConfigError, "pools means", "MiTA(preset='official', landmarks='tome')"),
         (GridError, "at most 24", "MiTA(m=25, k=3, landmarks='random')"),
         (GridError, "at most 24", "MiTA(m=25, k=3, landmarks='tome')"),
         (GridError, "nearest possible", "MiTA(m=17, k=3, landmarks='conv')"),

@@ -37,16 +37,12 @@ class Own(Judge):
             raise ConfigError(f"judge gave {shown(found, 60)}, expected a distance of each image") from error
         images = next((len(value) for value in named_outputs(before).values()), len(distance))
         if len(distance) not in (1, images):
-            raise ConfigError(
-                f"judge gave {len(distance)} distances for {images} images: give one of each, or their mean"
-            )
+            raise ConfigError(f"judge gave {len(distance)} distances for {images} images: give one each, or their mean")
         distance = distance.expand(images)
         return distance, torch.full_like(distance, torch.nan)
 
     def loss(self, before: Any, after: Any) -> Float[Tensor, ""]:
         loss = torch.as_tensor(self.function(before, after)).mean()
         if not loss.requires_grad:
-            raise ConfigError(
-                "judge gives a number without gradients, by which nothing learns: use torch, or score_steps=0"
-            )
+            raise ConfigError("judge gives a number without gradients, so nothing learns: use torch, or score_steps=0")
         return loss

@@ -122,9 +122,7 @@ def check_offsets(
         )
     strides, paddings, dilations = (_pair(value) for value in (stride, padding, dilation))
     if min(*strides, *dilations) < 1 or min(paddings) < 0:
-        raise ConfigError(
-            f"stride and dilation are at least 1, padding at least 0, not {stride}, {dilation}, {padding}"
-        )
+        raise ConfigError(f"stride, dilation are at least 1, padding at least 0, not {stride}, {dilation}, {padding}")
     sides = (
         (side + 2 * p - d * (k - 1) - 1) // s + 1
         for side, p, d, k, s in zip(x.shape[2:], paddings, dilations, kernel, strides, strict=True)
@@ -317,9 +315,7 @@ class DeformableConv2d(nn.Conv2d):
         changed = [name for name in FROM_CONV if getattr(options, name) != getattr(DeformableConv(), name)]
         if changed:
             fields = ", ".join(f"{name}={getattr(options, name)!r}" for name in changed)
-            raise ConfigError(
-                f"{fields}: these come from the convolution that is replaced; leave them at their defaults"
-            )
+            raise ConfigError(f"{fields}: these come from the replaced convolution; leave them at their defaults")
         if type(conv) is not nn.Conv2d or set(conv.state_dict()) - {"weight", "bias"}:
             keys = ", ".join(conv.state_dict())
             raise UnsupportedError(f"only a plain nn.Conv2d can be replaced, not a {type(conv).__name__} with {keys}")
@@ -339,9 +335,7 @@ class DeformableConv2d(nn.Conv2d):
         """Local names of parameters -> factor of the learning rate (Zhu et al. 2019): 0.1 for the predictor."""
         return {f"offset.{name}": 0.1 for name, _ in self.offset.named_parameters()}
 
-    def moves(
-        self, x: Float[Tensor, "B C h w"]
-    ) -> tuple[Float[Tensor, "B P hh ww"], Float[Tensor, "B Q hh ww"] | None]:
+    def moves(self, x: Float[Tensor, "B C h w"]) -> tuple[Float[Tensor, "B P y x"], Float[Tensor, "B Q y x"] | None]:
         """The offsets and, for version 2, the factors that `deformable_conv` takes."""
         offsets = predicted(x, self.offset)
         if self.options.version == 1:

@@ -258,9 +258,7 @@ class Factors(HeadMixerConfig):
         """P. Raises: ConfigError if it is dim and dim is not a multiple of 2 axes."""
         width = self.positions or site.dim
         if self.relative and width % (2 * self.axes):
-            raise ConfigError(
-                f"sinusoids need a width that is a multiple of {2 * self.axes}, not {width}; give positions="
-            )
+            raise ConfigError(f"sinusoids need a multiple of {2 * self.axes} as width, not {width}; give positions=")
         return width
 
     def operator(self, site: Site) -> "FactorsOperator":

@@ -45,9 +45,7 @@ def check_terms(terms: str) -> None:
 def check_window(window: int, stride: int) -> None:
     """Raises ConfigError unless every query has a key in its window."""
     if stride < 1 or window < 0 or (window and (window % 2 == 0 or window < 2 * stride - 1)):
-        raise ConfigError(
-            f"a window is odd and at least 2 stride - 1 (or 0 for all), stride at least 1, not {window}, {stride}"
-        )
+        raise ConfigError(f"a window is odd and >= 2 stride - 1 (0 = all), stride >= 1, not {window}, {stride}")
 
 
 def check_case(
@@ -63,9 +61,7 @@ def check_case(
     check_window(window, stride)
     check_query_stride(query_stride)
     if query_stride > 1 and key_grid is None:
-        raise ConfigError(
-            f"with query_stride={query_stride} the grid of the keys does not follow from {grid}; give key_grid="
-        )
+        raise ConfigError(f"with query_stride={query_stride} the key grid does not follow from {grid}; give key_grid=")
     if execution not in EXECUTIONS:
         raise ConfigError(f"execution {execution!r} is unknown; {nearest(execution, EXECUTIONS)}")
     keys = key_grid or strided_grid(grid, stride)
@@ -84,9 +80,7 @@ def check_case(
     _check_widths(v.shape[1], tensors, tables if e2 or e4 else None, grid, keys, stride, query_stride)
     for side, u_r in zip((keys.width, keys.height), basis or (), strict=False):
         if u_r is not None and (u_r.ndim != 2 or u_r.shape[0] != side):
-            raise ShapeError(
-                f"a basis has shape {tuple(u_r.shape)}; expected ({side}, r) for {side} keys along its axis"
-            )
+            raise ShapeError(f"a basis has shape {tuple(u_r.shape)}; expected ({side}, r) for {side} keys of its axis")
     return keys
 
 
@@ -129,9 +123,7 @@ def _check_widths(
                 continue
             size = table_size(*side, stride, query_stride)
             if table.ndim != 3 or table.shape[0] != heads or table.shape[1] % 2 == 0 or table.shape[1] < 2 * size - 1:
-                raise ShapeError(
-                    f"the table of {axis} has shape {tuple(table.shape)}; expected ({heads}, {2 * size - 1}, d)"
-                )
+                raise ShapeError(f"the table of {axis} is {tuple(table.shape)}; expected ({heads}, {2 * size - 1}, d)")
             widths[f"table of {axis}"] = table.shape[-1]
     for name in ("u", "t"):
         if name in used and (used[name].ndim != 2 or used[name].shape[0] != heads):

@@ -259,9 +259,7 @@ class MiTA(HeadMixerConfig):
                 'nothing is learned through the selection; take branches="both" or landmarks="avg2d"'
             )
         if self.preset != "paper" and self.landmarks not in ("avg2d", "avg1d"):
-            raise ConfigError(
-                f'preset="{self.preset}" pools averages; landmarks="{self.landmarks}" needs preset="paper"'
-            )
+            raise ConfigError(f'preset="{self.preset}" pools means; landmarks="{self.landmarks}" needs preset="paper"')
 
     @property
     def number(self) -> int:

@@ -239,9 +239,7 @@ def apply_rotary(x: Float[Tensor, "B H N d"], rope: Float[Tensor, "... n d2"], g
             f"the rotary tensor has {rope.shape[-2]} rows, the grid {grid.cells} cells and {grid.tokens} tokens"
         )
     if rope.shape[-1] != 2 * x.shape[-1]:
-        raise ShapeError(
-            f"the rotary tensor has {rope.shape[-1]} columns; expected sines and cosines of {x.shape[-1]} each"
-        )
+        raise ShapeError(f"the rotary tensor has {rope.shape[-1]} columns; expected {x.shape[-1]} sines and cosines")
     sin, cos = rope.to(x.dtype).chunk(2, -1)
     all_tokens = rope.shape[-2] == grid.tokens
     cells = x if all_tokens else x[..., grid.span, :]

@@ -20,9 +20,7 @@ from torch import Tensor
 from regard.core import UnsupportedError
 from regard.core.tensors import exporting
 
-REMEDY = (
-    "install a wheel of your platform, or a C++ compiler (g++ or clang++) before you install Regard from its source"
-)
+REMEDY = "install a wheel of your platform, or a C++ compiler (g++, clang++) before you install Regard from its source"
 
 
 def eager_on_cpu(x: Tensor) -> bool:

@@ -116,9 +116,7 @@ def one_by_one(
     down, across = windows_on(memory, key_window)
     for row in range(down):
         for column in range(across):
-            rows, columns = (
-                slice(i * side, (i + 1) * side) for i, side in zip((row, column), sides(window), strict=True)
-            )
+            rows, columns = (slice(i * k, (i + 1) * k) for i, k in zip((row, column), sides(window), strict=True))
             part = image[:, :, rows, columns]
             keys = indices[row * key_window.height :, column * key_window.width :]
             keys = keys[: key_window.height, : key_window.width]

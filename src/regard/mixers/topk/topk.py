@@ -164,9 +164,7 @@ def _check_scores(
     for label, x, width in (("scores", scores, k.shape[-2]), ("plan.keys", plan.keys if plan else None, top)):
         expected = (q.shape[0], q.shape[1], q.shape[2], width)
         if x is not None and tuple(x.shape) not in (expected, (expected[0], 1, *expected[2:])):
-            raise ShapeError(
-                f"topk: {label} has shape {tuple(x.shape)}; expected {expected}, or 1 in place of the heads"
-            )
+            raise ShapeError(f"topk: {label} has shape {tuple(x.shape)}; expected {expected}, or 1 for the heads")
     if plan is not None:
         check_chosen("topk: plan.keys", plan.keys, tuple(plan.keys.shape), k.shape[-2])
 

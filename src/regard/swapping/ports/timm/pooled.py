@@ -34,9 +34,7 @@ def pooled_grid(grid: Grid, pool: Any) -> Grid:
     """The grid after a convolution or pooling without dilation, or after None."""
     if pool is None:
         return grid
-    pairs = (
-        (value, value) if isinstance(value, int) else value for value in (pool.kernel_size, pool.stride, pool.padding)
-    )
+    pairs = ((x, x) if isinstance(x, int) else x for x in (pool.kernel_size, pool.stride, pool.padding))
     kernel, stride, padding = pairs
     height, width = (
         pooled_side(side, *numbers)

@@ -39,9 +39,7 @@ class TimmTwinsLocal(TimmDaViT):
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:  # type: ignore[override]
         grid = self.grid()
-        return in_windows(x.unflatten(1, tuple(size)), grid.height, lambda tokens: self.mixer(tokens, grid)).flatten(
-            1, 2
-        )
+        return in_windows(x.unflatten(1, tuple(size)), grid.height, lambda cells: self.mixer(cells, grid)).flatten(1, 2)
 
 
 def in_windows(x: Tensor, side: int, apply: Callable[[Tensor], Tensor]) -> Tensor:
