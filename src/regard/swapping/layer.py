@@ -2,7 +2,7 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any, ClassVar, cast
 
 import torch
@@ -56,7 +56,7 @@ class Port(HostNames):
     batch_dim: where the batch is not the first dimension of the tokens.
     weights_dropout: the rate of dropout of attention weights, where its name is unusual.
     build_mixer: the mixer, where the ordinary one needs a change.
-    forward: always.
+    forward: where it is not called with tokens (B, N, C) alone.
 
     Parameters: `state_dict` shows what the host had (same name, same shape) under the host's names, and everything new
     below `regard.`. Loading does the reverse, so a checkpoint of the original model fits. Unknown attributes are looked
@@ -98,6 +98,12 @@ class Port(HostNames):
         self.source.expect(self.planned_grid)
         tracer = cast(Tracer, traced.tracer)
         return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
+
+    def on_tokens(self, x: Tensor) -> Any:
+        """The output for tokens (B, N, C) alone."""
+        return self.mixer(x, self.grid())
+
+    forward: Callable[..., Any] = on_tokens
 
     # hooks for a subclass
 

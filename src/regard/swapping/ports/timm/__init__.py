@@ -5,10 +5,8 @@ from importlib import import_module
 from regard.swapping.layer import Port
 
 _FILES = (
-    "mobilevit vit xcit metaformer pvt windows relative_position_bias cait maps wide hiera pooled inside combined halo"
-    " cascade gemma reinitialised"
-)
+    "mobilevit", "vit", "stages", "pvt", "windows", "relative_position_bias", "cait", "maps", "wide", "hiera", "pooled",
+    "inside", "combined", "halo", "cascade", "gemma", "reinitialised",
+)  # fmt: skip
 
-PORTS: tuple[type[Port], ...] = tuple(
-    port for file in _FILES.split() for port in import_module(f"{__name__}.{file}").PORTS
-)
+PORTS: tuple[type[Port], ...] = tuple(port for file in _FILES for port in import_module(f"{__name__}.{file}").PORTS)

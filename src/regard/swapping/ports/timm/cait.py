@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from timm.models.cait import TalkingHeadAttn
-from torch import Tensor, nn
+from torch import nn
 
 from regard.core import Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer
@@ -27,9 +27,6 @@ class TimmCaiT(Port):
         elif config.uses:
             raise no_logits_error(config)
         return mixer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mixer(x, self.grid())
 
 
 PORTS: tuple[type[Port], ...] = (TimmCaiT,)

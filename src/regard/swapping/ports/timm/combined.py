@@ -49,9 +49,6 @@ class TimmConViT(HostPort):
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         return Site(dim=module.dim, heads=module.num_heads, grid=grid, layer=layer, name=name)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mixer(x, self.grid())
-
 
 class DifferentialMixer(HostMixer):
     """The difference of two heads with the same values, the second one weighted, then normalised."""

@@ -140,9 +140,6 @@ class TimmNextViT(HostPort):
         heads, width = module.num_heads, module.head_dim
         return Site(dim=module.dim, heads=heads, grid=grid, width=width, memory=memory, layer=layer, name=name)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mixer(x, self.grid())
-
 
 class MultiQueryMixer(HostMixer):
     """All heads share keys and values, which come from a coarser map."""

@@ -47,9 +47,6 @@ class TimmChannel(Port):
     replaces: ClassVar[tuple[type, ...]] = (ChannelAttention, ChannelAttentionV2)
     watch: ClassVar[str] = "cpe1"
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mixer(x, self.grid())
-
 
 class FactorisedMixer(HostMixer):
     """A mechanism, plus the queries times a convolution of the values."""

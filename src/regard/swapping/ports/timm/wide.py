@@ -90,9 +90,6 @@ class TimmTinyViT(HostPort):
     def value_width(cls, module: Any, site: Site) -> int:
         return int(module.val_dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mixer(x, self.grid())
-
 
 class TimmLeViT(TimmTinyViT):
     """LeViT: values wider than keys, a table of biases for each head; on tokens, or on maps (`levit_conv`)."""

@@ -24,9 +24,6 @@ class TimmDaViT(Port):
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         return Grid(*module.window_size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mixer(x, self.grid())
-
 
 class TimmTwinsLocal(TimmDaViT):
     """The attention of Twins in windows, which pads the map to whole windows."""
@@ -37,7 +34,7 @@ class TimmTwinsLocal(TimmDaViT):
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         return Grid(module.ws, module.ws)
 
-    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         grid = self.grid()
         return in_windows(x.unflatten(1, tuple(size)), grid.height, lambda cells: self.mixer(cells, grid)).flatten(1, 2)
 

@@ -1,10 +1,10 @@
-"""Port of timm's cross-covariance attention: XCiT and EdgeNeXt."""
+"""Ports of timm's XCiT, EdgeNeXt and CAFormer, which need no code of their own."""
 
 from typing import ClassVar
 
 from timm.models.edgenext import CrossCovarianceAttn
+from timm.models.metaformer import Attention as MetaFormerAttention
 from timm.models.xcit import XCA as XCiTAttention
-from torch import Tensor
 
 from regard.swapping.layer import Port
 
@@ -16,8 +16,12 @@ class TimmXCiT(Port):
     watch: ClassVar[str] = "patch_embed.proj|convs.0"
     parameter_names: ClassVar[dict[str, str]] = {"temperature": "operator.temperature"}
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mixer(x, self.grid())
+
+class TimmMetaFormer(Port):
+    """The attention of CAFormer; each stage has its own grid."""
+
+    replaces: ClassVar[tuple[type, ...]] = (MetaFormerAttention,)
+    watch: ClassVar[str] = "downsample"
 
 
-PORTS: tuple[type[Port], ...] = (TimmXCiT,)
+PORTS: tuple[type[Port], ...] = (TimmXCiT, TimmMetaFormer)
