@@ -95,15 +95,13 @@ def _kinds(model: nn.Module, image: Tensor) -> dict[str, tuple[Port, AttentionKi
         name: (
             layer,
             AttentionKind(
-                replace(layer.mixer.site, layer=0, name="", drop=0.0),
-                shapes[name][layer.batch_dim],
-                type(layer),
+                replace(layer.mixer.site, layer=0, name="", drop=0.0), shapes[name][layer.batch_dim], type(layer),
                 layer.host_masks(layer.host),
                 tuple(value.shape for value in layer.host.parameters()) if isinstance(layer, HostPort) else (),
             ),
         )
         for name, layer in layers.items()
-    }
+    }  # fmt: skip
 
 
 def _count(host: str, configs: Sequence[MixerConfig], size: tuple[int, int] | None, extra: Extra) -> _Counts:

@@ -193,9 +193,8 @@ class BRA(HeadMixerConfig):
     )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
-        "BRA(regions=(2, 2), k=2)",
-        'BRA(regions=(1, 3), k=2, preset="official", dwc=5)',
-    )
+        "BRA(regions=(2, 2), k=2)", 'BRA(regions=(1, 3), k=2, preset="official", dwc=5)',
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

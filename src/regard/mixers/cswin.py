@@ -89,10 +89,7 @@ class CSWin(HeadMixerConfig):
         conditions="position", prefix="global: attend to all tokens and are attended by all; in every stripe",
     )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    samples: ClassVar[tuple[str, ...]] = (
-        "CSWin(stripe=1)",
-        "CSWin(stripe=2, scale=0.7, dwc=3)",
-    )
+    samples: ClassVar[tuple[str, ...]] = ("CSWin(stripe=1)", "CSWin(stripe=2, scale=0.7, dwc=3)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

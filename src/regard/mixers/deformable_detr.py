@@ -32,10 +32,9 @@ __all__ = ["DeformableDETR", "deformable_detr", "deformable_detr_reference"]
 
 @operator_function
 def deformable_detr_reference(
-    maps: Sequence[Float[Tensor, "B H e _ _"]],
-    points: Float[Tensor, "B H N L K 2"],
+    maps: Sequence[Float[Tensor, "B H e _ _"]], points: Float[Tensor, "B H N L K 2"],
     weights: Float[Tensor, "B H N L K"],
-) -> Float[Tensor, "B H N e"]:
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Every sample is a sum over a whole map with the weights max(0, 1 - |y - i|) max(0, 1 - |x - j|)."""
     _check_maps(maps, points, weights)
     total = torch.zeros((), dtype=maps[0].dtype, device=points.device)
@@ -50,10 +49,9 @@ def deformable_detr_reference(
 
 @operator_function
 def deformable_detr(
-    maps: Sequence[Float[Tensor, "B H e _ _"]],
-    points: Float[Tensor, "B H N L K 2"],
+    maps: Sequence[Float[Tensor, "B H e _ _"]], points: Float[Tensor, "B H N L K 2"],
     weights: Float[Tensor, "B H N L K"],
-) -> Float[Tensor, "B H N e"]:
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same by `grid_sample`, in float32 at least; memory B H N K e.
 
     maps: the values of the L maps, (batch, heads, channels, height, width), of any sizes. points: (y, x) in cells of
@@ -109,10 +107,7 @@ class DeformableDETR(HeadMixerConfig):
     )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = (
-        "DeformableDETR()",
-        "DeformableDETR(points=2, projection=LinearQKV(), dwc=3)",
-    )
+    samples: ClassVar[tuple[str, ...]] = ("DeformableDETR()", "DeformableDETR(points=2, projection=LinearQKV(), dwc=3)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -97,10 +97,7 @@ class Differential(HeadMixerConfig):
     )
     masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
     cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = (
-        "Differential()",
-        "Differential(start=0.3, scale=0.7, norm=False, gate=True)",
-    )
+    samples: ClassVar[tuple[str, ...]] = ("Differential()", "Differential(start=0.3, scale=0.7, norm=False, gate=True)")
 
     @property
     def contract(self) -> Contract:

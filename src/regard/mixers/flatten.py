@@ -97,12 +97,10 @@ class FLatten(HeadMixerConfig):
     eps: float = 1e-6
 
     card: ClassVar[Card] = replace(
-        Linear.card,
-        title="Focused linear attention",
-        source="Han et al. 2023 (FLatten), Eq. 5-9",
+        Linear.card, title="Focused linear attention", source="Han et al. 2023 (FLatten), Eq. 5-9",
         formula="f(q) (f(k)^T v) / (f(q) . sum f(k)),  f(x) = |relu(x)| relu(x)^p / |relu(x)^p|",
         prefix="like all tokens, with their own position embeddings",
-    )
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (

@@ -82,10 +82,7 @@ class InLine(HeadMixerConfig):
     )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = (
-        "InLine()",
-        "InLine(residual=True, dwc=3)",
-    )
+    samples: ClassVar[tuple[str, ...]] = ("InLine()", "InLine(residual=True, dwc=3)")
 
     @property
     def contract(self) -> Contract:

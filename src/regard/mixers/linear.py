@@ -74,10 +74,7 @@ class Linear(HeadMixerConfig):
     )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = (
-        "Linear()",
-        'Linear(feature="relu", norm="rms", dwc=3)',
-    )
+    samples: ClassVar[tuple[str, ...]] = ("Linear()", 'Linear(feature="relu", norm="rms", dwc=3)')
 
     @property
     def contract(self) -> Contract:

@@ -89,10 +89,9 @@ class Linformer(HeadMixerConfig):
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (
-        "Linformer(m=4)",
-        'Linformer(m=3, share="kv", per_head=True, init="normal", dwc=3)',
+        "Linformer(m=4)", 'Linformer(m=3, share="kv", per_head=True, init="normal", dwc=3)',
         'Linformer(m=4, init="pool")',
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

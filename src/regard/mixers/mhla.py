@@ -127,10 +127,7 @@ class MHLA(HeadMixerConfig):
         prefix="one additional block",
     )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    samples: ClassVar[tuple[str, ...]] = (
-        "MHLA(m=4)",
-        'MHLA(m=(1, 3), normalize="none", norm=True, dwc=5)',
-    )
+    samples: ClassVar[tuple[str, ...]] = ("MHLA(m=4)", 'MHLA(m=(1, 3), normalize="none", norm=True, dwc=5)')
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -113,10 +113,7 @@ class MoBA(HeadMixerConfig):
         prefix="keys of every query; as queries they choose blocks and have no own block",
     )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    samples: ClassVar[tuple[str, ...]] = (
-        "MoBA(block=(2, 3), k=2)",
-        "MoBA(block=5, k=2, own=False, dwc=3)",
-    )
+    samples: ClassVar[tuple[str, ...]] = ("MoBA(block=(2, 3), k=2)", "MoBA(block=5, k=2, own=False, dwc=3)")
 
     @property
     def contract(self) -> Contract:

@@ -234,11 +234,10 @@ class Neighbourhood(HeadMixerConfig):
     )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
-        "Neighbourhood(window=3)",
-        "Neighbourhood(window=3, dilation=2)",
+        "Neighbourhood(window=3)", "Neighbourhood(window=3, dilation=2)",
         'Neighbourhood(window=3, border="cut", table=False, dwc=3)',
         'Neighbourhood(window=5, border="blocks", scale=0.9)',
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

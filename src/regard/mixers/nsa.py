@@ -192,10 +192,7 @@ class NSA(HeadMixerConfig):
         prefix="keys in all branches; as queries they choose blocks, and their window is the whole sequence",
     )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    samples: ClassVar[tuple[str, ...]] = (
-        "NSA(block=(2, 3), k=2)",
-        "NSA(block=5, k=2, window=5, group=2, dwc=3)",
-    )
+    samples: ClassVar[tuple[str, ...]] = ("NSA(block=(2, 3), k=2)", "NSA(block=5, k=2, window=5, group=2, dwc=3)")
 
     @property
     def contract(self) -> Contract:

@@ -129,18 +129,13 @@ class Performer(HeadMixerConfig):
     eps: float = 1e-6
 
     card: ClassVar[Card] = replace(
-        Linear.card,
-        title="Performer",
-        source="Choromanski et al. 2021, Lemma 1 and Sec. 2.4",
+        Linear.card, title="Performer", source="Choromanski et al. 2021, Lemma 1 and Sec. 2.4",
         formula="phi(q) (phi(k)^T v) / (phi(q) . sum phi(k)),  phi(x) = exp(W x - |x|^2 / 2) / sqrt(r)",
         complexity="O(N r C)",
-    )
+    )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = (
-        "Performer()",
-        'Performer(features=12, kernel="relu", eps=1e-3, dwc=3)',
-    )
+    samples: ClassVar[tuple[str, ...]] = ("Performer()", 'Performer(features=12, kernel="relu", eps=1e-3, dwc=3)')
 
     @property
     def contract(self) -> Contract:

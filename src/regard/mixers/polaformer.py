@@ -105,10 +105,7 @@ class PolaFormer(HeadMixerConfig):
     )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = (
-        "PolaFormer()",
-        "PolaFormer(local=5, gate=True, position=True)",
-    )
+    samples: ClassVar[tuple[str, ...]] = ("PolaFormer()", "PolaFormer(local=5, gate=True, position=True)")
 
     @property
     def contract(self) -> Contract:

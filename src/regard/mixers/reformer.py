@@ -200,9 +200,8 @@ class Reformer(HeadMixerConfig):
     )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
-        "Reformer(chunk=5, rounds=3)",
-        'Reformer(chunk=3, rounds=2, duplicates="every")',
-    )
+        "Reformer(chunk=5, rounds=3)", 'Reformer(chunk=3, rounds=2, duplicates="every")',
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

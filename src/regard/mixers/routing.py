@@ -137,10 +137,7 @@ class Routing(HeadMixerConfig):
     )  # fmt: skip
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = (
-        "Routing(clusters=3)",
-        "Routing(clusters=5, scale=0.7, dwc=3)",
-    )
+    samples: ClassVar[tuple[str, ...]] = ("Routing(clusters=3)", "Routing(clusters=5, scale=0.7, dwc=3)")
 
     @property
     def contract(self) -> Contract:

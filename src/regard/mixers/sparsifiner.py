@@ -53,9 +53,8 @@ class Sparsifiner(HeadMixerConfig):
     masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (
-        "Sparsifiner(k=5, m=3, channels=4)",
-        "Sparsifiner(k=6, m=2, channels=3, scale=0.7)",
-    )
+        "Sparsifiner(k=5, m=3, channels=4)", "Sparsifiner(k=6, m=2, channels=3, scale=0.7)",
+    )  # fmt: skip
 
     @property
     def contract(self) -> Contract:

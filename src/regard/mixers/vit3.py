@@ -178,10 +178,9 @@ class ViT3(MixerConfig):
         row_maps=False,
     )  # fmt: skip
     samples: ClassVar[tuple[str, ...]] = (
-        "ViT3()",
-        'ViT3(inner="linear", local=False, clip=False)',
+        "ViT3()", 'ViT3(inner="linear", local=False, clip=False)',
         'ViT3(inner="linear", local=False, clip=False, batch=5, loss="squared")',
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

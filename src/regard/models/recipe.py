@@ -136,11 +136,10 @@ def _changed_options(model: nn.Module) -> list[dict[str, Any]]:
     classes, size, window = (
         {name: tuple(value) if isinstance(value, list) else value}
         for name, value in (
-            ("num_classes", getattr(model, "num_classes", None)),
-            ("img_size", getattr(embedding, "img_size", None)),
+            ("num_classes", getattr(model, "num_classes", None)), ("img_size", getattr(embedding, "img_size", None)),
             ("window_size", next((each for each in windows if each is not None), None)),
         )
-    )
+    )  # fmt: skip
     every = [classes, size, classes | size, size | window, classes | size | window]
     return [each for each in every if None not in each.values()]
 

@@ -160,9 +160,8 @@ class FSNE(_Embedding):
     """
 
     inits: ClassVar[tuple[str, ...]] = (
-        "trunc_normal",
-        "kaiming",
-    )  # shared layers cannot hold a linear map for each role
+        "trunc_normal", "kaiming",
+    )  # shared layers cannot hold a linear map for each role  # fmt: skip
     code: int = 8
     tied: bool = True
 

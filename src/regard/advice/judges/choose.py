@@ -113,9 +113,8 @@ def _has_classes(network: nn.Module, number: int) -> bool:
     """Whether so many numbers are class scores: by timm's or transformers' own word, or by a last layer's name."""
     config = getattr(network, "config", None)
     known = (
-        getattr(network, "num_classes", 0),
-        getattr(config, "num_labels", 0) if hasattr(network, "classifier") else 0,
-    )
+        getattr(network, "num_classes", 0), getattr(config, "num_labels", 0) if hasattr(network, "classifier") else 0,
+    )  # fmt: skip
     layers = (module for name, module in network.named_modules() if any(part in HEADS for part in name.split(".")[-2:]))
     return number in known or any(getattr(layer, "out_features", 0) == number for layer in layers)
 

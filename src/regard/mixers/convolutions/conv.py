@@ -39,10 +39,7 @@ class Conv(TapsConfig):
         construction="locality prior", topology="N x one-to-one", conditions="position",
         prefix="not convolved; the mean of the patch tokens' outputs, or zero", row_maps=False,
     )  # fmt: skip
-    samples: ClassVar[tuple[str, ...]] = (
-        "Conv()",
-        'Conv(kernel=5, groups=4, dilation=2, extra="zero")',
-    )
+    samples: ClassVar[tuple[str, ...]] = ("Conv()", 'Conv(kernel=5, groups=4, dilation=2, extra="zero")')
 
     def __post_init__(self) -> None:
         super().__post_init__()

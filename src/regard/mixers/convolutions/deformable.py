@@ -220,9 +220,8 @@ class DeformableConv(TapsConfig):
         prefix="never sampled; the mean of the patch tokens' outputs, or zero", row_maps=False,
     )  # fmt: skip
     samples: ClassVar[tuple[str, ...]] = (
-        "DeformableConv(groups=2)",
-        "DeformableConv(version=2, offset_kernel=1, dilation=2, mask_init=0.5)",
-    )
+        "DeformableConv(groups=2)", "DeformableConv(version=2, offset_kernel=1, dilation=2, mask_init=0.5)",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -102,10 +102,7 @@ class DAT(MemoryMixerConfig):
         prefix="queries, and keys appended to the sampled ones",
         row_maps=False,  # its columns are not the tokens
     )
-    samples: ClassVar[tuple[str, ...]] = (
-        "DAT(stride=2, kernel=3)",
-        "DAT(groups=2, reach=2.0)",
-    )
+    samples: ClassVar[tuple[str, ...]] = ("DAT(stride=2, kernel=3)", "DAT(groups=2, reach=2.0)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -89,10 +89,9 @@ def _landmarks(q: Tensor, landmarks: Tensor | None, windows: Sequence[int] | Non
 def _empty_results(q, k, v, landmarks, windows, bias, keys, experts, top, shared, scale, factor, choices):  # type: ignore[no-untyped-def]
     b, h, n = q.shape[:3]
     return (
-        empty_heads(v, (b, h, n, v.shape[-1])),
-        q.new_empty(b, h, _number(landmarks, windows), top, dtype=torch.int64),
+        empty_heads(v, (b, h, n, v.shape[-1])), q.new_empty(b, h, _number(landmarks, windows), top, dtype=torch.int64),
         q.new_empty(b, h, n, choices, dtype=torch.int64),
-    )
+    )  # fmt: skip
 
 
 def _backward(

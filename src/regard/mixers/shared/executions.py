@@ -76,8 +76,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "MoBA, NSA": (
         Rule("dense", _FEW, _small),
-        dataclasses.replace(_TRITON, when="on CUDA in half precision for at least 4,096 keys"),
-        _GROUPED,
+        dataclasses.replace(_TRITON, when="on CUDA in half precision for at least 4,096 keys"), _GROUPED,
     ),
     "NSA's window": (
         Rule("gather", "if there are more than 32 cells for each of the window", lambda s: s.tokens > 32 * s.top),
@@ -104,7 +103,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("native", _NATIVE, lambda s: "native" in s.facts),
         Rule("eager", "elsewhere", _always),
     ),
-}
+}  # fmt: skip
 """By mechanism: the first rule that holds is taken. Their other executions run where they are named only."""
 
 

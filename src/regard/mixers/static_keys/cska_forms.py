@@ -123,13 +123,11 @@ def one_by_one(
             filter_indices = window_indices[: keys.shape[0], : keys.shape[1]].flatten()
             pick, chosen = torch.cat([extra, keys.flatten()]), torch.cat([window_extra, filter_indices])
             attended = attention(
-                part.flatten(2, 3),
-                weight[:, chosen].flatten(0, 1),
-                None if bias is None else bias.view(q.shape[1], -1)[:, chosen].flatten(),
-                v[:, :, pick],
+                part.flatten(2, 3), weight[:, chosen].flatten(0, 1),
+                None if bias is None else bias.view(q.shape[1], -1)[:, chosen].flatten(), v[:, :, pick],
                 Grid(*part.shape[2:4]),
                 mask=None if mask is None or mask.keep is None else Mask(keep=mask.keep[:, pick]),
-            )
+            )  # fmt: skip
             out[:, :, rows, columns] = attended.unflatten(2, part.shape[2:4])
     return out.flatten(2, 3)
 

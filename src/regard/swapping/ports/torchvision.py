@@ -23,9 +23,8 @@ class TorchvisionSwin(Port):
     replaces: ClassVar[tuple[type, ...]] = (ShiftedWindowAttention,)
     mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
     parameter_names: ClassVar[dict[str, str]] = {
-        "relative_position_bias_table": "biases.table",
-        "relative_position_index": "biases.index",
-    }
+        "relative_position_bias_table": "biases.table", "relative_position_index": "biases.index",
+    }  # fmt: skip
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:

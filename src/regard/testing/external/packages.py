@@ -240,10 +240,9 @@ def deformable_detr_pairs() -> Pairs:
     theirs = detr.DeformableDetrMultiscaleDeformableAttention(config, 2, points).double()
     with torch.no_grad():
         both = (
-            (theirs.value_proj, ours.qkv.linear),
-            (theirs.attention_weights, ours.operator.weight),
+            (theirs.value_proj, ours.qkv.linear), (theirs.attention_weights, ours.operator.weight),
             (theirs.output_proj, ours.proj),
-        )
+        )  # fmt: skip
         for to, of in both:
             to.load_state_dict(of.state_dict())
         for name, offset in ours.operator.offset.named_parameters():

@@ -26,10 +26,7 @@ class HuggingSAM(HuggingPort):
         }
     )  # fmt: skip
     routed: ClassVar[bool] = False
-    parameter_names: ClassVar[dict[str, str]] = {
-        "rel_pos_h": "operator.rel_pos_h",
-        "rel_pos_w": "operator.rel_pos_w",
-    }
+    parameter_names: ClassVar[dict[str, str]] = {"rel_pos_h": "operator.rel_pos_h", "rel_pos_w": "operator.rel_pos_w"}
 
     @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:

@@ -19,10 +19,9 @@ class HuggingSegformer(HuggingViT):
     class_paths: ClassVar[frozenset[str]] = frozenset({"segformer.modeling_segformer.SegformerAttention"})
     watch: ClassVar[str] = "patch_embeddings.proj"
     parameter_names: ClassVar[dict[str, str]] = {
-        **HuggingViT.parameter_names,
-        "sequence_reduction.sequence_reduction": "operator.reduce",
+        **HuggingViT.parameter_names, "sequence_reduction.sequence_reduction": "operator.reduce",
         "sequence_reduction.layer_norm": "operator.norm",
-    }
+    }  # fmt: skip
 
     def forward(  # type: ignore[override]
         self, hidden_states: Tensor, height: int, width: int, attention_mask: Tensor | None = None, **kwargs: Any

@@ -65,10 +65,9 @@ class HuggingDINOv3(HuggingViT):
 
     class_paths: ClassVar[frozenset[str]] = frozenset(
         {
-            "dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention",
-            "eomt_dinov3.modeling_eomt_dinov3.EomtDinov3Attention",
+            "dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention", "eomt_dinov3.modeling_eomt_dinov3.EomtDinov3Attention",
         }
-    )
+    )  # fmt: skip
     watch: ClassVar[str] = "embeddings.patch_embeddings"
 
     @classmethod
@@ -130,15 +129,13 @@ class HuggingDPT(HuggingPort):
 
     class_paths: ClassVar[frozenset[str]] = frozenset(
         {
-            "dpt.modeling_dpt.DPTViTAttention",
-            "vitpose_backbone.modeling_vitpose_backbone.VitPoseBackboneAttention",
+            "dpt.modeling_dpt.DPTViTAttention", "vitpose_backbone.modeling_vitpose_backbone.VitPoseBackboneAttention",
         }
-    )
+    )  # fmt: skip
     watch: ClassVar[str] = HuggingViT.watch
     parameter_names: ClassVar[dict[str, str]] = {
-        **{f"attention.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()},
-        "output.dense": "proj",
-    }
+        **{f"attention.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()}, "output.dense": "proj",
+    }  # fmt: skip
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         """Raises: UnsupportedError for output_attentions."""

@@ -113,10 +113,9 @@ class HuggingData2Vec(HuggingPort):
     watch: ClassVar[str] = HuggingViT.watch
     routed: ClassVar[bool] = False
     parameter_names: ClassVar[dict[str, str]] = {
-        **{f"attention.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()},
-        "output.dense": "proj",
+        **{f"attention.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()}, "output.dense": "proj",
         "attention.relative_position_bias": "biases",
-    }
+    }  # fmt: skip
 
     @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:
