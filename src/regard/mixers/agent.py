@@ -6,7 +6,7 @@ others, but are not pooled into landmarks.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -103,16 +103,16 @@ class Agent(HeadMixerConfig):
     landmarks: Literal["avg2d", "avg1d"] = "avg2d"
     preset: Literal["paper", "official"] = "paper"
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Agent attention", source="Han et al. 2024 (Agent Attention), Eq. 5",
         formula="softmax(q a^T / sqrt(d)) softmax(a k^T / sqrt(d)) v,  a = pool(q)", complexity="O(N m C)",
         query_content=True, key_content=True, dynamic="two-step", scaling=frozenset({"compression"}),
         expert_type="MLP of width m", expert_count="1", construction="landmark probing", topology="all-to-one",
         conditions="Q, K, V", prefix="queries and keys like all tokens; not pooled into landmarks",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding", "key bias"})
-    cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = (
+    masks = frozenset({"padding", "key bias"})
+    cross = True
+    samples = (
         "Agent(m=4)", 'Agent(m=(1, 3), landmarks="avg1d", dwc=3, gate=True)', 'Agent(m=4, preset="official")',
         "Agent(m=4, bias=True)",
     )  # fmt: skip

@@ -8,7 +8,7 @@ Prefix and suffix tokens are in every row and column, and attend to all tokens.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -111,7 +111,7 @@ class Axial(HeadMixerConfig):
     along: Along = "both"
     scale: float | None = None
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Axial and criss-cross attention",
         source="Ho et al. 2019; Wang et al. 2020; Huang et al. 2019 (CCNet), Eq. 1-2",
         formula="A_r (A_c v),  A = softmax over the query's row or column", complexity="O(N (H + W) C)",
@@ -120,10 +120,8 @@ class Axial(HeadMixerConfig):
         construction="locality prior", topology="N x two-to-one", conditions="position",
         prefix="global: attend to all tokens and are attended by all; in every row and column",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    samples: ClassVar[tuple[str, ...]] = (
-        "Axial()", 'Axial(along="cross", scale=0.7)', 'Axial(along="rows", dwc=3)', 'Axial(along="sum")',
-    )  # fmt: skip
+    masks = frozenset({"padding"})
+    samples = ("Axial()", 'Axial(along="cross", scale=0.7)', 'Axial(along="rows", dwc=3)', 'Axial(along="sum")')
 
     def operator(self, site: Site) -> "AxialOperator":
         return AxialOperator(self)

@@ -7,7 +7,7 @@ Prefix and suffix tokens have no region: they attend to all tokens, and all toke
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -183,7 +183,7 @@ class BRA(HeadMixerConfig):
     scale: float | None = None
     preset: Literal["paper", "official"] = "paper"
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Bi-level routing attention", source="Zhu et al. 2023 (BiFormer), Eq. 3-7",
         formula="softmax(q K_r^T / sqrt(d)) V_r,  r = the k best regions of mean(q) mean(k)^T",
         complexity="O(N^2 k C / S^2 + S^4 C)", query_content=True, key_content=True, relative_position=False,
@@ -191,10 +191,8 @@ class BRA(HeadMixerConfig):
         construction="locality prior", topology="N/n-to-N/n", conditions="Q, K, position", discrete=True,
         prefix="global: attend to all tokens and are attended by all; in no region",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    samples: ClassVar[tuple[str, ...]] = (
-        "BRA(regions=(2, 2), k=2)", 'BRA(regions=(1, 3), k=2, preset="official", dwc=5)',
-    )  # fmt: skip
+    masks = frozenset({"padding"})
+    samples = ("BRA(regions=(2, 2), k=2)", 'BRA(regions=(1, 3), k=2, preset="official", dwc=5)')
 
     def __post_init__(self) -> None:
         super().__post_init__()

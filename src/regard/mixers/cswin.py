@@ -7,7 +7,6 @@ Prefix and suffix tokens are in every stripe, and attend to all tokens.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -80,7 +79,7 @@ class CSWin(HeadMixerConfig):
     stripe: int = 7
     scale: float | None = None
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Cross-shaped window attention", source="Dong et al. 2022 (CSWin), Sec. 3.2",
         formula="softmax(q K_s^T / sqrt(d)) V_s,  s = the query's horizontal or vertical stripe, by head",
         complexity="O(N s (H + W) C / 2)", query_content=True, key_content=True, relative_position=True,
@@ -88,8 +87,8 @@ class CSWin(HeadMixerConfig):
         expert_count="H / s or W / s", construction="locality prior", topology="H/s x (s W)-to-one",
         conditions="position", prefix="global: attend to all tokens and are attended by all; in every stripe",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    samples: ClassVar[tuple[str, ...]] = ("CSWin(stripe=1)", "CSWin(stripe=2, scale=0.7, dwc=3)")
+    masks = frozenset({"padding"})
+    samples = ("CSWin(stripe=1)", "CSWin(stripe=2, scale=0.7, dwc=3)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

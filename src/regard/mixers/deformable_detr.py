@@ -11,7 +11,6 @@ Prefix and suffix tokens are never sampled; as queries they start at the centre 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -97,7 +96,7 @@ class DeformableDETR(HeadMixerConfig):
     projection: ProjectionConfig = IdentityQuery()
     points: int = 4
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Multi-scale deformable attention", source="Zhu et al. 2021 (Deformable DETR), Eq. 2-3",
         formula="sum_k A_qk v(p_q + o_qk),  A = softmax_k(W x_q),  o = W' x_q", complexity="O(N C^2 + N K C)",
         query_content=True, key_content=False, relative_position=True, dynamic="one-step",
@@ -105,9 +104,9 @@ class DeformableDETR(HeadMixerConfig):
         construction="offset prediction", topology="N x one-to-one", conditions="Q",
         prefix="queries at the centre of the map; never sampled",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = ("DeformableDETR()", "DeformableDETR(points=2, projection=LinearQKV(), dwc=3)")
+    masks = frozenset({"padding"})
+    cross = True
+    samples = ("DeformableDETR()", "DeformableDETR(points=2, projection=LinearQKV(), dwc=3)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,7 @@ Prefix and suffix tokens are queries and keys like all others.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -81,7 +81,7 @@ class Differential(HeadMixerConfig):
     scale: float | None = None
     norm: bool = True
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Differential attention",
         source="Ye et al. 2024 (DIFF Transformer), Eq. 1-3",
         formula="norm((softmax(q1 k1^T / sqrt(d)) - lambda softmax(q2 k2^T / sqrt(d))) v)",
@@ -95,9 +95,9 @@ class Differential(HeadMixerConfig):
         topology="all-to-one",
         row_maps=False,  # the normalisation is not linear in v
     )
-    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
-    cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = ("Differential()", "Differential(start=0.3, scale=0.7, norm=False, gate=True)")
+    masks = frozenset({"causal", "padding", "bias"})
+    cross = True
+    samples = ("Differential()", "Differential(start=0.3, scale=0.7, norm=False, gate=True)")
 
     @property
     def contract(self) -> Contract:

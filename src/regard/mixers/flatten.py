@@ -6,14 +6,14 @@ suffix tokens are queries and keys like all others, with their own embeddings; t
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Contract, Cost, Inputs, Mask, Operator, Site, only_kept, operator_function
+from regard.core import ConfigError, Contract, Cost, Inputs, Mask, Operator, Site, only_kept, operator_function
 
 from .linear import Linear
 from .shared.checks import check_odd_kernel, check_qkv_and_padding
@@ -96,16 +96,14 @@ class FLatten(HeadMixerConfig):
     local: int = 0
     eps: float = 1e-6
 
-    card: ClassVar[Card] = replace(
+    card = replace(
         Linear.card, title="Focused linear attention", source="Han et al. 2023 (FLatten), Eq. 5-9",
         formula="f(q) (f(k)^T v) / (f(q) . sum f(k)),  f(x) = |relu(x)| relu(x)^p / |relu(x)^p|",
         prefix="like all tokens, with their own position embeddings",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = (
-        "FLatten()", "FLatten(local=5, power=4.0, position=False)", 'FLatten(over="head", position=False)',
-    )  # fmt: skip
+    masks = frozenset({"padding"})
+    cross = True
+    samples = ("FLatten()", "FLatten(local=5, power=4.0, position=False)", 'FLatten(over="head", position=False)')
 
     @property
     def contract(self) -> Contract:

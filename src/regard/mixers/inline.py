@@ -6,7 +6,7 @@ them zeros.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -74,15 +74,15 @@ class InLine(HeadMixerConfig):
     scale: float | None = None
     residual: bool = False
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="InLine attention", source="Han et al. 2024 (Bridging the Divide), Eq. 8 and 10",
         formula="q (K^T V / N - mean k^T mean v) / sqrt(d) + mean v", complexity="O(N d C)", query_content=True,
         key_content=True, scaling=frozenset({"compression"}), expert_type="linear layer + mean (affine)",
         expert_count="1", construction="kernelisation without normaliser", topology="all-to-one", conditions="K, V",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = ("InLine()", "InLine(residual=True, dwc=3)")
+    masks = frozenset({"padding"})
+    cross = True
+    samples = ("InLine()", "InLine(residual=True, dwc=3)")
 
     @property
     def contract(self) -> Contract:

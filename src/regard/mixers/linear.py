@@ -5,7 +5,7 @@ Prefix and suffix tokens are queries and keys like all others.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -66,15 +66,15 @@ class Linear(HeadMixerConfig):
     norm: Literal["", "rms"] = ""
     eps: float = 1e-6
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Linear attention", source="Katharopoulos et al. 2020, Eq. 4-7",
         formula="phi(q) (phi(k)^T v) / (phi(q) . sum phi(k)),  phi = elu + 1", complexity="O(N d C)",
         query_content=True, key_content=True, scaling=frozenset({"compression"}), expert_type="linear layer",
         expert_count="1", construction="kernelisation", topology="all-to-one", conditions="K, V",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = ("Linear()", 'Linear(feature="relu", norm="rms", dwc=3)')
+    masks = frozenset({"padding"})
+    cross = True
+    samples = ("Linear()", 'Linear(feature="relu", norm="rms", dwc=3)')
 
     @property
     def contract(self) -> Contract:

@@ -6,7 +6,7 @@ are resampled; those of prefix and suffix tokens are separate parameters and do 
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -79,16 +79,16 @@ class Linformer(HeadMixerConfig):
     init: Literal["uniform", "normal", "pool"] = "uniform"
     scale: float | None = None
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Linformer", source="Wang et al. 2020, Eq. 7",
         formula="softmax(q (E k)^T / sqrt(d)) (F v) with learned E, F", complexity="O(N m C)", query_content=True,
         key_content=True, scaling=frozenset({"compression"}), expert_type="MLP of width m", expert_count="1",
         construction="learned projection", topology="all-to-one", conditions="K, V",
         prefix="queries like all tokens; their columns of E and F are separate and are not resampled",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = (
+    masks = frozenset({"padding"})
+    cross = True
+    samples = (
         "Linformer(m=4)", 'Linformer(m=3, share="kv", per_head=True, init="normal", dwc=3)',
         'Linformer(m=4, init="pool")',
     )  # fmt: skip

@@ -8,7 +8,7 @@ index in the block; here a query is normalised by its own sum. Prefix and suffix
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -118,7 +118,7 @@ class MHLA(HeadMixerConfig):
     norm: bool = False
     eps: float = 1e-6
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Token-level multi-head linear attention", source="MHLA (2025)",
         formula="phi(q) sum_j M_ij S_j / (phi(q) . sum_j M_ij z_j),  S_j = sum of phi(k)^T v in block j",
         complexity="O(N d C + m^2 d C)", query_content=True, key_content=True, relative_position=True,
@@ -126,8 +126,8 @@ class MHLA(HeadMixerConfig):
         construction="local prior + kernelisation", topology="m x (N/m)-to-one", conditions="K, V, position",
         prefix="one additional block",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    samples: ClassVar[tuple[str, ...]] = ("MHLA(m=4)", 'MHLA(m=(1, 3), normalize="none", norm=True, dwc=5)')
+    masks = frozenset({"padding"})
+    samples = ("MHLA(m=4)", 'MHLA(m=(1, 3), normalize="none", norm=True, dwc=5)')
 
     def __post_init__(self) -> None:
         super().__post_init__()

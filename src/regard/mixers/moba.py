@@ -7,7 +7,6 @@ Prefix and suffix tokens are keys of every query; as queries they have no own bl
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -104,7 +103,7 @@ class MoBA(HeadMixerConfig):
     own: bool = True
     scale: float | None = None
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Mixture of block attention", source="Lu et al. 2025 (MoBA), Eq. 2-8",
         formula="softmax(q K_b^T / sqrt(d)) V_b,  b = own block and the best of q . mean(K_block)",
         complexity="O(N^2 C / n + N k n C)", query_content=True, key_content=True, dynamic="two-step",
@@ -112,8 +111,8 @@ class MoBA(HeadMixerConfig):
         construction="locality prior", topology="N-to-N/n", conditions="Q, K, position", discrete=True,
         prefix="keys of every query; as queries they choose blocks and have no own block",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    samples: ClassVar[tuple[str, ...]] = ("MoBA(block=(2, 3), k=2)", "MoBA(block=5, k=2, own=False, dwc=3)")
+    masks = frozenset({"padding"})
+    samples = ("MoBA(block=(2, 3), k=2)", "MoBA(block=5, k=2, own=False, dwc=3)")
 
     @property
     def contract(self) -> Contract:

@@ -7,7 +7,7 @@ Prefix and suffix tokens are global: they attend to all tokens and all attend to
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -224,7 +224,7 @@ class Neighbourhood(HeadMixerConfig):
     table: bool = True
     scale: float | None = None
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Neighbourhood attention", source="Hassani et al. 2023 (NAT); Hassani and Shi 2022 (DiNAT)",
         formula="softmax(q K_w^T / sqrt(d) + B) V_w,  w = the window around the query", complexity="O(N w^2 C)",
         query_content=True, key_content=True, relative_position=True, dynamic="one-step",
@@ -232,8 +232,8 @@ class Neighbourhood(HeadMixerConfig):
         topology="N x one-to-one", conditions="position",
         prefix="global: attend to all tokens and are attended by all; in no window",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    samples: ClassVar[tuple[str, ...]] = (
+    masks = frozenset({"padding"})
+    samples = (
         "Neighbourhood(window=3)", "Neighbourhood(window=3, dilation=2)",
         'Neighbourhood(window=3, border="cut", table=False, dwc=3)',
         'Neighbourhood(window=5, border="blocks", scale=0.9)',

@@ -9,7 +9,6 @@ is the whole sequence.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -181,7 +180,7 @@ class NSA(HeadMixerConfig):
     group: int = 1
     scale: float | None = None
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Compressed, selected and sliding attention (NSA-like)",
         source="Yuan et al. 2025 (NSA), Eq. 5-12, without the causal order",
         formula="g_c A(q, mean K_b) + g_s A(q, K_best) + g_w A(q, K_near)", complexity="O(N^2 C / n + N (k n + w^2) C)",
@@ -191,8 +190,8 @@ class NSA(HeadMixerConfig):
         discrete=True,
         prefix="keys in all branches; as queries they choose blocks, and their window is the whole sequence",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    samples: ClassVar[tuple[str, ...]] = ("NSA(block=(2, 3), k=2)", "NSA(block=5, k=2, window=5, group=2, dwc=3)")
+    masks = frozenset({"padding"})
+    samples = ("NSA(block=(2, 3), k=2)", "NSA(block=5, k=2, window=5, group=2, dwc=3)")
 
     @property
     def contract(self) -> Contract:

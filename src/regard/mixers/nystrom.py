@@ -8,7 +8,7 @@ Prefix and suffix tokens are queries and keys like all others; segments contain 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -146,7 +146,7 @@ class Nystrom(HeadMixerConfig):
     start: Literal["matrix", "batch"] = "matrix"
     kernel: int = 0
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Nystrom attention", source="Xiong et al. 2021 (Nystromformer), Eq. 13-14",
         formula="softmax(q b^T) pinv(softmax(a b^T)) softmax(a k^T) v,  a, b = means of q, k",
         complexity="O(N m C + m^3)", query_content=True, key_content=True, dynamic="two-step",
@@ -154,9 +154,9 @@ class Nystrom(HeadMixerConfig):
         construction="landmark probing", topology="all-to-one", conditions="Q, K, V",
         prefix="like all tokens; in the landmarks of segments, not in those of windows",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = (
+    masks = frozenset({"padding"})
+    cross = True
+    samples = (
         "Nystrom(m=4)", 'Nystrom(m=(1, 3), landmarks="avg2d", iterations=4, kernel=5)', 'Nystrom(m=4, start="batch")',
     )  # fmt: skip
 

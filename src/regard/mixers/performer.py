@@ -8,14 +8,14 @@ Prefix and suffix tokens are queries and keys like all others.
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Contract, Cost, Inputs, Operator, ShapeError, Site, operator_function
+from regard.core import ConfigError, Contract, Cost, Inputs, Operator, ShapeError, Site, operator_function
 from regard.core.mask import Mask, only_kept
 
 from .linear import Linear
@@ -128,14 +128,14 @@ class Performer(HeadMixerConfig):
     kernel: Literal["softmax", "relu"] = "softmax"
     eps: float = 1e-6
 
-    card: ClassVar[Card] = replace(
+    card = replace(
         Linear.card, title="Performer", source="Choromanski et al. 2021, Lemma 1 and Sec. 2.4",
         formula="phi(q) (phi(k)^T v) / (phi(q) . sum phi(k)),  phi(x) = exp(W x - |x|^2 / 2) / sqrt(r)",
         complexity="O(N r C)",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = ("Performer()", 'Performer(features=12, kernel="relu", eps=1e-3, dwc=3)')
+    masks = frozenset({"padding"})
+    cross = True
+    samples = ("Performer()", 'Performer(features=12, kernel="relu", eps=1e-3, dwc=3)')
 
     @property
     def contract(self) -> Contract:

@@ -7,14 +7,14 @@ the local branch gives them zeros.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, Contract, Cost, Grid, Inputs, Mask, Operator, Site, only_kept, operator_function
+from regard.core import Contract, Cost, Grid, Inputs, Mask, Operator, Site, only_kept, operator_function
 from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 
 from .flatten import head_conv_cost
@@ -98,14 +98,14 @@ class PolaFormer(HeadMixerConfig):
     local: int = 0
     eps: float = 1e-6
 
-    card: ClassVar[Card] = replace(
+    card = replace(
         Linear.card, title="Polarity-aware linear attention", source="Meng et al. 2025 (PolaFormer), Eq. 5-8",
         formula="[lin([q+, q-], [k+, k-], v1), lin([q-, q+], [k+, k-], v2)],  x+ = relu(x)^p, x- = relu(-x)^p",
         expert_type="linear layer, 2 polarity streams", row_maps=False,
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = ("PolaFormer()", "PolaFormer(local=5, gate=True, position=True)")
+    masks = frozenset({"padding"})
+    cross = True
+    samples = ("PolaFormer()", "PolaFormer(local=5, gate=True, position=True)")
 
     @property
     def contract(self) -> Contract:

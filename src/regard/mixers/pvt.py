@@ -7,7 +7,7 @@ Prefix and suffix tokens are queries, and are appended unchanged to the reduced 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +36,8 @@ class PVT(MemoryMixerConfig):
     ratio: int = 2
     pool: int = 0
 
-    revision: ClassVar[int] = 2  # 2: other initial weights in `regard.lab.tasks`
-    card: ClassVar[Card] = Card(
+    revision = 2  # 2: other initial weights in `regard.lab.tasks`
+    card = Card(
         title="Spatial-reduction attention",
         source="Wang et al. 2021 (PVT), Eq. 2-3; 2022 (PVTv2)",
         formula="softmax(q k_r^T / sqrt(d)) v_r,  k_r, v_r of LN(Conv_{r x r, stride r}(x))",
@@ -54,7 +54,7 @@ class PVT(MemoryMixerConfig):
         prefix="queries, and keys appended to the reduced ones",
         row_maps=False,  # its columns are not the tokens
     )
-    samples: ClassVar[tuple[str, ...]] = ("PVT()", "PVT(ratio=3)", "PVT(pool=1)")
+    samples = ("PVT()", "PVT(ratio=3)", "PVT(pool=1)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,7 +9,7 @@ code of another round). Prefix and suffix tokens are hashed like all others.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -190,7 +190,7 @@ class Reformer(HeadMixerConfig):
     scale: float | None = None
     seed: int = field(default=0, metadata={"least": -(2**53), "most": 2**53})
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Locality-sensitive hashing attention", source="Kitaev et al. 2020 (Reformer), Sec. 2 and Appendix A",
         formula="softmax(q unit(q_P)^T / sqrt(d)) v_P,  P = tokens near in the order of hash buckets",
         complexity="O(r N c C + N log N)", query_content=True, key_content=True, dynamic="one-step",
@@ -198,10 +198,8 @@ class Reformer(HeadMixerConfig):
         construction="hashing", topology="buckets x many-to-one", conditions="Q, K", discrete=True,
         prefix="hashed like all tokens",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    samples: ClassVar[tuple[str, ...]] = (
-        "Reformer(chunk=5, rounds=3)", 'Reformer(chunk=3, rounds=2, duplicates="every")',
-    )  # fmt: skip
+    masks = frozenset({"padding"})
+    samples = ("Reformer(chunk=5, rounds=3)", 'Reformer(chunk=3, rounds=2, duplicates="every")')
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ Prefix and suffix tokens are routed like all others.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -128,16 +128,16 @@ class Routing(HeadMixerConfig):
     decay: float = 0.999
     scale: float | None = None
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Routing by k-means", source="Roy et al. 2021 (Routing Transformer), Algorithm 1",
         formula="softmax(q_i k_c^T / sqrt(d)) v_c,  c = keys of the centroids that chose q_i",
         complexity="O(N c C + N^2 C / c)", query_content=True, key_content=True, dynamic="two-step",
         scaling=frozenset({"routing"}), expert_type="MLP of width N / c", expert_count="c", construction="k-means",
         topology="c x N/c-to-one", conditions="Q, K", discrete=True, prefix="routed like all tokens",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = ("Routing(clusters=3)", "Routing(clusters=5, scale=0.7, dwc=3)")
+    masks = frozenset({"padding"})
+    cross = True
+    samples = ("Routing(clusters=3)", "Routing(clusters=5, scale=0.7, dwc=3)")
 
     @property
     def contract(self) -> Contract:

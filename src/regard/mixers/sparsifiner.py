@@ -11,7 +11,6 @@ all keys to its class token; here prefix and suffix tokens are queries and keys 
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -43,18 +42,16 @@ class Sparsifiner(HeadMixerConfig):
     channels: int = 32
     scale: float | None = None
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Sparse attention with a predicted mask", source="Wei et al. 2023 (Sparsifiner), Sec. 3",
         formula="softmax over the k largest of softmax(W_q q (E W_k k)^T) U of q k^T / sqrt(d), times v",
         complexity="O(N^2 m H + N k C)", query_content=True, key_content=True, dynamic="two-step",
         scaling=frozenset({"routing"}), expert_type="MLP of width k", expert_count="N",
         construction="learned low-rank mask", topology="N x one-to-one", conditions="Q, K", discrete=True,
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})
-    cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = (
-        "Sparsifiner(k=5, m=3, channels=4)", "Sparsifiner(k=6, m=2, channels=3, scale=0.7)",
-    )  # fmt: skip
+    masks = frozenset({"padding", "bias"})
+    cross = True
+    samples = ("Sparsifiner(k=5, m=3, channels=4)", "Sparsifiner(k=6, m=2, channels=3, scale=0.7)")
 
     @property
     def contract(self) -> Contract:

@@ -10,7 +10,7 @@ Prefix and suffix tokens are training data and queries like all others; the conv
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -169,7 +169,7 @@ class ViT3(MixerConfig):
     batch: int = 0
     loss: Literal["dot", "squared"] = "dot"
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Test-time training block", source="Han et al. 2025 (ViT^3); Sun et al. 2024 (TTT)",
         formula="f_W'(q),  W' = W - lr clip(grad_W of -<f_W(k), v> / (3 N))", complexity="O(N d C)", query_content=True,
         key_content=True, relative_position=True, dynamic="two-step", scaling=frozenset({"compression"}),
@@ -177,7 +177,7 @@ class ViT3(MixerConfig):
         conditions="K, V", prefix="training data and queries like all tokens; 0 in the head that convolves",
         row_maps=False,
     )  # fmt: skip
-    samples: ClassVar[tuple[str, ...]] = (
+    samples = (
         "ViT3()", 'ViT3(inner="linear", local=False, clip=False)',
         'ViT3(inner="linear", local=False, clip=False, batch=5, loss="squared")',
     )  # fmt: skip

@@ -10,7 +10,7 @@ Prefix and suffix tokens are in no window: they attend to all tokens and all att
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -181,7 +181,7 @@ class Window(HeadMixerConfig):
     scale: float | None = None
     pattern: Pattern = "block"
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Window attention", source="Liu et al. 2021 (Swin), Eq. 3-4",
         formula="softmax(q K_w^T / sqrt(d) + B) V_w,  w = the query's window", complexity="O(N w^2 C)",
         query_content=True, key_content=True, relative_position=True, dynamic="one-step",
@@ -189,8 +189,8 @@ class Window(HeadMixerConfig):
         construction="locality prior", topology="N/w^2 x w^2-to-one", conditions="position",
         prefix="global: attend to all tokens and are attended by all; in no window",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
-    samples: ClassVar[tuple[str, ...]] = (
+    masks = frozenset({"padding"})
+    samples = (
         "Window(size=3)", "Window(size=(2, 4), shift=(1, 2))", "Window(size=2, shift=1, table=False, dwc=3)",
         'Window(size=(2, 3), pattern="grid")',
     )  # fmt: skip

@@ -5,7 +5,6 @@ Prefix and suffix tokens are samples of the covariance like all others.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -63,14 +62,14 @@ class XCA(HeadMixerConfig):
 
     decay_temperature: bool = False
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Cross-covariance attention", source="El-Nouby et al. 2021 (XCiT), Eq. 3",
         formula="v softmax(T unit(q)^T unit(k))^T", complexity="O(N C d)", query_content=True, key_content=True,
         dynamic="one-step", scaling=frozenset({"compression"}), expert_type="linear layer over channels",
         expert_count="1", construction="channel correlation", topology="all-to-one", conditions="Q, K",
         prefix="samples of the covariance like all tokens", row_maps=False,
     )  # fmt: skip
-    samples: ClassVar[tuple[str, ...]] = ("XCA()",)
+    samples = ("XCA()",)
 
     @property
     def contract(self) -> Contract:

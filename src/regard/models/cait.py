@@ -21,7 +21,7 @@ from regard.swapping.talking_heads import mix_heads
 class CaiTWithoutTalkingHeads(Port):
     """cait_s_32(keep_talking=False): the talking heads are removed together with the softmax between them."""
 
-    watch: ClassVar[str] = "patch_embed.proj"
+    watch = "patch_embed.proj"
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mixer(x, self.grid())

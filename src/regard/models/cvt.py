@@ -6,7 +6,7 @@ come from a depth-wise 3x3 convolution with batch normalisation and a linear lay
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -27,8 +27,8 @@ class CvTPort(Port):
     A mechanism's `scale` is the factor of its logits; where it is None or missing, the host's replaces d^-0.5.
     """
 
-    watch: ClassVar[str] = "embed.proj"
-    parameter_names: ClassVar[dict[str, str]] = {"proj_q": "qkv.q", "proj_k": "qkv.k", "proj_v": "qkv.v"}
+    watch = "embed.proj"
+    parameter_names = {"proj_q": "qkv.q", "proj_k": "qkv.k", "proj_v": "qkv.v"}
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:

@@ -7,7 +7,7 @@ normalised head by head (RMS) before they are rotated; q, k and v have no bias. 
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +42,7 @@ def axial_rope(
 class ViT5Port(Port):
     """The attention of ViT-5: a class token before the patch tokens, registers after them, rotary positions of both."""
 
-    watch: ClassVar[str] = "patch_embed.proj"
+    watch = "patch_embed.proj"
 
     def __init__(self, host: Any, config: MixerConfig, site: Site, shared: nn.Module | None) -> None:
         super().__init__(host, config, site, shared)

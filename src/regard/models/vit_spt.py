@@ -71,7 +71,7 @@ class ShiftedPatches(nn.Module):
 class LocalityViT(Port):
     """The locality self-attention of vit_s_32_spt; a swap removes its temperature and diagonal mask."""
 
-    watch: ClassVar[str] = "patch_embed.proj"
+    watch = "patch_embed.proj"
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         return self.mixer(x, self.grid(), library_mask(attn_mask, is_causal, x))
@@ -80,8 +80,8 @@ class LocalityViT(Port):
 class KeepLocality(LocalityViT):
     """vit_s_32_spt(keep_lsa=True): a swap keeps the temperature in place of d^-0.5, and the mask of the diagonal."""
 
-    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = {"temperature": "q_norm.temperature"}
+    mask_kinds = frozenset({"bias"})
+    parameter_names = {"temperature": "q_norm.temperature"}
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)

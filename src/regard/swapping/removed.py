@@ -1,7 +1,7 @@
 """Removed: a mixer whose output is zero, the control without attention ("w/o" in the studies)."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -12,11 +12,11 @@ from regard.core import Card, Cost, Grid, Mask, Mixer, MixerConfig, Site
 class Removed(MixerConfig):
     """Used by `remove`. It is no mechanism, so `parse` does not know it."""
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="No mixer", source="control", formula="0", complexity="O(1)", query_content=False, key_content=False,
         dynamic="none", row_maps=False,
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
+    masks = frozenset({"causal", "padding", "bias"})
 
     @property
     def uses(self) -> str:

@@ -7,7 +7,6 @@ suffix tokens are not convolved; their output is the mean of the patch tokens' o
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -31,15 +30,15 @@ class Conv(TapsConfig):
     groups: int = 1
     dilation: int = 1
 
-    revision: ClassVar[int] = 2  # 2: other initial weights in `regard.lab.tasks`
-    card: ClassVar[Card] = Card(
+    revision = 2  # 2: other initial weights in `regard.lab.tasks`
+    card = Card(
         title="Regular convolution", source="Zhu et al. 2019, Eq. 3", formula="sum_p W_p x_{q+p}",
         complexity="O(N C^2 N_k)", query_content=False, key_content=False, relative_position=True, dynamic="none",
         scaling=frozenset({"routing"}), expert_type="linear layer on N_k cells", expert_count="N",
         construction="locality prior", topology="N x one-to-one", conditions="position",
         prefix="not convolved; the mean of the patch tokens' outputs, or zero", row_maps=False,
     )  # fmt: skip
-    samples: ClassVar[tuple[str, ...]] = ("Conv()", 'Conv(kernel=5, groups=4, dilation=2, extra="zero")')
+    samples = ("Conv()", 'Conv(kernel=5, groups=4, dilation=2, extra="zero")')
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +60,7 @@ class Conv(TapsConfig):
 class ConvMixer(TapsMixer):
     """conv (C, C / groups, taps)."""
 
-    output: ClassVar[str] = "conv"
+    output = "conv"
     config: Conv
 
     def __init__(self, config: Conv, site: Site) -> None:

@@ -10,7 +10,7 @@ Prefix and suffix tokens are never sampled; their output is the mean of the patc
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -211,7 +211,7 @@ class DeformableConv(TapsConfig):
     offset_kernel: int = 3
     mask_init: float = 1.0
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Deformable convolution", source="Zhu et al. 2019, Eq. 4; Dai et al. 2017 (v1); Zhu et al. 2019b (v2)",
         formula="sum_p W_p m_{q,p} x(q + p + o_q(p))", complexity="O(N C^2 N_k)", query_content=True, key_content=False,
         relative_position=True, dynamic="one-step", scaling=frozenset({"routing"}),
@@ -219,9 +219,7 @@ class DeformableConv(TapsConfig):
         topology="N x one-to-one", conditions="Q",
         prefix="never sampled; the mean of the patch tokens' outputs, or zero", row_maps=False,
     )  # fmt: skip
-    samples: ClassVar[tuple[str, ...]] = (
-        "DeformableConv(groups=2)", "DeformableConv(version=2, offset_kernel=1, dilation=2, mask_init=0.5)",
-    )  # fmt: skip
+    samples = ("DeformableConv(groups=2)", "DeformableConv(version=2, offset_kernel=1, dilation=2, mask_init=0.5)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -257,7 +255,7 @@ class DeformableConv(TapsConfig):
 class DeformableConvMixer(TapsMixer):
     """conv: the deformable convolution."""
 
-    output: ClassVar[str] = "conv"
+    output = "conv"
     config: DeformableConv
 
     def __init__(self, config: DeformableConv, site: Site) -> None:

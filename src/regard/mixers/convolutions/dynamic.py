@@ -11,7 +11,7 @@ are not convolved; their output is the mean of the patch tokens' outputs, or zer
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -188,8 +188,8 @@ class DynamicConv(TapsConfig):
     renorm_padding: bool = False
     kernel_bias: bool = False
 
-    revision: ClassVar[int] = 3  # 2: other initial weights in `regard.lab.tasks`; 3: kernel_bias, which was always on
-    card: ClassVar[Card] = Card(
+    revision = 3  # 2: other initial weights in `regard.lab.tasks`; 3: kernel_bias, which was always on
+    card = Card(
         title="Dynamic convolution", source="Zhu et al. 2019, Eq. 5-7; Wu et al. 2019",
         formula="W sum_j softmax_j(D h_q) h_{q+j},  h = GLU(x)", complexity="O(N C N_g N_k + N C^2)",
         query_content=True, key_content=False, relative_position=True, dynamic="one-step",
@@ -197,7 +197,7 @@ class DynamicConv(TapsConfig):
         construction="locality prior + kernel prediction", topology="N x one-to-one", conditions="Q, position",
         prefix="not convolved; the mean of the patch tokens' outputs, or zero", row_maps=False,
     )  # fmt: skip
-    samples: ClassVar[tuple[str, ...]] = (
+    samples = (
         "DynamicConv(kernel=3, groups=4)",
         "DynamicConv(kernel=7, groups=2, glu=False, renorm_padding=True, kernel_bias=True)",
     )
@@ -235,7 +235,7 @@ class DynamicConv(TapsConfig):
 class DynamicConvMixer(TapsMixer):
     """enter (C -> 2 C, gated), kernels (C -> groups * taps), leave (C -> C)."""
 
-    output: ClassVar[str] = "leave"
+    output = "leave"
     config: DynamicConv
 
     def __init__(self, config: DynamicConv, site: Site) -> None:

@@ -10,7 +10,7 @@ Prefix and suffix tokens are queries, and are appended to the sampled keys uncha
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +84,7 @@ class DAT(MemoryMixerConfig):
     table: bool = True
     init: Literal["paper", "zero"] = "paper"
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Deformable attention",
         source="Xia et al. 2022 (DAT), Eq. 7-11",
         formula="softmax(q k~^T / sqrt(d) + B) v~,  k~, v~ of x sampled at p + offset(q)",
@@ -102,7 +102,7 @@ class DAT(MemoryMixerConfig):
         prefix="queries, and keys appended to the sampled ones",
         row_maps=False,  # its columns are not the tokens
     )
-    samples: ClassVar[tuple[str, ...]] = ("DAT(stride=2, kernel=3)", "DAT(groups=2, reach=2.0)")
+    samples = ("DAT(stride=2, kernel=3)", "DAT(groups=2, reach=2.0)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

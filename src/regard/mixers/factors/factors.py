@@ -13,7 +13,7 @@ Prefix and suffix tokens have no position: E2 = E4 = 0 for every pair with one, 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -179,7 +179,7 @@ class Factors(HeadMixerConfig):
     position_scale: float = 0.0
     preset: Literal["esa", "mmcv", "transformer_xl"] = "esa"
     execution: Literal["auto", "compressed", "factorised", "flex", "materialised"] = "auto"
-    samples: ClassVar[tuple[str, ...]] = (
+    samples = (
         "Factors()", 'Factors(terms="0110")', 'Factors(terms="1111", window=3)', 'Factors(terms="0000")',
         'Factors(preset="mmcv", query_stride=2)',
     )  # fmt: skip

@@ -9,7 +9,7 @@ all keys and values, is added to that of the routed experts.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -215,7 +215,7 @@ class MiTA(HeadMixerConfig):
     preset: Literal["paper", "official", "official-patches"] = "paper"
     shared_expert: Literal["landmarks", "ttt"] = "landmarks"
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Mixture of top-k attention", source="MiTA, arXiv 2602.01219",
         formula="softmax([q Q^T, q K_e^T] / sqrt(d)) [softmax(Q K^T / sqrt(d)) V, V_e],  Q = pool(q)",
         complexity="O(N (m + s k) C)", query_content=True, key_content=True, dynamic="two-step",
@@ -223,9 +223,9 @@ class MiTA(HeadMixerConfig):
         expert_count="m (+1)", construction="landmark probing", topology="N-to-m", conditions="Q, K, V", discrete=True,
         prefix="queries and keys like any other token; not pooled into landmarks",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding", "key bias"})
-    cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = (
+    masks = frozenset({"padding", "key bias"})
+    cross = True
+    samples = (
         "MiTA(m=4, k=5)", "MiTA(m=4, k=3, experts=2, dwc=3)",
         'MiTA(m=(1, 2), k=4, branches="route", landmarks="avg1d")', 'MiTA(m=4, branches="compress", preset="official")',
         'MiTA(m=4, k=5, experts=2, duplicates="union", windows="partition")', 'MiTA(m=4, k=5, landmarks="learned")',

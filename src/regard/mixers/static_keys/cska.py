@@ -18,14 +18,14 @@ block of stride x stride patch tokens has one key and the mean of its values, `s
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import NO_MASK, Card, Cost, Grid, Inputs, Mask, Operator, Site, hide, operator_function
+from regard.core import NO_MASK, Cost, Grid, Inputs, Mask, Operator, Site, hide, operator_function
 from regard.core.errors import ConfigError, GridError, ShapeError, nearest
 from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.tiles import join_tokens, split_tokens
@@ -123,13 +123,13 @@ class CSKA(StaticConfig):
     reading: Literal["logits", "key"] = "logits"
     stride: int = 1
 
-    card: ClassVar[Card] = replace(
+    card = replace(
         SKA.card, title="Convolutional static key attention", source="Static Key Attention in Vision, Sec. 4.2",
         formula="softmax(conv(q)) v with one output channel per key; by default times d^-0.5",
         complexity="O(N^2 k^2 C)", prefix="not on the map; static keys, and static keys for their queries",
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})  # not causal: a filter reads later tokens
-    samples: ClassVar[tuple[str, ...]] = (
+    masks = frozenset({"padding", "bias"})  # not causal: a filter reads later tokens
+    samples = (
         "CSKA()", 'CSKA(rows="centre", cols="conv", resize="window", path="lean")',
         'CSKA(factorised=True, rows="centre", path="patches")', 'CSKA(reading="key", dwc=3)', 'CSKA(activation="gelu")',
         "CSKA(stride=2)", 'CSKA(reading="key", stride=3)',

@@ -63,8 +63,8 @@ class StaticConfig(HeadMixerConfig):
     heads: int = 0
     normalise: Literal["none", "1/N"] = "none"
 
-    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
-    cross: ClassVar[bool] = True
+    masks = frozenset({"causal", "padding", "bias"})
+    cross = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

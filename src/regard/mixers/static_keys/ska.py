@@ -8,7 +8,6 @@ its own window; a prefix or suffix token attends to all keys, repeat_window.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -73,14 +72,14 @@ class SKA(StaticConfig):
     init="paper" draws keys with standard deviation 1. activation="none" runs in linear time.
     """
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Static key attention", source="Static Key Attention in Vision, Sec. 4.1",
         formula="softmax(q K^T) v with learned K; by default times d^-0.5, as the authors' code", complexity="O(N^2 C)",
         query_content=True, key_content=False, dynamic="one-step", expert_type="MLP of width N, keys static",
         expert_count="1", construction="learned keys", topology="all-to-one",
         prefix="queries like any other; their keys are parameters of their own and are not resampled",
     )  # fmt: skip
-    samples: ClassVar[tuple[str, ...]] = (
+    samples = (
         "SKA()", "SKA(scale=1.0, dwc=5)", 'SKA(resize="window")', "SKA(projection=IdentityQuery())",
         'SKA(activation="none", normalise="1/N")',
     )  # fmt: skip

@@ -9,7 +9,7 @@ Prefix and suffix tokens are queries and keys like all others.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -192,16 +192,16 @@ class TopK(HeadMixerConfig):
     rank: int = 16
     statistical: bool = False
 
-    card: ClassVar[Card] = Card(
+    card = Card(
         title="Exact top-k attention", source="Gupta et al. 2021; DSA: DeepSeek-V3.2; Spark: You et al. 2025",
         formula="softmax over the k largest q_i k_j / sqrt(d), times v", complexity="O(N^2 C + N k C)",
         query_content=True, key_content=True, dynamic="two-step", scaling=frozenset({"routing"}),
         expert_type="MLP of width k", expert_count="N", construction="light skim", topology="N x one-to-one",
         conditions="Q, K", discrete=True,
     )  # fmt: skip
-    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
-    cross: ClassVar[bool] = True
-    samples: ClassVar[tuple[str, ...]] = (
+    masks = frozenset({"causal", "padding", "bias"})
+    cross = True
+    samples = (
         "TopK(k=5)", 'TopK(k=5, indexer="spark", rank=3)', 'TopK(k=5, indexer="spark", rank=3, statistical=True)',
         'TopK(k=5, indexer="lightning", index_heads=2, index_width=4)',
     )  # fmt: skip

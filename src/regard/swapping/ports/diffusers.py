@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -17,8 +17,8 @@ PROCESSORS = ("AttnProcessor", "AttnProcessor2_0")
 class DiffusersAttention(Port):
     """Self-attention of diffusers on tokens (B, N, C) or maps (B, C, h, w), with its norm and residual connection."""
 
-    watch: ClassVar[str] = "norm|pos_embed.proj|conv_in"
-    parameter_names: ClassVar[dict[str, str]] = {
+    watch = "norm|pos_embed.proj|conv_in"
+    parameter_names = {
         "to_q": "qkv.q", "to_k": "qkv.k", "to_v": "qkv.v", "to_out.0": "proj", "norm_q": "q_norm", "norm_k": "k_norm",
     }  # fmt: skip
 

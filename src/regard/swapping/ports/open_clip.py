@@ -4,7 +4,7 @@ The attention pool of a ModifiedResNet has one query, the mean of the image, and
 """
 
 import copy
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -19,8 +19,8 @@ from .torch_attention import TorchAttention
 class OpenCLIPAttention(Port):
     """The attention of open_clip's custom blocks, also with normalised queries and keys; text towers stay."""
 
-    watch: ClassVar[str] = "conv1"
-    parameter_names: ClassVar[dict[str, str]] = {**TorchAttention.parameter_names, "ln_q": "q_norm", "ln_k": "k_norm"}
+    watch = "conv1"
+    parameter_names = {**TorchAttention.parameter_names, "ln_q": "q_norm", "ln_k": "k_norm"}
 
     @classmethod
     def matches(cls, module: nn.Module) -> bool:

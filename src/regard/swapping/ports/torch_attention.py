@@ -22,10 +22,8 @@ class TorchAttention(Port):
     """
 
     replaces: ClassVar[tuple[type, ...]] = (nn.MultiheadAttention,)
-    watch: ClassVar[str] = "conv_proj|conv1|patch_embed.proj|patch_embed"
-    parameter_names: ClassVar[dict[str, str]] = {
-        "in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias", "out_proj": "proj",
-    }  # fmt: skip
+    watch = "conv_proj|conv1|patch_embed.proj|patch_embed"
+    parameter_names = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias", "out_proj": "proj"}
     _qkv_same_embed_dim = False  # else nn.TransformerEncoderLayer computes softmax from the weights, without a call
 
     @classmethod

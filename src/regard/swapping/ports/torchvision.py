@@ -21,10 +21,8 @@ class TorchvisionSwin(Port):
     """Swin on maps (B, h, w, C), which the layer cuts into windows; position biases and shift masks are kept."""
 
     replaces: ClassVar[tuple[type, ...]] = (ShiftedWindowAttention,)
-    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = {
-        "relative_position_bias_table": "biases.table", "relative_position_index": "biases.index",
-    }  # fmt: skip
+    mask_kinds = frozenset({"bias"})
+    parameter_names = {"relative_position_bias_table": "biases.table", "relative_position_index": "biases.index"}
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
@@ -61,7 +59,7 @@ class TorchvisionSwinV2(TorchvisionSwin):
     """SwinV2: cosine attention with learned scales, biases of an MLP, and keys whose bias is not used."""
 
     replaces: ClassVar[tuple[type, ...]] = (ShiftedWindowAttentionV2,)
-    parameter_names: ClassVar[dict[str, str]] = {
+    parameter_names = {
         "logit_scale": "q_norm.logit_scale", "cpb_mlp": "biases.mlp", "relative_coords_table": "biases.coordinates",
         "relative_position_index": "biases.index",
     }  # fmt: skip
@@ -96,7 +94,7 @@ class TorchvisionMaxViT(TorchvisionSwin):
     """MaxViT in windows and grids; logits are divided by the root of all channels, and biases are kept."""
 
     replaces: ClassVar[tuple[type, ...]] = (RelativePositionalMultiHeadAttention,)
-    parameter_names: ClassVar[dict[str, str]] = {
+    parameter_names = {
         "to_qkv": "qkv", "merge": "proj", "relative_position_bias_table": "biases.table",
         "relative_position_index": "biases.index",
     }  # fmt: skip

@@ -1,6 +1,6 @@
 """Ports of the encoders of DETR, Table Transformer and RT-DETR; the decoders' object queries, on no grid, are left."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,12 @@ from .base import HuggingPort, refuse_weights
 class HuggingDETR(HuggingPort):
     """Self-attention in the encoders of DETR and Conditional DETR; positions are added to queries and keys only."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset(
-        {
-            "detr.modeling_detr.DetrSelfAttention",
-            "conditional_detr.modeling_conditional_detr.ConditionalDetrSelfAttention",
-        }
-    )
-    watch: ClassVar[str] = "input_projection"
-    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "o_proj": "proj"}
+    class_paths = frozenset({
+        "detr.modeling_detr.DetrSelfAttention",
+        "conditional_detr.modeling_conditional_detr.ConditionalDetrSelfAttention",
+    })  # fmt: skip
+    watch = "input_projection"
+    parameter_names = {**SEPARATE_MATRICES, "o_proj": "proj"}
 
     @classmethod
     def belongs(cls, model: nn.Module, name: str) -> bool:
@@ -57,11 +55,9 @@ class HuggingDETR(HuggingPort):
 class HuggingTableTransformer(HuggingDETR):
     """DETR's attention as Table Transformer has it: `object_queries` are the positions."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset(
-        {"table_transformer.modeling_table_transformer.TableTransformerAttention"}
-    )
-    routed: ClassVar[bool] = False
-    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "out_proj": "proj"}
+    class_paths = frozenset({"table_transformer.modeling_table_transformer.TableTransformerAttention"})
+    routed = False
+    parameter_names = {**SEPARATE_MATRICES, "out_proj": "proj"}
 
     def forward(  # type: ignore[override]
         self,
@@ -77,14 +73,12 @@ class HuggingTableTransformer(HuggingDETR):
 class HuggingRTDETR(HuggingDETR):
     """The hybrid encoders of RT-DETR, RT-DETRv2, D-FINE, DEIMv2 and PP-DocLayoutV3, on the coarsest map."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset(
-        {
-            "rt_detr.modeling_rt_detr.RTDetrSelfAttention", "rt_detr_v2.modeling_rt_detr_v2.RTDetrV2SelfAttention",
-            "d_fine.modeling_d_fine.DFineSelfAttention", "deimv2.modeling_deimv2.Deimv2SelfAttention",
-            "pp_doclayout_v3.modeling_pp_doclayout_v3.PPDocLayoutV3SelfAttention",
-        }
-    )  # fmt: skip
-    watch: ClassVar[str] = "|".join(
+    class_paths = frozenset({
+        "rt_detr.modeling_rt_detr.RTDetrSelfAttention", "rt_detr_v2.modeling_rt_detr_v2.RTDetrV2SelfAttention",
+        "d_fine.modeling_d_fine.DFineSelfAttention", "deimv2.modeling_deimv2.Deimv2SelfAttention",
+        "pp_doclayout_v3.modeling_pp_doclayout_v3.PPDocLayoutV3SelfAttention",
+    })  # fmt: skip
+    watch = "|".join(
         f"{maps}.{level}"
         for maps in ("encoder_input_proj", "conv_encoder.encoder_input_proj", "conv_encoder.fusion_proj")
         for level in (3, 2, 1, 0)

@@ -1,6 +1,6 @@
 """Port of transformers' Hiera, which is timm's with other names."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -13,9 +13,9 @@ from .base import HuggingPort, refuse_weights
 class HuggingHiera(TimmHiera, HuggingPort):
     """Hiera, in mask units and global; layers that pool their queries take mechanisms that have cross-attention."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"hiera.modeling_hiera.HieraMaskUnitAttention"})
-    watch: ClassVar[str] = "embeddings.patch_embeddings.projection"
-    routed: ClassVar[bool] = False
+    class_paths = frozenset({"hiera.modeling_hiera.HieraMaskUnitAttention"})
+    watch = "embeddings.patch_embeddings.projection"
+    routed = False
 
     @classmethod
     def query_stride(cls, module: Any) -> int:

@@ -1,7 +1,7 @@
 """Ports of transformers' attention on maps (B, h, w, C): the image encoders of SAM, SAM 2 and SAM 3, and ViTDet."""
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,12 @@ from .base import HuggingPort, refuse_weights
 class HuggingSAM(HuggingPort):
     """The image encoders of SAM and SAM-HQ, in windows and global; their decomposed position biases are kept."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset(
-        {
-            "sam.modeling_sam.SamVisionAttention", "sam.modeling_sam.SamVisionSdpaAttention",
-            "sam_hq.modeling_sam_hq.SamHQVisionAttention", "sam_hq.modeling_sam_hq.SamHQVisionSdpaAttention",
-        }
-    )  # fmt: skip
-    routed: ClassVar[bool] = False
-    parameter_names: ClassVar[dict[str, str]] = {"rel_pos_h": "operator.rel_pos_h", "rel_pos_w": "operator.rel_pos_w"}
+    class_paths = frozenset({
+        "sam.modeling_sam.SamVisionAttention", "sam.modeling_sam.SamVisionSdpaAttention",
+        "sam_hq.modeling_sam_hq.SamHQVisionAttention", "sam_hq.modeling_sam_hq.SamHQVisionSdpaAttention",
+    })  # fmt: skip
+    routed = False
+    parameter_names = {"rel_pos_h": "operator.rel_pos_h", "rel_pos_w": "operator.rel_pos_w"}
 
     @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:
@@ -57,7 +55,7 @@ class HuggingSAM(HuggingPort):
 class HuggingViTDet(HuggingSAM):
     """ViTDet, in windows and global; its decomposed position biases are kept."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"vitdet.modeling_vitdet.VitDetAttention"})
+    class_paths = frozenset({"vitdet.modeling_vitdet.VitDetAttention"})
 
     def forward(self, hidden_state: Tensor, output_attentions: bool | None = False) -> tuple[Tensor]:  # type: ignore
         return (self.mix_map(hidden_state, output_attentions),)
@@ -66,8 +64,8 @@ class HuggingViTDet(HuggingSAM):
 class HuggingSAM2(HuggingSAM):
     """The Hiera of SAM 2; layers that pool their queries take mechanisms that have cross-attention."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"sam2.modeling_sam2.Sam2MultiScaleAttention"})
-    routed: ClassVar[bool] = True
+    class_paths = frozenset({"sam2.modeling_sam2.Sam2MultiScaleAttention"})
+    routed = True
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         host: Any = self.host
@@ -82,9 +80,9 @@ class HuggingSAM2(HuggingSAM):
 class HuggingSAM3(HuggingSAM):
     """The image encoder of SAM 3, in windows and global, with rotary positions."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"sam3.modeling_sam3.Sam3ViTRoPEAttention"})
-    routed: ClassVar[bool] = True
-    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "o_proj": "proj"}
+    class_paths = frozenset({"sam3.modeling_sam3.Sam3ViTRoPEAttention"})
+    routed = True
+    parameter_names = {**SEPARATE_MATRICES, "o_proj": "proj"}
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:

@@ -1,6 +1,6 @@
 """Ports of transformers' attention between the pixels at one place of all 2 x 2 patches: MobileViT, MobileViTV2."""
 
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -16,9 +16,9 @@ from .vit import HuggingDPT
 class HuggingMobileViT(HuggingDPT):
     """MobileViT: softmax attention between the pixels at one place of all patches."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"mobilevit.modeling_mobilevit.MobileViTAttention"})
-    watch: ClassVar[str] = "conv_1x1"
-    routed: ClassVar[bool] = False
+    class_paths = frozenset({"mobilevit.modeling_mobilevit.MobileViTAttention"})
+    watch = "conv_1x1"
+    routed = False
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
@@ -31,11 +31,9 @@ class HuggingMobileViT(HuggingDPT):
 class HuggingMobileViTV2(TimmSeparable, HuggingPort):
     """MobileViTV2: scores of tokens, which depend on no query; between the pixels at one place of all patches."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset(
-        {"mobilevitv2.modeling_mobilevitv2.MobileViTV2LinearSelfAttention"}
-    )
-    parameter_names: ClassVar[dict[str, str]] = host_parts("qkv_proj", "out_proj")
-    routed: ClassVar[bool] = False
+    class_paths = frozenset({"mobilevitv2.modeling_mobilevitv2.MobileViTV2LinearSelfAttention"})
+    parameter_names = host_parts("qkv_proj", "out_proj")
+    routed = False
 
     @classmethod
     def weights_dropout(cls, module: nn.Module) -> float:

@@ -1,6 +1,6 @@
 """Ports of transformers' attention to a reduced map of keys: SegFormer, GLPN, PVT and PVTv2."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,9 +16,9 @@ from .vit import HuggingViT
 class HuggingSegformer(HuggingViT):
     """SegFormer, each stage with its own grid. `PVT` of the same ratio keeps the convolution that reduces keys."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"segformer.modeling_segformer.SegformerAttention"})
-    watch: ClassVar[str] = "patch_embeddings.proj"
-    parameter_names: ClassVar[dict[str, str]] = {
+    class_paths = frozenset({"segformer.modeling_segformer.SegformerAttention"})
+    watch = "patch_embeddings.proj"
+    parameter_names = {
         **HuggingViT.parameter_names, "sequence_reduction.sequence_reduction": "operator.reduce",
         "sequence_reduction.layer_norm": "operator.norm",
     }  # fmt: skip
@@ -32,12 +32,10 @@ class HuggingSegformer(HuggingViT):
 class HuggingPVT(HuggingPort):
     """PVTv2, each stage with its own grid. `PVT` of the same ratio keeps the convolution that reduces keys."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"pvt_v2.modeling_pvt_v2.PvtV2SelfAttention"})
-    watch: ClassVar[str] = "patch_embedding.proj"
-    routed: ClassVar[bool] = False
-    parameter_names: ClassVar[dict[str, str]] = {
-        **SHORT_MATRICES, "spatial_reduction": "operator.reduce", "layer_norm": "operator.norm",
-    }  # fmt: skip
+    class_paths = frozenset({"pvt_v2.modeling_pvt_v2.PvtV2SelfAttention"})
+    watch = "patch_embedding.proj"
+    routed = False
+    parameter_names = {**SHORT_MATRICES, "spatial_reduction": "operator.reduce", "layer_norm": "operator.norm"}
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)
@@ -56,12 +54,10 @@ class HuggingPVT(HuggingPort):
 class HuggingPVT1(HuggingPVT):
     """PVT, whose last stage has a class token, and GLPN; attention in two parts, `self` and `output`."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset(
-        {"pvt.modeling_pvt.PvtAttention", "glpn.modeling_glpn.GLPNAttention"}
-    )
-    watch: ClassVar[str] = "patch_embeddings.{-3}.projection|patch_embeddings.{-3}.proj"
+    class_paths = frozenset({"pvt.modeling_pvt.PvtAttention", "glpn.modeling_glpn.GLPNAttention"})
+    watch = "patch_embeddings.{-3}.projection|patch_embeddings.{-3}.proj"
     """The patches of the stage: `block.STAGE.LAYER.attention` follows `patch_embeddings.STAGE`."""
-    parameter_names: ClassVar[dict[str, str]] = {
+    parameter_names = {
         **{f"self.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()},
         "self.sequence_reduction": "operator.reduce", "self.sr": "operator.reduce", "self.layer_norm": "operator.norm",
         "output.dense": "proj",

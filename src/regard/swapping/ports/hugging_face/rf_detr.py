@@ -1,7 +1,7 @@
 """Ports of the backbones of RF-DETR and LW-DETR, whose tokens stay in windows in all layers."""
 
 import math
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from .vit import HuggingViT
 class HuggingRFDETR(HuggingViT):
     """The DINOv2 of RF-DETR, each window with a class token; in layers over all windows, tokens in the map's order."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"rf_detr.modeling_rf_detr.RfDetrDinov2Attention"})
+    class_paths = frozenset({"rf_detr.modeling_rf_detr.RfDetrDinov2Attention"})
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
@@ -46,8 +46,8 @@ class HuggingRFDETR(HuggingViT):
 class HuggingLWDETR(HuggingViT):
     """The ViT of LW-DETR, without class tokens; in layers over all windows, tokens in the map's order."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"lw_detr.modeling_lw_detr.LwDetrViTAttention"})
-    watch: ClassVar[str] = "embeddings.projection"
+    class_paths = frozenset({"lw_detr.modeling_lw_detr.LwDetrViTAttention"})
+    watch = "embeddings.projection"
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:

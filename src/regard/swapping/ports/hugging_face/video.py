@@ -1,6 +1,6 @@
 """Video models of transformers, which are refused with the reason."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from regard.swapping.layer import Port
 
@@ -10,12 +10,10 @@ from .base import HuggingPort
 class HuggingVideo(HuggingPort):
     """VideoMAE, ViViT, TimeSformer and V-JEPA 2 are refused: their tokens lie in time, too."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset(
-        {
-            "videomae.modeling_videomae.VideoMAEAttention", "vivit.modeling_vivit.VivitAttention",
-            "timesformer.modeling_timesformer.TimeSformerAttention", "vjepa2.modeling_vjepa2.VJEPA2RopeAttention",
-        }
-    )  # fmt: skip
+    class_paths = frozenset({
+        "videomae.modeling_videomae.VideoMAEAttention", "vivit.modeling_vivit.VivitAttention",
+        "timesformer.modeling_timesformer.TimeSformerAttention", "vjepa2.modeling_vjepa2.VJEPA2RopeAttention",
+    })  # fmt: skip
 
     @classmethod
     def refusal(cls, module: Any) -> str:

@@ -1,7 +1,7 @@
 """Ports of plain vision transformers of transformers: ViT, DINOv2 and 3, CLIP, BEiT, DPT, YOLOS and others."""
 
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +20,14 @@ MASKED = "vit_mae.modeling_vit_mae.ViTMAEAttention"
 class HuggingViT(HuggingPort):
     """Attention with children q_proj, k_proj, v_proj and o_proj: ViT, DeiT, DINOv2, I-JEPA, MSN, Pixio."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset(
-        {
-            "vit.modeling_vit.ViTAttention", "deit.modeling_deit.DeiTAttention",
-            "dinov2.modeling_dinov2.Dinov2Attention",
-            "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersAttention",
-            "ijepa.modeling_ijepa.IJepaAttention", "vit_msn.modeling_vit_msn.ViTMSNAttention",
-            "pixio.modeling_pixio.PixioAttention", MASKED,
-        }
-    )  # fmt: skip
-    watch: ClassVar[str] = "embeddings.patch_embeddings.projection"
-    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "o_proj": "proj"}
+    class_paths = frozenset({
+        "vit.modeling_vit.ViTAttention", "deit.modeling_deit.DeiTAttention", "dinov2.modeling_dinov2.Dinov2Attention",
+        "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersAttention",
+        "ijepa.modeling_ijepa.IJepaAttention", "vit_msn.modeling_vit_msn.ViTMSNAttention",
+        "pixio.modeling_pixio.PixioAttention", MASKED,
+    })  # fmt: skip
+    watch = "embeddings.patch_embeddings.projection"
+    parameter_names = {**SEPARATE_MATRICES, "o_proj": "proj"}
 
     @classmethod
     def refusal(cls, module: Any) -> str:
@@ -51,7 +48,7 @@ class HuggingViT(HuggingPort):
 class HuggingBeit(HuggingViT):
     """BEiT: the model passes its relative position biases as an attention mask."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"beit.modeling_beit.BeitAttention"})
+    class_paths = frozenset({"beit.modeling_beit.BeitAttention"})
 
     @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:
@@ -63,12 +60,10 @@ class HuggingBeit(HuggingViT):
 class HuggingDINOv3(HuggingViT):
     """DINOv3, also in EoMT: rotary positions of the patch tokens, no bias of keys."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset(
-        {
-            "dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention", "eomt_dinov3.modeling_eomt_dinov3.EomtDinov3Attention",
-        }
-    )  # fmt: skip
-    watch: ClassVar[str] = "embeddings.patch_embeddings"
+    class_paths = frozenset({
+        "dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention", "eomt_dinov3.modeling_eomt_dinov3.EomtDinov3Attention",
+    })  # fmt: skip
+    watch = "embeddings.patch_embeddings"
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
@@ -94,17 +89,15 @@ class HuggingDINOv3(HuggingViT):
 class HuggingCLIP(HuggingViT):
     """The vision towers of CLIP and models like it, and EoMT; text towers and pooling heads stay."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset(
-        {
-            "clip.modeling_clip.CLIPAttention", "metaclip_2.modeling_metaclip_2.MetaClip2Attention",
-            "siglip.modeling_siglip.SiglipAttention", "aimv2.modeling_aimv2.Aimv2Attention",
-            "owlvit.modeling_owlvit.OwlViTAttention", "owlv2.modeling_owlv2.Owlv2Attention",
-            "clipseg.modeling_clipseg.CLIPSegAttention", "altclip.modeling_altclip.AltCLIPAttention",
-            "chinese_clip.modeling_chinese_clip.ChineseCLIPVisionAttention", "eomt.modeling_eomt.EomtAttention",
-        }
-    )  # fmt: skip
-    watch: ClassVar[str] = f"embeddings.patch_embedding|embeddings.patch_embed|{HuggingViT.watch}"
-    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "out_proj": "proj"}
+    class_paths = frozenset({
+        "clip.modeling_clip.CLIPAttention", "metaclip_2.modeling_metaclip_2.MetaClip2Attention",
+        "siglip.modeling_siglip.SiglipAttention", "aimv2.modeling_aimv2.Aimv2Attention",
+        "owlvit.modeling_owlvit.OwlViTAttention", "owlv2.modeling_owlv2.Owlv2Attention",
+        "clipseg.modeling_clipseg.CLIPSegAttention", "altclip.modeling_altclip.AltCLIPAttention",
+        "chinese_clip.modeling_chinese_clip.ChineseCLIPVisionAttention", "eomt.modeling_eomt.EomtAttention",
+    })  # fmt: skip
+    watch = f"embeddings.patch_embedding|embeddings.patch_embed|{HuggingViT.watch}"
+    parameter_names = {**SEPARATE_MATRICES, "out_proj": "proj"}
 
     @classmethod
     def belongs(cls, model: Any, name: str) -> bool:
@@ -114,8 +107,8 @@ class HuggingCLIP(HuggingViT):
 class HuggingInternVL(HuggingViT):
     """The vision towers of InternVL, where they do not normalise queries and keys of all heads together."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"internvl.modeling_internvl.InternVLVisionAttention"})
-    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "projection_layer": "proj"}
+    class_paths = frozenset({"internvl.modeling_internvl.InternVLVisionAttention"})
+    parameter_names = {**SEPARATE_MATRICES, "projection_layer": "proj"}
 
     @classmethod
     def refusal(cls, module: Any) -> str:
@@ -127,13 +120,11 @@ class HuggingInternVL(HuggingViT):
 class HuggingDPT(HuggingPort):
     """DPT's and ViTPose's own ViT: attention in two parts, `attention` with queries, keys and values, and `output`."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset(
-        {
-            "dpt.modeling_dpt.DPTViTAttention", "vitpose_backbone.modeling_vitpose_backbone.VitPoseBackboneAttention",
-        }
-    )  # fmt: skip
-    watch: ClassVar[str] = HuggingViT.watch
-    parameter_names: ClassVar[dict[str, str]] = {
+    class_paths = frozenset({
+        "dpt.modeling_dpt.DPTViTAttention", "vitpose_backbone.modeling_vitpose_backbone.VitPoseBackboneAttention",
+    })  # fmt: skip
+    watch = HuggingViT.watch
+    parameter_names = {
         **{f"attention.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()}, "output.dense": "proj",
     }  # fmt: skip
 
@@ -146,7 +137,7 @@ class HuggingDPT(HuggingPort):
 class HuggingYOLOS(HuggingDPT):
     """YOLOS: DPT's form of attention, with the tokens of detections after the patch tokens."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"yolos.modeling_yolos.YolosAttention"})
+    class_paths = frozenset({"yolos.modeling_yolos.YolosAttention"})
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:

@@ -1,7 +1,7 @@
 """Ports of window attention of transformers: Swin, SwinV2, the Swin of MaskFormer, and Data2Vec with one window."""
 
 import copy
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -21,11 +21,9 @@ NESTED = {f"self.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()} | {
 class HuggingSwin(HuggingPort):
     """Swin, also as the backbone of Mask2Former, UperNet and others; its position biases and shift masks are kept."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"swin.modeling_swin.SwinAttention"})
-    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = {
-        **SEPARATE_MATRICES, "o_proj": "proj", "relative_position_bias": "biases",
-    }  # fmt: skip
+    class_paths = frozenset({"swin.modeling_swin.SwinAttention"})
+    mask_kinds = frozenset({"bias"})
+    parameter_names = {**SEPARATE_MATRICES, "o_proj": "proj", "relative_position_bias": "biases"}
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
@@ -51,14 +49,11 @@ class HuggingSwin(HuggingPort):
 class HuggingMaskFormerSwin(HuggingSwin):
     """The Swin of MaskFormer and Donut: attention in two parts, `self` and `output`, with a stored index of biases."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset(
-        {
-            "maskformer.modeling_maskformer_swin.MaskFormerSwinAttention",
-            "donut.modeling_donut_swin.DonutSwinAttention",
-        }
-    )
-    routed: ClassVar[bool] = False
-    parameter_names: ClassVar[dict[str, str]] = {
+    class_paths = frozenset({
+        "maskformer.modeling_maskformer_swin.MaskFormerSwinAttention", "donut.modeling_donut_swin.DonutSwinAttention",
+    })  # fmt: skip
+    routed = False
+    parameter_names = {
         **NESTED, "self.relative_position_bias_table": "biases.table", "self.relative_position_index": "biases.index",
     }  # fmt: skip
 
@@ -82,10 +77,8 @@ class HuggingMaskFormerSwin(HuggingSwin):
 class HuggingSwinV2(HuggingMaskFormerSwin):
     """SwinV2, Swin2SR: cosine attention, learned scales, biases of an MLP; transformers adds the shift mask twice."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset(
-        {"swinv2.modeling_swinv2.Swinv2Attention", "swin2sr.modeling_swin2sr.Swin2SRAttention"}
-    )
-    parameter_names: ClassVar[dict[str, str]] = {
+    class_paths = frozenset({"swinv2.modeling_swinv2.Swinv2Attention", "swin2sr.modeling_swin2sr.Swin2SRAttention"})
+    parameter_names = {
         **NESTED, "self.logit_scale": "q_norm.logit_scale", "self.continuous_position_bias_mlp": "biases.mlp",
     }  # fmt: skip
 
@@ -109,10 +102,10 @@ class HuggingSwinV2(HuggingMaskFormerSwin):
 class HuggingData2Vec(HuggingPort):
     """Data2Vec's vision model: a BEiT whose layers compute their position biases themselves, for any image size."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"data2vec.modeling_data2vec_vision.Data2VecVisionAttention"})
-    watch: ClassVar[str] = HuggingViT.watch
-    routed: ClassVar[bool] = False
-    parameter_names: ClassVar[dict[str, str]] = {
+    class_paths = frozenset({"data2vec.modeling_data2vec_vision.Data2VecVisionAttention"})
+    watch = HuggingViT.watch
+    routed = False
+    parameter_names = {
         **{f"attention.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()}, "output.dense": "proj",
         "attention.relative_position_bias": "biases",
     }  # fmt: skip

@@ -15,8 +15,8 @@ class TimmCaiT(Port):
     """CaiT's patch layers: mechanisms with logits over all keys keep the talking heads; others are refused."""
 
     replaces: ClassVar[tuple[type, ...]] = (TalkingHeadAttn,)
-    watch: ClassVar[str] = "patch_embed.proj"
-    parameter_names: ClassVar[dict[str, str]] = {"proj_l": "operator.proj_l", "proj_w": "operator.proj_w"}
+    watch = "patch_embed.proj"
+    parameter_names = {"proj_l": "operator.proj_l", "proj_w": "operator.proj_w"}
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)

@@ -92,8 +92,8 @@ class TimmCascade(MapPort):
     """EfficientViT of MSRA, in windows, with biases: each head gets the output of the head before."""
 
     replaces: ClassVar[tuple[type, ...]] = (CascadedGroupAttention,)
-    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = host_parts("qkvs", "dws", "proj", *BIASES)
+    mask_kinds = frozenset({"bias"})
+    parameter_names = host_parts("qkvs", "dws", "proj", *BIASES)
     mixer_class: ClassVar[type[HostMixer]] = CascadeMixer
 
     @classmethod

@@ -41,8 +41,8 @@ class TimmConViT(HostPort):
     """ConViT's first layers: the mechanism gives the content part; the part by position and the gates stay."""
 
     replaces: ClassVar[tuple[type, ...]] = (GPSA,)
-    watch: ClassVar[str] = "patch_embed.proj"
-    parameter_names: ClassVar[dict[str, str]] = host_parts("qk", "v", "pos_proj", "gating_param", "proj", "proj_drop")
+    watch = "patch_embed.proj"
+    parameter_names = host_parts("qk", "v", "pos_proj", "gating_param", "proj", "proj_drop")
     mixer_class: ClassVar[type[HostMixer]] = GatedPositionsMixer
 
     @classmethod
@@ -82,8 +82,8 @@ class TimmDifferential(HostPort):
     """Differential attention (`vit_dwee`, `vit_dlittle`): each head is the difference of two, with wider values."""
 
     replaces: ClassVar[tuple[type, ...]] = (DiffAttention,)
-    watch: ClassVar[str] = "patch_embed.proj"
-    parameter_names: ClassVar[dict[str, str]] = host_parts(
+    watch = "patch_embed.proj"
+    parameter_names = host_parts(
         "qkv", "q_norm", "k_norm", "norm", "proj", "proj_drop", "sub_norm",
         *(f"lambda_{name}" for name in ("a", "b", "q1", "k1", "q2", "k2")),
     )  # fmt: skip

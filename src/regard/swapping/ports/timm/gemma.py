@@ -31,10 +31,8 @@ class TimmGemma(HostPort):
     """Gemma 4's vision tower: rotary positions of rows and columns, normalised queries, keys and values."""
 
     replaces: ClassVar[tuple[type, ...]] = (Gemma4Attention,)
-    watch: ClassVar[str] = "patch_embed"
-    parameter_names: ClassVar[dict[str, str]] = host_parts(
-        "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "v_norm", "proj_drop"
-    )
+    watch = "patch_embed"
+    parameter_names = host_parts("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "v_norm", "proj_drop")
     mixer_class: ClassVar[type[HostMixer]] = GemmaMixer
 
     @classmethod

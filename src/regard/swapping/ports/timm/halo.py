@@ -38,8 +38,8 @@ class TimmBottleneck(MapPort):
     """Attention of bottleneck transformers (BoTNet): a map of fixed size, biases that depend on the queries."""
 
     replaces: ClassVar[tuple[type, ...]] = (BottleneckAttn,)
-    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = host_parts("qkv", "pos_embed", "pool")
+    mask_kinds = frozenset({"bias"})
+    parameter_names = host_parts("qkv", "pos_embed", "pool")
     mixer_class: ClassVar[type[HostMixer]] = BottleneckMixer
 
     @classmethod
@@ -106,7 +106,7 @@ class TimmHalo(TimmBottleneck):
     """HaloNet: blocks attend to themselves and a border, biases depend on queries; for mechanisms between two grids."""
 
     replaces: ClassVar[tuple[type, ...]] = (HaloAttn,)
-    parameter_names: ClassVar[dict[str, str]] = host_parts("q", "kv", "pos_embed", "pool")
+    parameter_names = host_parts("q", "kv", "pos_embed", "pool")
     mixer_class: ClassVar[type[HostMixer]] = HaloMixer
 
     @classmethod

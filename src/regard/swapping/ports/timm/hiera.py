@@ -17,7 +17,7 @@ class TimmHiera(Port):
     """Hiera, in mask units and global; layers that pool their queries take mechanisms that have cross-attention."""
 
     replaces: ClassVar[tuple[type, ...]] = (MaskUnitAttention,)
-    watch: ClassVar[str] = "patch_embed.proj"
+    watch = "patch_embed.proj"
 
     @classmethod
     def query_stride(cls, module: Any) -> int:

@@ -58,7 +58,7 @@ class TimmConvAttention(MapPort):
     """LowFormer and CPUBone: attention on a coarser map, which convolutions make and bring to full size again."""
 
     replaces: ClassVar[tuple[type, ...]] = (LowFormerAttention, CPUBoneAttention)
-    parameter_names: ClassVar[dict[str, str]] = host_parts("conv_proj", "pwise", "o_proj", "upsampling")
+    parameter_names = host_parts("conv_proj", "pwise", "o_proj", "upsampling")
     mixer_class: ClassVar[type[HostMixer]] = ConvAttentionMixer
 
     @classmethod
@@ -89,8 +89,8 @@ class TimmGCViT(HostPort):
     """GCViT in windows, with biases; every second layer gets its queries from the whole image."""
 
     replaces: ClassVar[tuple[type, ...]] = (WindowAttentionGlobal,)
-    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = host_parts("qkv", "proj", "proj_drop", "rel_pos")
+    mask_kinds = frozenset({"bias"})
+    parameter_names = host_parts("qkv", "proj", "proj_drop", "rel_pos")
     mixer_class: ClassVar[type[HostMixer]] = GlobalQueryMixer
 
     @classmethod
@@ -122,10 +122,8 @@ class TimmSAM(HostPort):
     """SAM's image encoder, in windows and on the whole map: biases that depend on the queries."""
 
     replaces: ClassVar[tuple[type, ...]] = (SamAttention,)
-    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = host_parts(
-        "qkv", "q_norm", "k_norm", "proj", "proj_drop", "rel_pos_h", "rel_pos_w"
-    )
+    mask_kinds = frozenset({"bias"})
+    parameter_names = host_parts("qkv", "q_norm", "k_norm", "proj", "proj_drop", "rel_pos_h", "rel_pos_w")
     mixer_class: ClassVar[type[HostMixer]] = SamMixer
 
     @classmethod
@@ -147,7 +145,7 @@ class TimmSAM(HostPort):
 class EfficientFormerV2Mixer(HostMixer):
     """Queries, keys, values and a depth-wise convolution of the values, on maps; values are wider than keys."""
 
-    role_parts: ClassVar[dict[str, tuple[str, ...]]] = {"q": ("q",), "k": ("k",)}
+    role_parts = {"q": ("q",), "k": ("k",)}
 
     def __init__(self, mixer: HeadMixer, host: Any, names: Sequence[str]) -> None:
         super().__init__(mixer, host, names)
@@ -183,10 +181,8 @@ class TimmEfficientFormerV2(MapPort):
     """EfficientFormerV2: mechanisms with logits over all keys keep its talking heads; others are refused."""
 
     replaces: ClassVar[tuple[type, ...]] = (Attention2d,)
-    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = {
-        **PARTS_V2, "talking_head1": "operator.proj_l", "talking_head2": "operator.proj_w",
-    }  # fmt: skip
+    mask_kinds = frozenset({"bias"})
+    parameter_names = {**PARTS_V2, "talking_head1": "operator.proj_l", "talking_head2": "operator.proj_w"}
     mixer_class: ClassVar[type[HostMixer]] = EfficientFormerV2Mixer
 
     @classmethod
@@ -213,8 +209,8 @@ class TimmEfficientFormerV2Downsample(MapPort):
     """EfficientFormerV2's attention between two stages, with fewer queries: only for mechanisms between two grids."""
 
     replaces: ClassVar[tuple[type, ...]] = (Attention2dDownsample,)
-    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = PARTS_V2
+    mask_kinds = frozenset({"bias"})
+    parameter_names = PARTS_V2
     mixer_class: ClassVar[type[HostMixer]] = EfficientFormerV2Mixer
 
     @classmethod
@@ -247,7 +243,7 @@ class TimmTNT(HostPort):
     """TNT: attention between patches, and between the pixels of each patch; for square images and patches."""
 
     replaces: ClassVar[tuple[type, ...]] = (TNTAttention,)
-    parameter_names: ClassVar[dict[str, str]] = host_parts("qk", "v", "proj", "proj_drop")
+    parameter_names = host_parts("qk", "v", "proj", "proj_drop")
     mixer_class: ClassVar[type[HostMixer]] = PairMixer
 
     @classmethod

@@ -30,7 +30,7 @@ class TimmMobileViT(TimmViT):
     """MobileViT: softmax attention between the pixels at one place of all patches."""
 
     replaces: ClassVar[tuple[type, ...]] = (Attention,)
-    watch: ClassVar[str] = "conv_1x1"
+    watch = "conv_1x1"
 
     @classmethod
     def belongs(cls, model: nn.Module, name: str) -> bool:
@@ -74,8 +74,8 @@ class TimmSeparable(HostPort):
     """MobileViTv2: scores of tokens, which depend on no query; between the pixels at one place of all patches."""
 
     replaces: ClassVar[tuple[type, ...]] = (LinearSelfAttention,)
-    watch: ClassVar[str] = "conv_1x1"
-    parameter_names: ClassVar[dict[str, str]] = host_parts("qkv_proj", "out_proj", "out_drop")
+    watch = "conv_1x1"
+    parameter_names = host_parts("qkv_proj", "out_proj", "out_drop")
     mixer_class: ClassVar[type[HostMixer]] = SeparableMixer
 
     @classmethod

@@ -79,7 +79,7 @@ class TimmMViT(HostPort):
     """MViTv2: convolutions pool queries and keys, biases depend on queries; for mechanisms between two grids."""
 
     replaces: ClassVar[tuple[type, ...]] = (MViTAttention,)
-    parameter_names: ClassVar[dict[str, str]] = host_parts(
+    parameter_names = host_parts(
         "qkv", "proj", "rel_pos_h", "rel_pos_w", *(f"{part}_{role}" for part in ("pool", "norm") for role in "qkv")
     )
     mixer_class: ClassVar[type[HostMixer]] = MViTMixer
@@ -117,7 +117,7 @@ class TimmMViT(HostPort):
 class NextViTMixer(HostMixer):
     """Keys and values come from the means of runs of tokens, normalised."""
 
-    role_parts: ClassVar[dict[str, tuple[str, ...]]] = {"q": ("q",), "k": ("k",), "v": ("v",)}
+    role_parts = {"q": ("q",), "k": ("k",), "v": ("v",)}
 
     def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
         reduced = x if self.around.sr is None else self.around.norm(self.around.sr(x.mT)).mT
@@ -130,8 +130,8 @@ class TimmNextViT(HostPort):
     """Next-ViT: keys and values of runs of tokens in the order of rows, as one sequence."""
 
     replaces: ClassVar[tuple[type, ...]] = (EfficientAttention,)
-    watch: ClassVar[str] = "patch_embed"
-    parameter_names: ClassVar[dict[str, str]] = host_parts("q", "k", "v", "proj", "proj_drop", "sr", "norm")
+    watch = "patch_embed"
+    parameter_names = host_parts("q", "k", "v", "proj", "proj_drop", "sr", "norm")
     mixer_class: ClassVar[type[HostMixer]] = NextViTMixer
 
     @classmethod
@@ -144,7 +144,7 @@ class TimmNextViT(HostPort):
 class MultiQueryMixer(HostMixer):
     """All heads share keys and values, which come from a coarser map."""
 
-    role_parts: ClassVar[dict[str, tuple[str, ...]]] = {"q": ("query",), "k": ("key",), "v": ("value",)}
+    role_parts = {"q": ("query",), "k": ("key",), "v": ("value",)}
 
     def __init__(self, mixer: HeadMixer, host: Any, names: Sequence[str]) -> None:
         super().__init__(mixer, host, names)
@@ -173,7 +173,7 @@ class TimmMultiQuery(MapPort):
     """MobileNetV4 and 5: keys and values are shared by all heads, and may come from a coarser map."""
 
     replaces: ClassVar[tuple[type, ...]] = (MultiQueryAttention2d,)
-    parameter_names: ClassVar[dict[str, str]] = host_parts("query", "key", "value", "output")
+    parameter_names = host_parts("query", "key", "value", "output")
     mixer_class: ClassVar[type[HostMixer]] = MultiQueryMixer
 
     @classmethod

@@ -14,10 +14,8 @@ class TimmPVT(Port):
     """PVTv2, each stage with its own grid. `PVT` of the same ratio keeps the convolutions that reduce the keys."""
 
     replaces: ClassVar[tuple[type, ...]] = (PVTAttention,)
-    watch: ClassVar[str] = "downsample.proj|patch_embed.proj"
-    parameter_names: ClassVar[dict[str, str]] = {
-        "q": "qkv.q", "kv": "qkv.kv", "sr": "operator.reduce", "norm": "operator.norm",
-    }  # fmt: skip
+    watch = "downsample.proj|patch_embed.proj"
+    parameter_names = {"q": "qkv.q", "kv": "qkv.kv", "sr": "operator.reduce", "norm": "operator.norm"}
 
     def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
         height, width = feat_size
@@ -28,7 +26,7 @@ class TimmTwins(TimmPVT):
     """The global attention of Twins. `PVT` of the same ratio keeps the convolutions that reduce the keys."""
 
     replaces: ClassVar[tuple[type, ...]] = (GlobalSubSampleAttn,)
-    watch: ClassVar[str] = ""
+    watch = ""
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:

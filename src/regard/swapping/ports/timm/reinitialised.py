@@ -20,9 +20,9 @@ from .pooled import fused_heads
 class TimmOutlook(Port):
     """VOLO's outlook attention, only with reinitialise=True: values and output stay, queries and keys are new."""
 
-    loses: ClassVar[str] = "outlook attention"
+    loses = "outlook attention"
     replaces: ClassVar[tuple[type, ...]] = (OutlookAttention,)
-    parameter_names: ClassVar[dict[str, str]] = {"v": "qkv.v"}
+    parameter_names = {"v": "qkv.v"}
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
@@ -43,9 +43,9 @@ class TimmOutlook(Port):
 class TimmChannel(Port):
     """DaViT's channel attention, only with reinitialise=True: all weights stay, to attend between tokens."""
 
-    loses: ClassVar[str] = "attention between channels"
+    loses = "attention between channels"
     replaces: ClassVar[tuple[type, ...]] = (ChannelAttention, ChannelAttentionV2)
-    watch: ClassVar[str] = "cpe1"
+    watch = "cpe1"
 
 
 class FactorisedMixer(HostMixer):
@@ -62,9 +62,9 @@ class FactorisedMixer(HostMixer):
 class TimmCoaT(HostPort):
     """CoaT, only with reinitialise=True: all weights stay, also the convolutions of relative positions."""
 
-    loses: ClassVar[str] = "attention by a softmax of the keys over all tokens"
+    loses = "attention by a softmax of the keys over all tokens"
     replaces: ClassVar[tuple[type, ...]] = (FactorAttnConvRelPosEnc,)
-    parameter_names: ClassVar[dict[str, str]] = host_parts("qkv", "crpe", "proj", "proj_drop")
+    parameter_names = host_parts("qkv", "crpe", "proj", "proj_drop")
     mixer_class: ClassVar[type[HostMixer]] = FactorisedMixer
 
     @classmethod
@@ -96,9 +96,9 @@ class AdditiveMixer(HostMixer):
 class TimmSwiftFormer(MapPort):
     """SwiftFormer, only with reinitialise=True: the matrices stay, the vector of the one query does not."""
 
-    loses: ClassVar[str] = "additive attention by one query for all tokens"
+    loses = "additive attention by one query for all tokens"
     replaces: ClassVar[tuple[type, ...]] = (EfficientAdditiveAttention,)
-    parameter_names: ClassVar[dict[str, str]] = host_parts("to_query", "to_key", "proj", "final")
+    parameter_names = host_parts("to_query", "to_key", "proj", "final")
     mixer_class: ClassVar[type[HostMixer]] = AdditiveMixer
 
     @classmethod

@@ -21,7 +21,7 @@ class TimmSwin(Port):
     """Swin's attention in windows: relative position biases and the mask of shifted windows are passed as Mask.bias."""
 
     replaces: ClassVar[tuple[type, ...]] = (WindowAttention,)
-    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
+    mask_kinds = frozenset({"bias"})
     kept_parameters: ClassVar[tuple[str, ...]] = ("relative_position_bias_table",)
 
     def __init__(self, host: Any, *args: Any) -> None:
@@ -55,7 +55,7 @@ class TimmBeit(TimmSwin):
     """BEiT: relative position biases of the class token and all patch tokens, which form one window."""
 
     replaces: ClassVar[tuple[type, ...]] = (BeitAttention,)
-    parameter_names: ClassVar[dict[str, str]] = SEPARATE_BIASES
+    parameter_names = SEPARATE_BIASES
 
     @classmethod
     def refusal(cls, module: Any) -> str:  # type: ignore[override]
@@ -76,8 +76,8 @@ class TimmRelPos(Port):
     """`vit_relpos` and `vit_srelpos`: biases from a table or an MLP, of each layer or shared by all."""
 
     replaces: ClassVar[tuple[type, ...]] = (RelPosAttention,)
-    watch: ClassVar[str] = "patch_embed.proj"
-    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
+    watch = "patch_embed.proj"
+    mask_kinds = frozenset({"bias"})
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)
@@ -93,8 +93,8 @@ class TimmSwinV2(Port):
     """SwinV2 in windows: cosine attention with learned scales; biases of an MLP and shift masks as Mask.bias."""
 
     replaces: ClassVar[tuple[type, ...]] = (WindowAttentionV2,)
-    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_BIASES, "logit_scale": "q_norm.logit_scale"}
+    mask_kinds = frozenset({"bias"})
+    parameter_names = {**SEPARATE_BIASES, "logit_scale": "q_norm.logit_scale"}
     bias_module: ClassVar[str] = "cpb_mlp"
     buffer_names: ClassVar[tuple[str, ...]] = ("relative_coords_table", "relative_position_index")
 
@@ -130,7 +130,7 @@ class TimmSwinV2Cr(TimmSwinV2):
     """The CR form of SwinV2: another MLP of the biases, one matrix with a bias for queries, keys and values."""
 
     replaces: ClassVar[tuple[type, ...]] = (WindowMultiHeadAttention,)
-    parameter_names: ClassVar[dict[str, str]] = {"logit_scale": "q_norm.logit_scale"}
+    parameter_names = {"logit_scale": "q_norm.logit_scale"}
     bias_module: ClassVar[str] = "meta_mlp"
     buffer_names: ClassVar[tuple[str, ...]] = ("relative_coordinates_log",)
 

@@ -13,15 +13,15 @@ class TimmXCiT(Port):
     """The cross-covariance blocks of XCiT and EdgeNeXt; XCiT's two class-attention blocks are left unchanged."""
 
     replaces: ClassVar[tuple[type, ...]] = (XCiTAttention, CrossCovarianceAttn)
-    watch: ClassVar[str] = "patch_embed.proj|convs.0"
-    parameter_names: ClassVar[dict[str, str]] = {"temperature": "operator.temperature"}
+    watch = "patch_embed.proj|convs.0"
+    parameter_names = {"temperature": "operator.temperature"}
 
 
 class TimmMetaFormer(Port):
     """The attention of CAFormer; each stage has its own grid."""
 
     replaces: ClassVar[tuple[type, ...]] = (MetaFormerAttention,)
-    watch: ClassVar[str] = "downsample"
+    watch = "downsample"
 
 
 PORTS: tuple[type[Port], ...] = (TimmXCiT, TimmMetaFormer)

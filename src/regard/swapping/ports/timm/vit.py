@@ -20,9 +20,9 @@ class TimmViT(Port):
     """timm.layers.Attention: ViT, DeiT, DINOv2, PiT, NaFlexViT, CrossViT, CSATv2, ConViT's last layers."""
 
     replaces: ClassVar[tuple[type, ...]] = (Attention, MHSA)
-    watch: ClassVar[str] = "patch_embed.{-3}.proj|patch_embed.proj|pool.conv|patch_embed.conv|embeds|pos_embed.proj"
+    watch = "patch_embed.{-3}.proj|patch_embed.proj|pool.conv|patch_embed.conv|embeds|pos_embed.proj"
     """The first path is that of a branch of CrossViT, `blocks.I.blocks.BRANCH.J.attn`."""
-    parameter_names: ClassVar[dict[str, str]] = {"gate": "host_gate"}
+    parameter_names = {"gate": "host_gate"}
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         return extended_mixer(super().build_mixer(config, site, shared), self.host, shared)
@@ -35,7 +35,7 @@ class TimmRope(TimmViT):
     """timm's attention with rotary embedding: vit_*_rope, EVA, EVA-02, Perception Encoder."""
 
     replaces: ClassVar[tuple[type, ...]] = (AttentionRope, EvaAttention)
-    parameter_names: ClassVar[dict[str, str]] = {**TimmViT.parameter_names, **SEPARATE_BIASES, **SEPARATE_MATRICES}
+    parameter_names = {**TimmViT.parameter_names, **SEPARATE_BIASES, **SEPARATE_MATRICES}
 
     @classmethod
     def matches(cls, module: nn.Module) -> bool:
@@ -58,9 +58,7 @@ class TimmRope(TimmViT):
 class TimmRopeHalves(TimmRope):
     """The same where the two halves of a head's channels are rotated together: DINOv3, Qwen3-ViT, DeepSeek-ViT."""
 
-    parameter_names: ClassVar[dict[str, str]] = {
-        **TimmRope.parameter_names, "q_norm": "q_norm.norm", "k_norm": "k_norm.norm",
-    }  # fmt: skip
+    parameter_names = {**TimmRope.parameter_names, "q_norm": "q_norm.norm", "k_norm": "k_norm.norm"}
 
     @classmethod
     def matches(cls, module: nn.Module) -> bool:

@@ -55,7 +55,7 @@ class WideMixer(HostMixer):
 class DownsampleMixer(WideMixer):
     """Queries come from a coarser grid than keys and values, and the output has its tokens."""
 
-    role_parts: ClassVar[dict[str, tuple[str, ...]]] = {"q": ("q",)}
+    role_parts = {"q": ("q",)}
 
     def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
         k, v = self.split_heads(self.apply_part("kv", x, grid), 2)
@@ -72,8 +72,8 @@ class TimmTinyViT(HostPort):
     """TinyViT, in windows: a table of biases for each head; norms inside of the attention."""
 
     replaces: ClassVar[tuple[type, ...]] = (TinyViTAttention,)
-    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
-    parameter_names: ClassVar[dict[str, str]] = host_parts("norm", "qkv", "proj", *BIASES)
+    mask_kinds = frozenset({"bias"})
+    parameter_names = host_parts("norm", "qkv", "proj", *BIASES)
     mixer_class: ClassVar[type[HostMixer]] = WideMixer
 
     @classmethod
@@ -106,7 +106,7 @@ class TimmLeViTDownsample(TimmLeViT):
     """LeViT's attention between two stages, whose queries are on a coarser grid: only for mechanisms between two."""
 
     replaces: ClassVar[tuple[type, ...]] = (AttentionDownsample,)
-    parameter_names: ClassVar[dict[str, str]] = host_parts("q", "kv", "proj", *BIASES)
+    parameter_names = host_parts("q", "kv", "proj", *BIASES)
     mixer_class: ClassVar[type[HostMixer]] = DownsampleMixer
 
     @classmethod
@@ -122,7 +122,7 @@ class TimmEfficientFormer(TimmTinyViT):
     """EfficientFormer's last blocks: values wider than keys, a table of biases for each head."""
 
     replaces: ClassVar[tuple[type, ...]] = (EfficientFormerAttention,)
-    watch: ClassVar[str] = "downsample"
+    watch = "downsample"
 
 
 PORTS: tuple[type[Port], ...] = (TimmLeViT, TimmLeViTDownsample, TimmEfficientFormer, TimmTinyViT)
