@@ -82,19 +82,11 @@ class Differential(HeadMixerConfig):
     norm: bool = True
 
     card = Card(
-        title="Differential attention",
-        source="Ye et al. 2024 (DIFF Transformer), Eq. 1-3",
-        formula="norm((softmax(q1 k1^T / sqrt(d)) - lambda softmax(q2 k2^T / sqrt(d))) v)",
-        complexity="O(N^2 C)",
-        query_content=True,
-        key_content=True,
-        dynamic="one-step",
-        expert_type="MLP of width N",
-        expert_count="2",
-        construction="identity",
-        topology="all-to-one",
-        row_maps=False,  # the normalisation is not linear in v
-    )
+        title="Differential attention", source="Ye et al. 2024 (DIFF Transformer), Eq. 1-3",
+        formula="norm((softmax(q1 k1^T / sqrt(d)) - lambda softmax(q2 k2^T / sqrt(d))) v)", complexity="O(N^2 C)",
+        query_content=True, key_content=True, dynamic="one-step", expert_type="MLP of width N", expert_count="2",
+        construction="identity", topology="all-to-one", row_maps=False,  # the normalisation is not linear in v
+    )  # fmt: skip
     masks = frozenset({"causal", "padding", "bias"})
     cross = True
     samples = ("Differential()", "Differential(start=0.3, scale=0.7, norm=False, gate=True)")

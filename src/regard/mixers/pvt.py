@@ -38,22 +38,13 @@ class PVT(MemoryMixerConfig):
 
     revision = 2  # 2: other initial weights in `regard.lab.tasks`
     card = Card(
-        title="Spatial-reduction attention",
-        source="Wang et al. 2021 (PVT), Eq. 2-3; 2022 (PVTv2)",
+        title="Spatial-reduction attention", source="Wang et al. 2021 (PVT), Eq. 2-3; 2022 (PVTv2)",
         formula="softmax(q k_r^T / sqrt(d)) v_r,  k_r, v_r of LN(Conv_{r x r, stride r}(x))",
-        complexity="O(N^2 C / r^2 + N C^2)",
-        query_content=True,
-        key_content=True,
-        dynamic="one-step",
-        scaling=frozenset({"compression"}),
-        expert_type="MLP of width N / r^2",
-        expert_count="1",
-        construction="learned strided projection",
-        topology="all-to-one",
-        conditions="K, V, position",
-        prefix="queries, and keys appended to the reduced ones",
-        row_maps=False,  # its columns are not the tokens
-    )
+        complexity="O(N^2 C / r^2 + N C^2)", query_content=True, key_content=True, dynamic="one-step",
+        scaling=frozenset({"compression"}), expert_type="MLP of width N / r^2", expert_count="1",
+        construction="learned strided projection", topology="all-to-one", conditions="K, V, position",
+        prefix="queries, and keys appended to the reduced ones", row_maps=False,  # its columns are not the tokens
+    )  # fmt: skip
     samples = ("PVT()", "PVT(ratio=3)", "PVT(pool=1)")
 
     def __post_init__(self) -> None:

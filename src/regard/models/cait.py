@@ -86,20 +86,10 @@ def cait_s_32(
     kind = TalkingAttention if keep_talking else ReplaceableTalkingAttention
     return Cait(
         img_size=img_size,  # type: ignore[arg-type]  # timm takes pairs too
-        patch_size=4,
-        in_chans=in_chans,
-        num_classes=num_classes,
-        embed_dim=512,
-        depth=6,
-        num_heads=heads,
-        mlp_ratio=1.0,
-        mlp_ratio_token_only=1.0,
-        qkv_bias=False,
-        pos_drop_rate=drop,
-        proj_drop_rate=drop,
-        drop_path_rate=drop_path_rate,
+        patch_size=4, in_chans=in_chans, num_classes=num_classes, embed_dim=512, depth=6, num_heads=heads,
+        mlp_ratio=1.0, mlp_ratio_token_only=1.0, qkv_bias=False, pos_drop_rate=drop, proj_drop_rate=drop,
+        drop_path_rate=drop_path_rate, init_values=0.1,
         norm_layer=partial(nn.LayerNorm, eps=1e-5),  # type: ignore[arg-type]  # timm takes factories
-        init_values=0.1,
         attn_block=partial(attention, kind),  # type: ignore[arg-type]
         attn_block_token_only=partial(attention, ClassAttention),  # type: ignore[arg-type]
-    )
+    )  # fmt: skip

@@ -41,17 +41,10 @@ def xcit_desk(
     if dim % heads:
         raise ConfigError(f"xcit_desk: dim {dim} must be a multiple of {heads} heads")
     model = Xcit(
-        img_size=16,  # of the stem, which is replaced below
-        patch_size=16,
-        in_chans=in_chans,
-        num_classes=num_classes,
-        embed_dim=dim,
-        depth=depth,
-        num_heads=heads,
-        mlp_ratio=mlp_ratio,
-        drop_path_rate=drop_path_rate,
-        cls_attn_layers=class_layers,
-    )
+        img_size=16, patch_size=16,  # of the stem, which is replaced below
+        in_chans=in_chans, num_classes=num_classes, embed_dim=dim, depth=depth, num_heads=heads,
+        mlp_ratio=mlp_ratio, drop_path_rate=drop_path_rate, cls_attn_layers=class_layers,
+    )  # fmt: skip
     model.patch_embed = cast(Any, Patches(sides, patch, in_chans, dim))
     model.feature_info = [{**stage, "reduction": patch} for stage in model.feature_info]
     return model

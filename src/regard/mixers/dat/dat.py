@@ -85,23 +85,13 @@ class DAT(MemoryMixerConfig):
     init: Literal["paper", "zero"] = "paper"
 
     card = Card(
-        title="Deformable attention",
-        source="Xia et al. 2022 (DAT), Eq. 7-11",
-        formula="softmax(q k~^T / sqrt(d) + B) v~,  k~, v~ of x sampled at p + offset(q)",
-        complexity="O(N N_s C)",
-        query_content=True,
-        key_content=True,
-        relative_position=True,
-        dynamic="two-step",
-        scaling=frozenset({"routing"}),
-        expert_type="MLP of width N_s",
-        expert_count="1",
-        construction="offset prediction",
-        topology="N-to-one",
-        conditions="Q",
-        prefix="queries, and keys appended to the sampled ones",
-        row_maps=False,  # its columns are not the tokens
-    )
+        title="Deformable attention", source="Xia et al. 2022 (DAT), Eq. 7-11",
+        formula="softmax(q k~^T / sqrt(d) + B) v~,  k~, v~ of x sampled at p + offset(q)", complexity="O(N N_s C)",
+        query_content=True, key_content=True, relative_position=True, dynamic="two-step",
+        scaling=frozenset({"routing"}), expert_type="MLP of width N_s", expert_count="1",
+        construction="offset prediction", topology="N-to-one", conditions="Q",
+        prefix="queries, and keys appended to the sampled ones", row_maps=False,  # its columns are not the tokens
+    )  # fmt: skip
     samples = ("DAT(stride=2, kernel=3)", "DAT(groups=2, reach=2.0)")
 
     def __post_init__(self) -> None:

@@ -53,26 +53,24 @@ def _small(s: Situation) -> bool:
     return "few" in s.facts or (not is_open(s.tokens, s.keys) and s.tokens * s.keys <= SMALL)
 
 
+def _few(s: Situation) -> bool:
+    return s.keys > 1024 and s.keys > 64 * s.top
+
+
 _FEW = "for at most 128 x 128 logits, and on CUDA for at most 2^24 of all heads and images"
 _HALVES = (torch.bfloat16, torch.float16)
 _GROUPED = Rule("grouped", "elsewhere", _always)
 _TRITON = Rule(
-    "triton",
-    "on CUDA in half precision for at least 4,096 keys, one expert a query, a bias that is not trained",
+    "triton", "on CUDA in half precision for at least 4,096 keys, one expert a query, a bias that is not trained",
     lambda s: "triton" in s.facts and s.dtype in _HALVES and s.keys >= 4096,  # benchmarks/gpu.py
-)
+)  # fmt: skip
 _NATIVE = "on the CPU with compiled kernels, outside `torch.export` and function transforms such as `vmap`"
 
 RULES: dict[str, tuple[Rule, ...]] = {
     "MiTA": (
         Rule("native", f"{_NATIVE}, a bias that is not trained, no union of experts", lambda s: "native" in s.facts),
-        Rule(
-            "dense",
-            f"for the union of several experts, {_FEW}",
-            lambda s: "union" in s.facts or _small(s),
-        ),
-        _TRITON,
-        _GROUPED,
+        Rule("dense", f"for the union of several experts, {_FEW}", lambda s: "union" in s.facts or _small(s)),
+        _TRITON, _GROUPED,
     ),
     "MoBA, NSA": (
         Rule("dense", _FEW, _small),
@@ -85,13 +83,12 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "BRA": (Rule("regions", "always", _always),),
     "TopK": (
         Rule("native", f"{_NATIVE}, no mask, no indexer of Spark", lambda s: "native" in s.facts),
-        Rule("gather", "for more than 1,024 keys, of which fewer than 1 in 64 is chosen", lambda s: _few(s)),
+        Rule("gather", "for more than 1,024 keys, of which fewer than 1 in 64 is chosen", _few),
         Rule("dense", "elsewhere", _always),
     ),
     "Factors": (
         Rule(
-            "compressed",
-            "with E1, with a mask, or with E2 in a window of at most a quarter of the keys",
+            "compressed", "with E1, with a mask, or with E2 in a window of at most a quarter of the keys",
             lambda s: s.facts & {"content", "mask", "tiles"},
         ),
         Rule("factorised", "without E2", lambda s: "per query" not in s.facts),
@@ -105,10 +102,6 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
 }  # fmt: skip
 """By mechanism: the first rule that holds is taken. Their other executions run where they are named only."""
-
-
-def _few(s: Situation) -> bool:
-    return s.keys > 1024 and s.keys > 64 * s.top
 
 
 def choose(mechanism: str, execution: str, situation: Situation) -> str:

@@ -47,12 +47,11 @@ def _plain_means(cells: Tensor, grid: Grid, stride: int, mask: Mask) -> tuple[Te
     if mask.keep is not None:
         kept = split_keep(mask.keep, grid)[1][:, None, :, None].to(cells.dtype)
         cells = cells.masked_fill(kept == 0, 0.0)
-    total, count = (
-        F.avg_pool2d(x.mT.flatten(0, 1).unflatten(-1, (grid.height, grid.width)), stride, ceil_mode=True)
-        .unflatten(0, x.shape[:2])
-        .flatten(3)
-        .mT
-        for x in (cells, kept)
-    )
+
+    def means(x: Tensor) -> Tensor:
+        y = F.avg_pool2d(x.mT.flatten(0, 1).unflatten(-1, (grid.height, grid.width)), stride, ceil_mode=True)
+        return y.unflatten(0, x.shape[:2]).flatten(3).mT
+
+    total, count = means(cells), means(kept)
     real = count > 0
     return total / count.masked_fill(~real, 1.0), real[:, 0, :, 0]

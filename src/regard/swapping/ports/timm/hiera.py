@@ -58,12 +58,8 @@ class TimmHiera(Port):
             return self._mix(x, self.call_grid(host, (x,), self.source.grid(0)), splits)
         side = 2**splits
         units = x.unflatten(1, (side * side, -1)).transpose(1, 2)
-        return (
-            self._mix(units.flatten(0, 1), Grid(side, side), splits)
-            .unflatten(0, units.shape[:2])
-            .transpose(1, 2)
-            .flatten(1, 2)
-        )
+        y = self._mix(units.flatten(0, 1), Grid(side, side), splits)
+        return y.unflatten(0, units.shape[:2]).transpose(1, 2).flatten(1, 2)
 
     def _mix(self, x: Tensor, grid: Grid, splits: int) -> Tensor:
         down, across = getattr(self.mixer, "stride", (1, 1))
