@@ -22,6 +22,10 @@ REFUSED_NAME = "regard.load"
 """attn_implementation of a swapped model whose attention does not ask; transformers knows no such function."""
 
 
+Answer = tuple[Tensor, Tensor | None]
+"""What attention of transformers returns: its output, and weights or None."""
+
+
 class HuggingPort(Port):
     """A port of transformers: its classes are named by their path, so that transformers need not be imported.
 
@@ -49,9 +53,7 @@ class HuggingPort(Port):
         inner: Any = inner_attention(module)
         return max(super().weights_dropout(inner), getattr(inner, "dropout_prob", 0.0))
 
-    def mix(
-        self, x: Tensor, attention_mask: Tensor | None, rope: Tensor | None, kwargs: Mapping[str, Any]
-    ) -> tuple[Tensor, Tensor | None]:
+    def mix(self, x: Tensor, attention_mask: Tensor | None, rope: Tensor | None, kwargs: Mapping[str, Any]) -> Answer:
         """The output and None in the place of weights. kwargs: of transformers; rope: sines, then cosines, (N, 2 d).
 
         Raises: UnsupportedError for output_attentions.

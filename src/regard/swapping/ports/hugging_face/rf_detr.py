@@ -11,7 +11,7 @@ from regard.core import Grid, GridError, UnsupportedError
 from regard.swapping.layer import Port, library_mask
 from regard.swapping.map_windows import MapWindows
 
-from .base import refuse_weights
+from .base import Answer, refuse_weights
 from .vit import HuggingViT
 
 
@@ -28,9 +28,7 @@ class HuggingRFDETR(HuggingViT):
         in_window = tokens == patches.cells // windows**2 + 1
         return _of_tokens(patches, tokens, 1 if in_window else windows**2)
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Answer:
         """As in `HuggingViT`, without masks. Raises: GridError for images that are not square."""
         if self.host.config.num_windows == 1:  # type: ignore[union-attr]
             return super().forward(hidden_states, attention_mask, **kwargs)
@@ -56,9 +54,7 @@ class HuggingLWDETR(HuggingViT):
             return patches
         return Grid(*windows_of(patches, module.config.num_windows_side).size)
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Answer:
         """As in `HuggingViT`, without masks."""
         refuse_weights(kwargs.get("output_attentions"))
         _refuse_mask(attention_mask, kwargs, hidden_states)

@@ -12,7 +12,7 @@ from regard.swapping.layer import Port
 from regard.swapping.rotary import interleaved, rotate_halves
 from regard.swapping.separate_qkv import SEPARATE_MATRICES, SHORT_MATRICES
 
-from .base import HuggingPort, class_path, refuse_weights
+from .base import Answer, HuggingPort, class_path, refuse_weights
 
 MASKED = "vit_mae.modeling_vit_mae.ViTMAEAttention"
 
@@ -38,9 +38,7 @@ class HuggingViT(HuggingPort):
             )
         return super().refusal(module)
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Answer:
         """The weights are always None; kwargs: of transformers. Raises: UnsupportedError for output_attentions."""
         return self.mix(hidden_states, attention_mask, None, kwargs)
 

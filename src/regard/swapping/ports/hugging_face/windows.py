@@ -12,7 +12,7 @@ from regard.swapping.host_parameters import inner_attention
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import SEPARATE_MATRICES, SHORT_MATRICES
 
-from .base import HuggingPort, refuse_weights
+from .base import Answer, HuggingPort, refuse_weights
 from .vit import HuggingViT
 
 NESTED = {f"self.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()} | {"output.dense": "proj"}
@@ -38,9 +38,7 @@ class HuggingSwin(HuggingPort):
         """A module that computes the biases of the host, with copies of its parameters."""
         return copy.deepcopy(cast(nn.Module, self.host.relative_position_bias))
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Answer:
         """attention_mask: of the windows of an image. Raises: UnsupportedError for output_attentions."""
         refuse_weights(kwargs.get("output_attentions"))
         return mix_windows(self.mixer, hidden_states, self.grid(), attention_mask), None
