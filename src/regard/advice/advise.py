@@ -28,7 +28,7 @@ from regard.mixers.spelling import spell
 from regard.models.catalog import user_ports
 from regard.swapping.host_mixer import HostPort
 from regard.swapping.inspect import input_shapes
-from regard.swapping.layer import Port
+from regard.swapping.layer import Port, Ports
 from regard.swapping.per_window import PerWindow
 from regard.swapping.removed import Removed
 from regard.swapping.swap import plan_swap
@@ -82,7 +82,7 @@ class _Counts(NamedTuple):
     layers: dict[str, tuple[Port, AttentionKind]]
 
 
-def _swapped(model: nn.Module, config: MixerConfig, image: Tensor, ports: Sequence[type[Port]] = ()) -> nn.Module:
+def _swapped(model: nn.Module, config: MixerConfig, image: Tensor, ports: Ports = ()) -> nn.Module:
     """A copy of the model with a mechanism. Raises: RegardError."""
     return plan_swap(copy.deepcopy(model), config, example=image, ports=ports).apply()
 

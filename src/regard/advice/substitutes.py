@@ -14,7 +14,7 @@ from regard.files.tensor_files import check_weights
 from regard.measure.bench_model import output_tensor
 from regard.swapping.grid_source import watched_module
 from regard.swapping.inspect import layer_calls, matching_layers
-from regard.swapping.layer import Port
+from regard.swapping.layer import Port, Ports
 from regard.swapping.layer_plan import LayerPlan, spell_or_none
 from regard.swapping.shared_state import present_source
 from regard.swapping.swap import plan_layers, swap
@@ -32,7 +32,7 @@ class Substitutes:
 
     def __init__(
         self, model: nn.Module, mixers: Sequence[MixerConfig], example: Tensor, where: str = "*",
-        ports: Sequence[type[Port]] = (), *, reinitialise: bool = False,
+        ports: Ports = (), *, reinitialise: bool = False,
     ) -> None:  # fmt: skip
         self.model, self.example, self.mixers = model, example, tuple(dict.fromkeys(mixers))
         self.names = matching_layers(model, where, ports, reinitialise=reinitialise)
@@ -48,7 +48,7 @@ class Substitutes:
             raise SwapError(f"no mechanism fits a layer: {next(iter(self.refused.values()), 'none was given')}")
         self._watch()
 
-    def _add(self, mixer: MixerConfig, ports: Sequence[type[Port]]) -> None:
+    def _add(self, mixer: MixerConfig, ports: Ports) -> None:
         if mixer.shared() is not None:
             reason = "its layers share parameters, so it cannot be chosen for one layer alone"
             self.refused |= {(name, mixer): reason for name in self.names}
@@ -185,7 +185,7 @@ class Substitutes:
                 check_weights(layer, own)
                 layer.load_state_dict(own)
 
-    def applied(self, plan: LayerPlan, ports: Sequence[type[Port]] = ()) -> nn.Module:
+    def applied(self, plan: LayerPlan, ports: Ports = ()) -> nn.Module:
         """A copy of the model swapped by a plan, with the weights of the substitutes; hooks are those of a swap."""
         handles, self._handles = self._handles, []
         for handle in handles:

@@ -1,6 +1,6 @@
 """The user's model and images: what swap-check, distill and advise look at."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from regard.models.named import named_network
 from regard.models.saving import load, read_description
 from regard.models.sizes import default_size_of, set_size, size_of
 from regard.swapping.inspect import example_input, explained_inputs, input_shapes
-from regard.swapping.layer import Port
+from regard.swapping.layer import Ports
 
 from .judges import Judge, choose
 from .judges.choose import JudgeChoice
@@ -50,7 +50,7 @@ class UserModel:
     size: tuple[int, int]
     statistics: Statistics
     trained: bool = True
-    ports: Sequence[type[Port]] = ()
+    ports: Ports = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     judge: JudgeChoice = ""
 

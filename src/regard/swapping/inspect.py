@@ -18,7 +18,7 @@ from regard.core.validation import shown
 from .changed_attention import change_of, changed_attention, has_own_forward, left_out_text, named_port
 from .checks import OTHER_MASKS
 from .grid_source import GridSource, require_watched_module
-from .layer import Port, first_tensor
+from .layer import Port, Ports, first_tensor
 from .ports import PORTS
 from .shared_state import check_where, present_source
 
@@ -27,7 +27,7 @@ Example = Tensor | Mapping[str, Any]
 OWN_MODEL = "a model of your own gets a port in a few lines: docs/your-own-model.md"
 
 
-def port_of(model: nn.Module, name: str, ports: Sequence[type[Port]] = ()) -> type[Port] | None:
+def port_of(model: nn.Module, name: str, ports: Ports = ()) -> type[Port] | None:
     """The port that replaces the layer `name`; None if it has none.
 
     These are asked, and the first that has an answer decides:
@@ -53,9 +53,7 @@ def original_attention(module: nn.Module) -> nn.Module:
     return module.host if isinstance(module, Port) else module
 
 
-def attention_layers(
-    model: nn.Module, ports: Sequence[type[Port]] = (), *, reinitialise: bool = False
-) -> dict[str, type[Port]]:
+def attention_layers(model: nn.Module, ports: Ports = (), *, reinitialise: bool = False) -> dict[str, type[Port]]:
     """Names of all layers that are swapped or can be, in the model's order, with the port of each.
 
     reinitialise: also those whose own attention would be lost (`Port.loses`). Raises: ConfigError if it is no bool.
@@ -70,9 +68,7 @@ def attention_layers(
     return layers
 
 
-def matching_layers(
-    model: nn.Module, where: str = "*", ports: Sequence[type[Port]] = (), *, reinitialise: bool = False
-) -> list[str]:
+def matching_layers(model: nn.Module, where: str = "*", ports: Ports = (), *, reinitialise: bool = False) -> list[str]:
     """Names of the layers that match a glob. reinitialise: as for `attention_layers`.
 
     Raises: SwapError if there are none, ConfigError if `where` is no string or `ports` no list of ports.
@@ -92,7 +88,7 @@ def matching_layers(
 
 
 def plannable_layers(
-    model: nn.Module, plan: Collection[str], ports: Sequence[type[Port]] = (), *, reinitialise: bool = False
+    model: nn.Module, plan: Collection[str], ports: Ports = (), *, reinitialise: bool = False
 ) -> dict[str, type[Port]]:
     """The layers that a plan may change: `attention_layers`, and those that it names in full.
 
@@ -113,7 +109,7 @@ def plannable_layers(
     return layers
 
 
-def check_lost(model: nn.Module, where: str, ports: Sequence[type[Port]] = ()) -> None:
+def check_lost(model: nn.Module, where: str, ports: Ports = ()) -> None:
     """Raises: SwapError if layers that match a glob are left out because their own attention would be lost."""
     layers = attention_layers(model, ports, reinitialise=True)
     lost = {name: port.loses for name, port in layers.items() if port.loses and fnmatchcase(name, where)}

@@ -2,7 +2,7 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -353,6 +353,10 @@ class Port(HostNames):
         if "_host" not in self.__dict__ or name not in self.host._modules:
             return False
         return self.mixer_name(name) in dict(self.mixer.named_modules())
+
+
+Ports = Sequence[type[Port]]
+"""Classes of ports, of which the first that matches a module replaces it."""
 
 
 def grid_of_tokens(patches: Grid | None, tokens: int) -> Grid:

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -19,7 +19,7 @@ from .changed_attention import changed_attention, left_out_text
 from .hooks import empty_hooks, lost_hooks, lost_marks, move_hooks
 from .host_names import MIXER_CHILD
 from .inspect import Example, LayerCall
-from .layer import Port
+from .layer import Port, Ports
 from .layer_plan import LayerPlan, PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan
 from .removed import Removed
 from .shared_state import replace_modules, shared_module, swapped_layers
@@ -137,7 +137,7 @@ class SwapPlan:
 
 def plan_swap(
     model: nn.Module, mixer: MixerConfig | str, where: str = "*", example: Example | None = None,
-    ports: Sequence[type[Port]] = (), *, reinitialise: bool = False,
+    ports: Ports = (), *, reinitialise: bool = False,
 ) -> SwapPlan:  # fmt: skip
     """What `swap` would do to a model; runs one forward pass and does not change the model.
 
@@ -163,7 +163,7 @@ def plan_swap(
 
 def plan_layers(
     model: nn.Module, mixer: MixerConfig, names: list[str], example: Example | None = None,
-    grids: Mapping[str, Grid] | None = None, ports: Sequence[type[Port]] = (),
+    grids: Mapping[str, Grid] | None = None, ports: Ports = (),
 ) -> SwapPlan:  # fmt: skip
     """`plan_swap` for layers by their exact names.
 
@@ -174,7 +174,7 @@ def plan_layers(
 
 def _plan(
     model: nn.Module, mixer: MixerConfig, names: list[str], example: Example | None, grids: Mapping[str, Grid],
-    ports: Sequence[type[Port]],
+    ports: Ports,
 ) -> SwapPlan:  # fmt: skip
     checks.check_memory(model)
     example = inspect.example_input(model) if example is None else example
@@ -248,7 +248,7 @@ def _planned_site(
 
 def swap(
     model: nn.Module, mixer: MixerConfig | PlanSource, where: str = "*", example: Example | None = None,
-    ports: Sequence[type[Port]] = (), *, reinitialise: bool = False,
+    ports: Ports = (), *, reinitialise: bool = False,
 ) -> nn.Module:  # fmt: skip
     """Put a mechanism in the place of a model's attention, in place; returns the model. See `plan_swap`.
 
@@ -266,7 +266,7 @@ def swap(
 
 
 def _swap_by_layer(
-    model: nn.Module, plan: LayerPlan, where: str, example: Example | None, ports: Sequence[type[Port]],
+    model: nn.Module, plan: LayerPlan, where: str, example: Example | None, ports: Ports,
     reinitialise: bool,
 ) -> nn.Module:  # fmt: skip
     """Swap by a plan of layers, all or nothing. Raises: also ConfigError for `where`, since the plan names layers."""
@@ -297,9 +297,7 @@ def _swap_by_layer(
     return unchanged_on_error(model, apply)
 
 
-def remove(
-    model: nn.Module, where: str = "*", example: Example | None = None, *, ports: Sequence[type[Port]] = ()
-) -> nn.Module:
+def remove(model: nn.Module, where: str = "*", example: Example | None = None, *, ports: Ports = ()) -> nn.Module:
     """Replace each matching attention by zeros, in place: only the residual branch remains. `restore` undoes it.
 
     ports: as for `swap`.
