@@ -245,9 +245,8 @@ def _add_times(
     for (time, run), first, second in zip(usable, forward, both, strict=True):
         time.forward += number * first.median
         time.both += number * second.median
-        time.other_grid = (
-            None if run.other_grid is None or time.other_grid is None else time.other_grid and run.other_grid
-        )
+        unknown = run.other_grid is None or time.other_grid is None
+        time.other_grid = None if unknown else time.other_grid and run.other_grid
 
 
 def _built(layer: Port, config: MixerConfig, site: Site) -> Mixer:

@@ -211,9 +211,8 @@ class _Work:
             seconds = LEARNING * max(0.0, self._left() - verifying)
             steps = max(1, min(how.steps, int(seconds / self._seconds_of_a_step(how)))) if how.steps else 0
             self.known |= {"steps": steps, "seconds": 1.1 * seconds}
-        distillation = LayerDistillation(
-            self.substitutes, self.model, self.learned, replace(how, steps=self.known["steps"])
-        )
+        how = replace(how, steps=self.known["steps"])
+        distillation = LayerDistillation(self.substitutes, self.model, self.learned, how)
         if "learned" in self.known:
             distillation.resume(self.known["layers"])
         else:
@@ -281,9 +280,8 @@ class _Work:
                     macs=used.macs / first.macs, expected=1 + added(choice, costs, kind) / max(total, 1e-12),
                 )
             )  # fmt: skip
-            self._say(
-                f"verified {row + 1} of {len(chosen)}: divergence {change.divergence.mean:.3g}{self.judges[0].unit}"
-            )
+            mean = f"{change.divergence.mean:.3g}{self.judges[0].unit}"
+            self._say(f"verified {row + 1} of {len(chosen)}: divergence {mean}")
         return results, first
 
     def _best(self, plans: Sequence[VerifiedPlan]) -> tuple[VerifiedPlan, bool]:

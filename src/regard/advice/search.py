@@ -53,13 +53,11 @@ def cost_of(usage: Usage, kind: str) -> float:
 
 def added(choice: Choice, costs: Costs, kind: str) -> float:
     """What the layers of a choice cost more than the model's own: the sum, of memory the difference of the peaks."""
+    chosen = {name: cost_of(costs[name][mixer], kind) for name, mixer in choice.items()}
+    own = {name: cost_of(usage[OWN], kind) for name, usage in costs.items()}
     if kind == "memory":
-        return max(cost_of(costs[name][mixer], kind) for name, mixer in choice.items()) - max(
-            cost_of(usage[OWN], kind) for usage in costs.values()
-        )
-    return math.fsum(
-        cost_of(costs[name][mixer], kind) - cost_of(costs[name][OWN], kind) for name, mixer in choice.items()
-    )
+        return max(chosen.values()) - max(own.values())
+    return math.fsum(cost - own[name] for name, cost in chosen.items())
 
 
 def additive_loss(choice: Choice, losses: Mapping[str, Mapping[MixerConfig, float]]) -> float:

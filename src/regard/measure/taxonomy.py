@@ -70,9 +70,8 @@ def picture(rows: Sequence[dict[str, Any]]) -> "Figure":
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         cells.setdefault((row["strategy"], _number(row["number"])), []).append(row)
-    heights = [
-        max(len(cells.get((strategy, number), ())) for strategy in STRATEGIES) * _LINE + 2 * _PAD for number in NUMBERS
-    ]
+    lines = [max(len(cells.get((strategy, number), ())) for strategy in STRATEGIES) for number in NUMBERS]
+    heights = [number * _LINE + 2 * _PAD for number in lines]
     width, height = _LEFT + len(STRATEGIES) * _COLUMN, _HEAD + sum(heights) + 0.75
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1))

@@ -118,9 +118,8 @@ def _compressed(
     (keys, any_token), (values, _) = blocks.block_means(k, grid, tiles, mask), blocks.block_means(v, grid, tiles, mask)
     k_extra, v_extra = split_tokens(k, grid)[0], split_tokens(v, grid)[0]
     with without_autocast(q.device):
-        logits = (
-            upcast(q) @ torch.cat([keys, upcast(k_extra)], -2).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-        )
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        logits = upcast(q) @ torch.cat([keys, upcast(k_extra)], -2).mT * scale
         if mask.keep is None:
             a = logits.softmax(-1)
         else:

@@ -204,10 +204,8 @@ class Nystrom(HeadMixerConfig):
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """Every iteration has 4 products of m x m matrices; the exact pseudo-inverse is not counted."""
-        n, keys, m = site.tokens("q"), site.tokens("k"), self.number
-        total = (
-            attention_cost(n, m, site.inner) + attention_cost(m, keys, site.inner) + attention_cost(m, m, site.inner)
-        )
+        n, keys, m, inner = site.tokens("q"), site.tokens("k"), self.number, site.inner
+        total = attention_cost(n, m, inner) + attention_cost(m, keys, inner) + attention_cost(m, m, inner)
         return total + Cost(0, 4 * (self.iterations or 0) * m**3 * site.heads)
 
 

@@ -133,6 +133,5 @@ def _pooled(cells: Float[Tensor, "B C h w"], rows: int, columns: int) -> Float[T
     height, width = cells.shape[-2:]
     bands = [cells[..., i * height // rows : -((i + 1) * height // -rows), :].mean(-2) for i in range(rows)]
     image = torch.stack(bands, -2)
-    return torch.stack(
-        [image[..., i * width // columns : -((i + 1) * width // -columns)].mean(-1) for i in range(columns)], -1
-    )
+    bounds = ((i * width // columns, -((i + 1) * width // -columns)) for i in range(columns))
+    return torch.stack([image[..., first:last].mean(-1) for first, last in bounds], -1)

@@ -50,9 +50,8 @@ class Attended(Port):
 
     def no_weight_decay(self) -> set[str]:
         """gamma, and the vectors u and t of the terms E3 and E4 of `Factors`."""
-        vectors = {
-            f"{MIXER_CHILD}.{name}" for name, _ in self.mixer.named_parameters() if name in ("operator.u", "operator.t")
-        }
+        names = {name for name, _ in self.mixer.named_parameters()} & {"operator.u", "operator.t"}
+        vectors = {f"{MIXER_CHILD}.{name}" for name in names}
         return vectors | ({"gamma"} if self.gamma is not None else set())
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:

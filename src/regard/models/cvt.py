@@ -203,9 +203,8 @@ class CvT(Pyramid):
         stages, previous, reduction = [], in_chans, 1
         for index, (dim, depth, num_heads) in enumerate(zip(dims, depths, head_counts, strict=True)):
             first = index == 0
-            embed = ConvEmbed(
-                previous, dim, 7 if first else 3, 4 if first else 2, 3 if first and plain else 2 - (not first)
-            )
+            kernel, stride, padding = (7, 4, 3 if plain else 2) if first else (3, 2, 1)
+            embed = ConvEmbed(previous, dim, kernel, stride, padding)
             scale = (dim // num_heads if plain else dim) ** -0.5
             blocks = [
                 CvTBlock(

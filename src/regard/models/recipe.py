@@ -277,6 +277,5 @@ def replay_swaps(model: nn.Module, swaps: list[dict[str, Any]], extra: Extra = (
         mixer: MixerConfig | None = Removed() if removed else parse_mixer(group["mixer"], extra)
         if mixer is None:
             raise ConfigError("a recorded swap names no mechanism")
-        plan_layers(
-            model, mixer, list(grids), example_input(model, default=(224, 224)), grids, user_ports(extra)
-        ).apply()
+        example = example_input(model, default=(224, 224))
+        plan_layers(model, mixer, list(grids), example, grids, user_ports(extra)).apply()

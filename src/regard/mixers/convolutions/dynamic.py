@@ -83,10 +83,8 @@ def check_kernels(
     if rows * columns != kernels.shape[2]:
         raise ShapeError(f"dynamic_conv: {kernels.shape[2]} taps are not {rows}x{columns}; give size=(rows, columns)")
     if (rows != 1) if causal else (rows % 2 == 0 or columns % 2 == 0):
-        expectation = (
-            "causal taps lie in one row" if causal else "taps around a query are odd in number along each axis"
-        )
-        raise ShapeError(f"dynamic_conv: {expectation}, not {rows}x{columns}")
+        rule = "causal taps lie in one row" if causal else "taps around a query are odd in number along each axis"
+        raise ShapeError(f"dynamic_conv: {rule}, not {rows}x{columns}")
     return rows, columns
 
 

@@ -294,11 +294,9 @@ def _axis_logits(case: Case) -> tuple[Tensor, Tensor]:
     x = logits[0] if logits else zero.expand(1, 1, 1, grid.width, keys.width)
     y = logits[1] if len(logits) == 2 else zero.expand(1, 1, grid.height, 1, keys.height)
     if case.window:
-        x = x.masked_fill(
-            ~_near(grid.width, keys.width, case.window, case.stride, case.query_stride, device), -torch.inf
-        )
-        near = _near(grid.height, keys.height, case.window, case.stride, case.query_stride, device)
-        y = y.masked_fill(~near[:, None], -torch.inf)
+        steps = (case.window, case.stride, case.query_stride, device)
+        x = x.masked_fill(~_near(grid.width, keys.width, *steps), -torch.inf)
+        y = y.masked_fill(~_near(grid.height, keys.height, *steps)[:, None], -torch.inf)
     return x, y
 
 

@@ -52,18 +52,16 @@ def lay_out(choice: Int[Tensor, "B H N s"], experts: int, size: int, bounded: bo
     expert_of_pair = expert_of_pair.flatten()  # (P,)
     ranked, order = stable_sort(expert_of_pair, total)
     # no operation in place: under `vmap` the plan has one dimension more than a new tensor
-    counts = torch.zeros(total, dtype=torch.long, device=device).scatter_add(
-        0, expert_of_pair, torch.ones_like(expert_of_pair)
-    )
+    counts = torch.zeros(total, dtype=torch.long, device=device)
+    counts = counts.scatter_add(0, expert_of_pair, torch.ones_like(expert_of_pair))
     blocks = (counts + (size - 1)) // size
     ends = blocks.cumsum(0)
     offset = (ends - blocks) * size - (counts.cumsum(0) - counts)  # (total,): from sorted position to row
     rows = torch.arange(expert_of_pair.numel(), device=device) + offset.index_select(0, ranked)
     number = expert_of_pair.numel() // size + torch.sym_min(total, expert_of_pair.numel())
     slot = torch.empty_like(rows).scatter(0, order, rows)
-    source = (
-        torch.full((number * size,), expert_of_pair.numel() - 1, device=device).scatter(0, rows, order).view(-1, size)
-    )
+    source = torch.full((number * size,), expert_of_pair.numel() - 1, device=device)
+    source = source.scatter(0, rows, order).view(-1, size)
     real = torch.zeros(number * size, dtype=torch.bool, device=device).scatter(0, rows, True).view(-1, size)
     source = torch.where(real, source, source[:, :1])  # a block is filled from its first row on
     expert = torch.full((number,), total - 1, device=device).scatter(0, rows // size, ranked)

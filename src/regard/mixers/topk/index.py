@@ -61,9 +61,8 @@ class Lightning(nn.Module):
     ) -> tuple[Float[Tensor, "B N M"], Float[Tensor, "B N M"]]:
         """The scores, and the same without the ReLU, which ranks the many pairs of score 0."""
         x, y = merge(upcast(q)), merge(upcast(k))
-        queries = (
-            F.linear(x, upcast(self.query.weight)).unflatten(-1, (self.number, -1)).transpose(1, 2)
-        )  # (B, J, N, D)
+        queries = F.linear(x, upcast(self.query.weight))
+        queries = queries.unflatten(-1, (self.number, -1)).transpose(1, 2)  # (B, J, N, D)
         products = queries @ F.linear(y, upcast(self.key.weight))[:, None].mT  # (B, J, N, M)
         weights = F.linear(x, upcast(self.weight.weight)).mT[..., None]  # (B, J, N, 1)
         return (F.relu(products) * weights).sum(1), (products * weights).sum(1)

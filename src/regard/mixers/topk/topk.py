@@ -289,7 +289,5 @@ class TopKOperator(Operator):
         q, k, mask, config = inputs.q, inputs.k, inputs.mask, self.config
         form = topk_reference if plain else partial(topk, execution=self.execution)
         rank = config.rank if config.indexer == "spark" else 0
-        plan, threshold = self.plan(q, k, mask), config.statistical
-        return form(
-            q, k, inputs.v, config.k, scale=config.scale, mask=mask, plan=plan, rank=rank, statistical=threshold
-        )
+        plan, rough = self.plan(q, k, mask), config.statistical
+        return form(q, k, inputs.v, config.k, scale=config.scale, mask=mask, plan=plan, rank=rank, statistical=rough)

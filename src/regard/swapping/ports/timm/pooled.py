@@ -161,9 +161,7 @@ class MultiQueryMixer(HostMixer):
         if module is None:
             return None
         heads = self.site.heads
-        return (
-            heads_of_map(module(x), heads) if name == "query" else heads_of_map(module(x), 1).expand(-1, heads, -1, -1)
-        )
+        return heads_of_map(module(x), heads if name == "query" else 1).expand(-1, heads, -1, -1)
 
     def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
         return tokens_of(self.around.output(map_of_heads(y, made.grid)))
