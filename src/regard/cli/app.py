@@ -22,6 +22,7 @@ from .check import check
 from .cost import cost
 from .data import data_app
 from .distill import distill
+from .eval import evaluate
 from .exit_codes import INTERRUPTED, MESSAGE
 from .export import export
 from .finetune import finetune
@@ -35,7 +36,7 @@ from .results import results_app
 from .study import study_app
 from .swap_check import swap_check
 from .taxonomy import taxonomy
-from .train import evaluate, train
+from .train import train
 
 TRACEBACK = "--traceback"
 

@@ -354,7 +354,7 @@ def test_other_data_are_scored_whole_and_may_have_fewer_classes(tmp_path: Path) 
         assert len(score.samples) == len(images) == 8
         expected = trained.score_on(str(tmp_path / name), model, CPU, record | {"name": "own:another"})
         assert score.metrics == expected.metrics
-    with pytest.raises(DataError, match="d; the run has"):
+    with pytest.raises(DataError, match="d; the model has"):
         trained.score_on(str(tmp_path / "more"), model, CPU, record)
 
 
