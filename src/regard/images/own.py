@@ -288,6 +288,10 @@ def from_files(
             rows = readable_rows(key, sources, lambda row: str(names[row]), channels, check)
             warn_of_skipped(number, len(rows), names)
             sources, names, labels = subset(sources, rows), subset(names, rows), labels[rows]
+        log.warning(
+            "%d images of %dx%d need more than %d GB, and are decoded in every epoch: files of about that size are "
+            "read fastest", number, *size, IN_MEMORY // 2**30,
+        )  # fmt: skip
         if isinstance(sources, list) and isinstance(sources[0], Path):
             paths = Paths.of(cast(list[Path], sources))
             return Images(Lazy(paths, paths, size, channels), labels)
