@@ -313,6 +313,14 @@ def test_a_test_without_labels_is_not_used(tmp_path: Path, caplog: pytest.LogCap
     assert "has no labels" in caplog.text
 
 
+def test_a_table_for_the_test_alone_is_scored(tmp_path: Path) -> None:
+    hub_table(tmp_path / "data/test-00000-of-00001.parquet", range(8, 12))
+    classes, (sources, _, labels) = own.read_scored(tmp_path)
+    assert (classes, len(sources), labels.tolist()) == (NAMES, 4, [0, 1, 0, 1])
+    with pytest.raises(DataError, match="a training needs train"):
+        own.read_splits(tmp_path)
+
+
 def test_a_validation_beside_a_test_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folders(tmp_path, "train", "val", "test")
     (tmp_path / "train/cat/photo.HEIC").write_bytes(b"")

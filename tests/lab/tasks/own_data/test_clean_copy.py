@@ -1,6 +1,5 @@
 """A clean copy is read as the original was, without a problem."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +22,14 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("layout", [*WHOLE, *WITH_SPLITS], ids=lambda layout: layout.__name__)
-def test_boxes_of_every_layout(tmp_path: Path, layout: Callable[[Path], None]) -> None:
-    layout(tmp_path / "data")
+LAYOUTS = {**WHOLE, **WITH_SPLITS}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_boxes_of_every_layout(tmp_path: Path, name: str) -> None:
+    LAYOUTS[name](tmp_path / "data")
     write_clean_copy(str(tmp_path / "data"), tmp_path / "out", "detection")
-    before, after = (own_splits(tmp_path / name, Choices()) for name in ("data", "out"))
+    before, after = (own_splits(tmp_path / folder, Choices()) for folder in ("data", "out"))
     assert after.categories == before.categories
     assert after.splits.keys() == before.splits.keys()
     for split, scenes in before.splits.items():
