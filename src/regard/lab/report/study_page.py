@@ -281,8 +281,8 @@ def _ranking(rows: Sequence[Mapping[str, Any]], measure: phrasing.Quantity) -> s
         return ""
     ordered = sorted(compared, key=lambda row: row["mean"], reverse=measure.better == "higher")
     best, worst = ordered[0], ordered[-1]
-    return (f"On average {best['label']} is best ({phrasing.number(best['mean'])}) "
-            f"and {worst['label']} is worst ({phrasing.number(worst['mean'])}).")  # fmt: skip
+    return (f"Without the controls, on average {best['label']} is first ({phrasing.number(best['mean'])}) "
+            f"and {worst['label']} is last ({phrasing.number(worst['mean'])}).")  # fmt: skip
 
 
 def _caption(study_data: StudyData, scale: str) -> str:
@@ -295,7 +295,8 @@ def _caption(study_data: StudyData, scale: str) -> str:
         unit = data.get("unit", "images")
         sizes = [f"{data[part]:,} {word} {unit}" for part, word in (("train", "training"), ("test", "test"))
                  if isinstance(data.get(part), int)]  # fmt: skip
-        parts.append(f"{data['name']}" + (f" ({', '.join(sizes)})" if sizes else ""))
+        name = "own data" if data["name"].startswith("own:") else data["name"]
+        parts.append(name + (f" ({', '.join(sizes)})" if sizes else ""))
     done = len(study_data.runs)
     seconds = sum(run.outcome.get("seconds") or 0 for run in study_data.runs)
     parts.append(f"{phrasing.count(done, 'finished run')}, {phrasing.duration(seconds)} of training in total")
