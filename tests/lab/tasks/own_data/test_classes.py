@@ -313,6 +313,12 @@ def test_a_test_without_labels_is_not_used(tmp_path: Path, caplog: pytest.LogCap
     assert "has no labels" in caplog.text
 
 
+def test_a_repeated_row_is_named(tmp_path: Path) -> None:
+    lists(tmp_path, {"labels.csv": table(("file", "label"), range(12), "images/") + "images/3.png,dog\n"})
+    (said,) = (text for text in check_data(str(tmp_path)).warnings if "more than once" in text)
+    assert said.endswith("3.png")
+
+
 def test_a_table_for_the_test_alone_is_scored(tmp_path: Path) -> None:
     hub_table(tmp_path / "data/test-00000-of-00001.parquet", range(8, 12))
     classes, (sources, _, labels) = own.read_scored(tmp_path)
