@@ -208,7 +208,8 @@ def _split_of_folder(path: Path, image: Path) -> str:
 
 
 def warn_of_others(path: Path) -> None:
-    """Warn of images that no list names, or one several times, and of those in the folder of another class or split than that of the list."""
+    """Warn of images that no list names, or one several times, and of those in the folder of another class or split
+    than that of the list."""
     root, notes, rows = path if path.is_dir() else path.parent, Notes(), rows_of(path)
     labels = {label for part in rows.values() for _, label in part}
     for split, part in rows.items():
