@@ -84,12 +84,7 @@ def capture(
     if reduce is not None:
         _check_reduce(reduce)
     maps: dict[str, Any] = {}
-    mixers = {}
-    for name in swapped_layers(model, layers):
-        mixer: Any = model.get_submodule(name).mixer
-        if not isinstance(mixer, HeadMixer) or not mixer.config.card.row_maps:
-            raise UnsupportedError(f"{name}: {type(mixer.config).__name__} has no weights between tokens")
-        mixers[name] = mixer
+    mixers = readable_mixers(model, layers)
     owner = threading.local()
     owner.captures = True
     handles = []
@@ -102,6 +97,18 @@ def capture(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def readable_mixers(model: nn.Module, layers: str = "*") -> dict[str, HeadMixer]:
+    """The mixers of matching swapped layers. Raises: SwapError without any, UnsupportedError for one without weights
+    between tokens."""
+    mixers = {}
+    for name in swapped_layers(model, layers):
+        mixer: Any = model.get_submodule(name).mixer
+        if not isinstance(mixer, HeadMixer) or not mixer.config.card.row_maps:
+            raise UnsupportedError(f"{name}: {type(mixer.config).__name__} has no weights between tokens")
+        mixers[name] = mixer
+    return mixers
 
 
 @contextmanager
