@@ -24,6 +24,7 @@ from .data import data_app
 from .distill import distill
 from .eval import evaluate
 from .exit_codes import INTERRUPTED, MESSAGE
+from .explore import explore
 from .export import export
 from .finetune import finetune
 from .given import make_strict
