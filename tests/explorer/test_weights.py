@@ -68,10 +68,27 @@ def test_statistics_by_hand() -> None:
     assert found.extra[0] == pytest.approx(0.25)
 
 
-def test_layers_without_weights_between_the_pictures_tokens_are_named() -> None:
+def test_windows_lie_where_the_host_cuts_them() -> None:
+    """The tokens of a window are those that its output depends on, also behind a shift."""
     model, x = swin()
-    with pytest.raises(UnsupportedError, match="windows"):
-        read_weights(swap(model.eval(), Softmax()), x[0], "*", MOST)
+    draw_large_weights(swap(model.eval(), Softmax()))
+    reading = read_weights(model, x[0], "*", MOST)
+    blocks = {name: block for name, block in model.named_modules() if name.endswith(("blocks.0", "blocks.1"))}
+    for weights in reading.layers:
+        block = blocks[weights.name.removesuffix(".attn")]
+        height, width = weights.grid.height, weights.grid.width
+        assert weights.places is not None
+        assert sorted(weights.places.flatten().tolist()) == list(range(height * width))
+        inputs = torch.randn(1, height, width, block.dim, requires_grad=True)
+        cell = int(weights.places[0, 0])
+        block._attn(inputs)[0].flatten(0, 1)[cell].sum().backward()
+        reached = inputs.grad[0].abs().sum(-1).flatten() > 1e-12
+        looks = decoded(weights)[:, 0].amax(0) > 0  # of the first token of the first window
+        assert set(np.flatnonzero(reached)) <= set(weights.places[0].tolist())
+        assert set(weights.places[0][looks.numpy()].tolist()) <= set(np.flatnonzero(reached).tolist())
+
+
+def test_layers_without_weights_between_the_pictures_tokens_are_named() -> None:
     model, x = xcit()
     with pytest.raises(UnsupportedError, match="no weights between tokens"):
         read_weights(swap(model.eval(), XCA()), x[0], "*", MOST)

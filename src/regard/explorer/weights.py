@@ -1,15 +1,14 @@
 """The attention weights of all layers and heads for one picture, in eight bits, thinned where they are too many."""
 
 import base64
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int32, UInt8
 from torch import Tensor, nn
 
 from regard.core import Grid, UnsupportedError
@@ -28,6 +27,8 @@ class Weights:
     """Of one layer. codes: (H, Q, K), the weight is (code - zero) * scale / levels. scales: (H, Q), the largest of each
     row. grid: of its tokens; stride: so many cells of a side are one, of which queries are averaged and keys added.
     entropy (nats), distance (in cells), extra (share on tokens without a place): (H,), means over queries.
+    places: of a layer in windows, the cell of each token of each window, (windows, T); then Q counts the tokens of all
+    windows, and K those of one.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Weights:
     entropy: Float[np.ndarray, " H"]
     distance: Float[np.ndarray, " H"]
     extra: Float[np.ndarray, " H"]
+    places: Int32[np.ndarray, "W T"] | None = None
 
     @property
     def step(self) -> float:
@@ -54,6 +56,7 @@ class Weights:
             "levels": SIGNED_LEVELS if self.signed else LEVELS, "codes": _base64(self.codes),
             "scales": _base64(self.scales.astype("<f4")),
             **{key: _short(getattr(self, key)) for key in ("entropy", "distance", "extra")},
+            "places": None if self.places is None else self.places.tolist(),
         }  # fmt: skip
 
 
@@ -89,12 +92,11 @@ def read_weights(model: nn.Module, image: Float[Tensor, "C H W"], layers: str, m
     found: dict[str, Weights] = {}
     left_out: dict[str, str] = {}
     with torch.no_grad(), eval_mode(reader):
-        grids = _grids(reader, inputs, layers, left_out)
-        stride = _stride({name: (grid, heads) for name, (grid, heads) in grids.items()}, most)
+        places = _places(reader, inputs, layers, left_out)
+        stride = _stride(places.values(), most)
         with ExitStack() as stack:
-            for name, (grid, _) in grids.items():
-                keep = _keeper(found, grid, stride)
-                stack.enter_context(capture(reader, name, reduce=keep))
+            for name, place in places.items():
+                stack.enter_context(capture(reader, name, reduce=_keeper(found, place, stride)))
             output = reader(inputs)
     if not found:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
@@ -103,19 +105,38 @@ def read_weights(model: nn.Module, image: Float[Tensor, "C H W"], layers: str, m
     return Reading((*found.values(), *joined), left_out, output)
 
 
-def _grids(reader: nn.Module, inputs: Tensor, layers: str, left_out: dict[str, str]) -> dict[str, tuple[Grid, int]]:
-    """Grid and heads of each layer whose weights can be shown; of the others a reason."""
-    found: dict[str, tuple[Grid, int]] = {}
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Where the tokens of a layer lie. windows: as `Weights.places`."""
+
+    grid: Grid
+    heads: int
+    windows: Int32[np.ndarray, "W T"] | None = None
+
+    def size(self, stride: int) -> int:
+        """The number of its weights."""
+        if self.windows is not None:
+            return self.heads * self.windows.size * self.windows.shape[1]
+        cells = -(-self.grid.height // stride) * -(-self.grid.width // stride)
+        return self.heads * (self.grid.extra + cells) ** 2
+
+
+def _places(reader: nn.Module, inputs: Tensor, layers: str, left_out: dict[str, str]) -> dict[str, _Place]:
+    """Of each layer whose weights can be shown; of the others a reason."""
+    found: dict[str, _Place] = {}
 
     def record(name: str) -> Callable[..., None]:
         def hook(mixer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             grid = kwargs["grid"] if "grid" in kwargs else args[1]
-            if len(args[0]) != 1:
-                left_out[name] = f"attends in {len(args[0])} windows"
-            elif mixer.memory_grid(grid) is not None:
+            windows = window_places(reader, name, grid, len(args[0])) if len(args[0]) != 1 else None
+            if mixer.memory_grid(grid) is not None:
                 left_out[name] = "has keys on another grid"
+            elif windows is not None:
+                found[name] = _Place(Grid(*windows[0]), mixer.site.heads, windows[1])
+            elif len(args[0]) != 1:
+                left_out[name] = f"attends in {len(args[0])} windows, whose places are not known"
             else:
-                found[name] = grid, mixer.site.heads
+                found[name] = _Place(grid, mixer.site.heads)
 
         return hook
 
@@ -131,23 +152,38 @@ def _grids(reader: nn.Module, inputs: Tensor, layers: str, left_out: dict[str, s
     return found
 
 
-def _stride(grids: Mapping[str, tuple[Grid, int]], most: int) -> int:
-    """The fewest cells of a side that are joined so that all weights fit."""
-    stride = 1
-    while sum(heads * _tokens(grid, stride) ** 2 for grid, heads in grids.values()) > most:
-        stride += 1
-        if all(max(grid.height, grid.width) <= stride for grid, _ in grids.values()):
-            break
-    return stride
+def window_places(
+    model: nn.Module, name: str, window: Grid, number: int
+) -> tuple[tuple[int, int], Int32[np.ndarray, "W T"]] | None:
+    """The sides of the map, and the cell of each token of each window, of a block that says its `input_resolution` and
+    `shift_size`, as those of Swin do; None for other blocks, and for maps that are padded."""
+    block: Any = model.get_submodule(name.rpartition(".")[0])
+    sides, shift = getattr(block, "input_resolution", None), getattr(block, "shift_size", None)
+    if sides is None or shift is None or window.extra:
+        return None
+    height, width = map(int, sides)
+    rows, columns = height // window.height, width // window.width
+    if (rows * window.height, columns * window.width, rows * columns) != (height, width, number):
+        return None
+    by = tuple(-int(step) for step in shift) if isinstance(shift, tuple | list) else (-int(shift), -int(shift))
+    cells = np.roll(np.arange(height * width, dtype=np.int32).reshape(height, width), by, (0, 1))
+    parts = cells.reshape(rows, window.height, columns, window.width).swapaxes(1, 2)
+    return (height, width), parts.reshape(number, window.cells)
 
 
-def _tokens(grid: Grid, stride: int) -> int:
-    return grid.extra + -(-grid.height // stride) * -(-grid.width // stride)
+def _stride(places: Collection[_Place], most: int) -> int:
+    """The fewest cells of a side that are joined so that all weights fit; 1 where none can be joined."""
+    largest = max((max(each.grid.height, each.grid.width) for each in places if each.windows is None), default=1)
+    return next((s for s in range(1, largest) if sum(each.size(s) for each in places) <= most), largest)
 
 
-def _keeper(found: dict[str, Weights], grid: Grid, stride: int) -> Callable[[str, Tensor], None]:
+def _keeper(found: dict[str, Weights], place: _Place, stride: int) -> Callable[[str, Tensor], None]:
     def keep(name: str, weights: Tensor) -> None:
-        found[name] = encode(name, weights[0], grid, stride)
+        found[name] = (
+            encode(name, weights[0], place.grid, stride)
+            if place.windows is None
+            else encode_windows(name, weights, place.grid, place.windows)
+        )
 
     return keep
 
@@ -157,7 +193,8 @@ def _joined(
 ) -> list[Weights]:
     """The rollout over all layers, as a last one, where they have the same tokens."""
     grids = {weights.grid for weights in found.values()}
-    if len(grids) != 1 or left_out or len(found) < 2:
+    windows = any(weights.places is not None for weights in found.values())
+    if len(grids) != 1 or windows or left_out or len(found) < 2:
         return []
     with suppress(UnsupportedError):
         return [encode("rollout over all layers", rollout(reader, inputs, layers), *grids, stride)]
@@ -166,31 +203,42 @@ def _joined(
 
 def encode(name: str, weights: Float[Tensor, "H N M"], grid: Grid, stride: int) -> Weights:
     """Weights in eight bits; each row has its own scale."""
-    entropy, distance, extra = _statistics(weights, grid)
-    kept = _thin(weights, grid, stride)
+    y, x = (side.flatten() for side in np.indices((grid.height, grid.width)))
+    statistics = _statistics(weights[:, grid.span], grid.span, np.hypot(y[:, None] - y, x[:, None] - x))
+    return Weights(name, grid, stride, *_coded(_thin(weights, grid, stride)), *statistics)
+
+
+def encode_windows(
+    name: str, weights: Float[Tensor, "W H T T"], grid: Grid, places: Int32[np.ndarray, "W T"]
+) -> Weights:
+    """As `encode`, of a layer in windows. grid: of the map. places: as in `Weights`."""
+    y, x = np.divmod(places[0], grid.width)  # a window that the shift did not tear
+    rows = weights.transpose(0, 1)
+    apart = np.tile(np.hypot(y[:, None] - y, x[:, None] - x), (len(places), 1))
+    flat = rows.flatten(1, 2)
+    return Weights(name, grid, 1, *_coded(flat), *_statistics(flat, slice(None), apart), places)
+
+
+def _coded(kept: Float[Tensor, "H Q K"]) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Codes, scales, and whether weights are negative."""
     signed = bool((kept < -1e-6).any())
     scales = kept.abs().amax(-1).clamp_min(1e-12)
     levels = SIGNED_LEVELS if signed else LEVELS
-    codes = (kept / scales[..., None] * levels).round().clamp(-levels, levels) + (128 if signed else 0)
-    return Weights(
-        name=name, grid=grid, stride=stride, codes=codes.clamp_min(0).to(torch.uint8).numpy(), scales=scales.numpy(),
-        signed=signed, entropy=entropy, distance=distance, extra=extra,
-    )  # fmt: skip
+    codes = (kept / scales[..., None] * levels).round() + (128 if signed else 0)
+    return codes.clamp(0, 255).to(torch.uint8).numpy(), scales.numpy(), signed
 
 
-def _statistics(weights: Float[Tensor, "H N M"], grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of patch tokens as queries: mean entropy of the rows' shares, mean distance to patch keys, share on others."""
-    rows = weights[:, grid.span].abs()
+def _statistics(
+    rows: Float[Tensor, "H Q M"], places: slice, apart: Float[np.ndarray, "Q K"]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean entropy of the rows' shares, mean distance to keys with a place, share on others. apart: their distances."""
+    rows = rows.abs()
     shares = rows / rows.sum(-1, keepdim=True).clamp_min(1e-12)
     entropy = -(shares * shares.clamp_min(1e-12).log()).sum(-1).mean(-1)
-    inside = shares[..., grid.span]
-    y, x = (side.flatten().float() for side in torch.meshgrid(
-        torch.arange(grid.height), torch.arange(grid.width), indexing="ij"
-    ))  # fmt: skip
-    apart = torch.hypot(y[:, None] - y, x[:, None] - x)
+    inside = shares[..., places]
     within = inside.sum(-1)
-    distance = ((inside * apart).sum(-1) / within.clamp_min(1e-12)).mean(-1)
-    return entropy.numpy(), distance.numpy(), (1 - within).mean(-1).numpy()
+    distance = ((inside * torch.from_numpy(apart).float()).sum(-1) / within.clamp_min(1e-12)).mean(-1)
+    return entropy.numpy(), distance.numpy(), (1 - within).clamp_min(0).mean(-1).numpy()
 
 
 def _thin(weights: Float[Tensor, "H N M"], grid: Grid, stride: int) -> Float[Tensor, "H Q K"]:
@@ -212,8 +260,3 @@ def _pooled(tokens: Float[Tensor, "H N M"], grid: Grid, stride: int, *, mean: bo
         ones = torch.nn.functional.pad(torch.ones(1, 1, grid.height, grid.width), (0, pad[0], 0, pad[1]))
         pooled = pooled / (torch.nn.functional.avg_pool2d(ones, stride)[0] * stride**2)
     return torch.cat([before, pooled.flatten(-2), after], -1)
-
-
-def bytes_of(layers: tuple[Weights, ...]) -> int:
-    """That the codes take on a page, as base64."""
-    return sum(math.ceil(weights.codes.size / 3) * 4 for weights in layers)

@@ -15,15 +15,21 @@ function decoded(layer) {  // at its first use
     layer.codes = bytes(layer.codes);
     layer.scales = new Float32Array(bytes(layer.scales).buffer);
     layer.tokens = layer.prefix + layer.rows * layer.columns + layer.suffix;
+    if (layer.places) {  // in windows: the slot of each cell among the tokens of all windows
+      layer.cells = layer.places.flat();
+      layer.slots = new Int32Array(layer.tokens);
+      layer.cells.forEach((cell, slot) => { layer.slots[cell] = slot; });
+    }
   }
   return layer;
 }
 // The weights of a query on all tokens, or in the reverse direction those of all tokens on it. head: a number or "mean".
 function weights(layer, head, query, reverse) {
-  const {codes, scales, tokens, zero, levels, heads} = decoded(layer), out = new Float32Array(tokens);
-  for (const h of head === "mean" ? [...Array(heads).keys()] : [head]) for (let other = 0; other < tokens; other++) {
-    const row = h * tokens + (reverse ? other : query), column = reverse ? query : other;
-    out[other] += (codes[row * tokens + column] - zero) * scales[row] / levels / (head === "mean" ? heads : 1);
+  const {codes, scales, tokens, zero, levels, heads, places, slots, cells} = decoded(layer), out = new Float32Array(tokens);
+  const width = places ? places[0].length : tokens, slot = places ? slots[query] : query, first = places ? slot - slot % width : 0;
+  for (const h of head === "mean" ? [...Array(heads).keys()] : [head]) for (let other = 0; other < width; other++) {
+    const row = h * tokens + (reverse ? first + other : slot), column = reverse ? slot - first : other;
+    out[places ? cells[first + other] : other] += (codes[row * width + column] - zero) * scales[row] / levels / (head === "mean" ? heads : 1);
   }
   return out;
 }
