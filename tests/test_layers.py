@@ -23,6 +23,7 @@ ORDER = [
     {"images", "measure", "explain"},
     {"pages"},
     {"advice"},
+    {"explorer"},
     {"lab"},
     {"cli"},
     {"__main__"},

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from regard.core import Site as Site
     from regard.core import SwapError as SwapError
     from regard.core import UnsupportedError as UnsupportedError
+    from regard.explorer.explore import explore as explore
     from regard.measure.bench import bench as bench
     from regard.measure.cost import count_macs as count_macs
     from regard.mixers import MIXERS as MIXERS
@@ -100,6 +101,7 @@ _MODULES: dict[str, str] = {
         ("MixerConfig", "Operator", "RegardError", "Site", "DataError", "GridError", "SwapError"), "regard.core"
     ),
     "UnsupportedError": "regard.core",
+    "explore": "regard.explorer.explore",
     "bench": "regard.measure.bench",
     "MIXERS": "regard.mixers",
     # generated: names

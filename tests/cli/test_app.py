@@ -138,6 +138,21 @@ def test_bench_compares_with_the_first(capsys: pytest.CaptureFixture[str]) -> No
     assert found[1]["ratio"] == pytest.approx(found[1]["seconds"] / found[0]["seconds"])
 
 
+def test_bench_names_what_does_not_fit_and_times_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--grid", "3x3", "--dim", "8", "--seconds", "0.01"]
+    assert run(["bench", "MiTA(m=16, k=2)", "SKA", *small]) == 0
+    shown = capsys.readouterr()
+    assert "SKA()" in shown.out
+    assert "left out: MiTA(m=16, k=2) on 3x3" in shown.out + shown.err
+    assert run(["bench", "MiTA(m=16, k=2)", *small]) == 2
+    assert "MiTA(m=16, k=2) on 3x3" in capsys.readouterr().err
+    host = "vit_desk(size=16, patch=4, dim=16, depth=2, heads=2)"
+    found = rows(capsys, "bench", "host", "None", "SKA", "--model", host, "--seconds", "0.01")
+    assert [row["mixer"] for row in found] == ["host", "None", "SKA()"]
+    assert run(["bench", "None", *small]) == 2
+    assert "give --model too" in capsys.readouterr().err
+
+
 def test_swap_check_shows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     host = "vit_desk(size=16, patch=4, dim=16, depth=2, heads=2)"
     first, second = rows(capsys, "swap-check", host, "SKA()")

@@ -131,8 +131,44 @@ def test_a_saved_model_predicts_as_the_run_does(
     assert found[str(bare)]["label"] in map(str, range(10))
     assert command(["predict", str(known), file, "--best"]) == 2
     assert "is no run, and has no other weights" in capsys.readouterr().err
+
+
+def test_any_classifier_is_evaluated_on_labelled_images(
+    store: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the run that it came from; with the names of its classes, else with those of the data in their order."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    for index in range(60):
+        folder = tmp_path / "photos" / f"digit {digits.target[index]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        digit_file(folder, index)
+    record = Results(store[0]).data(store[1]) | {"class_names": [f"digit {label}" for label in range(10)]}
+    network = load_run(Path(store[0]) / store[1])
+    known = save(network, tmp_path / "known", data=record)
+    unnamed = save(network, tmp_path / "unnamed", data={"normal": record["normal"]})
+    found = {}
+    for model in (known, unnamed):
+        for change in ([], ["--mixer", "Linear()"]):
+            assert command(["eval", str(model), "--data", str(tmp_path / "photos"), "--json", *change]) == 0
+            shown = capsys.readouterr()
+            found[model.name, *change] = json.loads(shown.out)
+            assert ("taken for the classes of" in shown.err) == (model == unnamed)
+    assert found["known",]["images"] == 60
+    assert found["known",]["metrics"] == found["unnamed",]["metrics"]
+    assert found["known",]["metrics"] != found["known", "--mixer", "Linear()"]["metrics"]
+    with torch.no_grad():
+        mean, std = (torch.tensor(part).view(-1, 1, 1) for part in record["normal"])
+        pixels = torch.tensor((digits.images[:60] * 15.9).astype(np.uint8)[:, None] / 255, dtype=torch.float32)
+        right = network((pixels - mean) / std).argmax(1).numpy() == digits.target[:60]
+    assert found["known",]["metrics"]["top1"] == pytest.approx(100 * right.mean())
     assert command(["eval", str(known)]) == 2
-    assert "is a saved model and no run: `regard predict`" in capsys.readouterr().err
+    assert "give labelled images with --data" in capsys.readouterr().err
+    (tmp_path / "photos" / "digit 9").rename(tmp_path / "nine")
+    assert command(["eval", str(unnamed), "--data", str(tmp_path / "photos")]) == 2
+    assert "10 outputs without names" in capsys.readouterr().err
+    assert command(["eval", str(known), "--data", str(tmp_path / "photos")]) == 0
 
 
 @pytest.mark.slow

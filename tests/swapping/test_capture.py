@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.core import SwapError, UnsupportedError, merge
+from regard.core import ConfigError, SwapError, UnsupportedError, merge
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
 from regard.models.create import create_model
@@ -37,6 +37,23 @@ def test_maps_can_be_reduced_as_they_come():
     with capture(model, reduce=lambda name, weights: (name, weights.max())) as largest:
         model(x)
     assert largest == {name: (name, weights.max()) for name, weights in maps.items()}
+
+
+@pytest.mark.parametrize(
+    "mixer", ["Softmax()", "MiTA(m=4, k=3)", "Agent(m=4)", "Linear()", "TopK(k=3)", "Window(size=3)", "SKA()"]
+)
+def test_rows_of_chosen_queries_are_those_of_the_maps(mixer: str) -> None:
+    model, x = vit()
+    draw_large_weights(swap(model.eval(), mixer))
+    with capture(model) as maps, torch.no_grad():
+        model(x)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with capture(model, queries=(0, 7)) as rows, mode():
+            model(x)
+        for name, weights in maps.items():
+            torch.testing.assert_close(rows[name], weights[:, :, [0, 7]], rtol=1e-4, atol=1e-5)
+    with capture(model, queries=(100,)), pytest.raises(ConfigError, match="queries are numbers of tokens below"):
+        model(x)
 
 
 def test_masks_of_windows_are_in_the_maps():

@@ -101,6 +101,7 @@ def distill_model(
     mixers = tuple(choice.values())
     with Substitutes(model.network, mixers, model.example, ports=model.ports, reinitialise=True) as substitutes:
         substitutes.keep_only(choice)
+        say(f"the original's outputs of {len(judged)} images")
         device = next(model.network.parameters()).device
         fidelity = Fidelity(substitutes, model.prepared(tensors(judged), device), judges)
         if folder is not None and "regard_host" in model.network.__dict__:

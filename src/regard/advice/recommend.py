@@ -49,6 +49,10 @@ VERIFIED = 8
 VERIFYING, LEARNING = 0.25, 0.6
 """The largest share of the time for verifying, and of the rest the share for learning; each change alone has what is
 left."""
+FEWEST_IMAGES, ENOUGH_STEPS = 4, 60
+"""Of a step of learning, and steps, below which images are left out rather than steps."""
+MOST_PIXELS = 2**20
+"""Of the images that are judged together, so that few large ones take no longer than many small ones."""
 STATE = "advice.state"
 
 Report = Callable[[str], None]
@@ -127,13 +131,16 @@ class _Work:
         judged = self.model.prepared(tensors(self.judged), device)
         start = time.monotonic()
         self.report(judged_as(self.judges))
-        fidelity = Fidelity(self.substitutes, judged, self.judges)
+        self._say(f"the original's outputs of {len(judged)} images")
+        together = max(1, min(16, MOST_PIXELS // math.prod(self.model.size)))
+        fidelity = Fidelity(self.substitutes, judged, self.judges, together)
         once = time.monotonic() - start
         self._say(f"{len(self.substitutes.names)} layers, {len(self.question.mixers)} mechanisms")
         costs, own = self._costs(judged)
         if own.memory is None and self.question.budget.kind == "memory":
             raise UnsupportedError("this system does not tell the peak memory: take --budget latency=... or macs=...")
         self._drop_expensive(costs)
+        self._say("where attention looks, on a few images")
         some = judged[torch.linspace(0, len(judged) - 1, min(4, len(judged))).long()]  # of several classes
         use = attention_use(self.model, some)
         verifying, verified_on = self._verifying(fidelity, once)
@@ -209,9 +216,8 @@ class _Work:
         how = Distillation(steps=self.question.steps)
         if "steps" not in self.known:
             seconds = LEARNING * max(0.0, self._left() - verifying)
-            steps = max(1, min(how.steps, int(seconds / self._seconds_of_a_step(how)))) if how.steps else 0
-            self.known |= {"steps": steps, "seconds": 1.1 * seconds}
-        how = replace(how, steps=self.known["steps"])
+            self.known |= {"seconds": 1.1 * seconds, **self._affordable(how, seconds)}
+        how = replace(how, steps=self.known["steps"], batch=self.known.get("batch", how.batch))
         distillation = LayerDistillation(self.substitutes, self.model, self.learned, how)
         if "learned" in self.known:
             distillation.resume(self.known["layers"])
@@ -219,14 +225,25 @@ class _Work:
             self.kept.learn(distillation, "layers", self._say, self.known["seconds"], "learned")
         return distillation.step
 
-    def _seconds_of_a_step(self, how: Distillation) -> float:
-        """Of a step of learning, after which the substitutes are as before."""
+    def _affordable(self, how: Distillation, seconds: float) -> dict[str, int]:
+        """Steps, and images of each, that fit into the time: first fewer images are taken, then fewer steps."""
+        if not how.steps:
+            return {"steps": 0, "batch": how.batch}
+        self._say("a trial of learning")
+        images = seconds / self._seconds_of_an_image(how)
+        batch = max(FEWEST_IMAGES, min(how.batch, int(images / min(how.steps, ENOUGH_STEPS))))
+        return {"steps": max(1, min(how.steps, int(images / batch))), "batch": batch}
+
+    def _seconds_of_an_image(self, how: Distillation) -> float:
+        """That learning from it takes; the substitutes are as before."""
         before = {key: value.clone() for key, value in self.substitutes.weights().items()}
-        trial = LayerDistillation(self.substitutes, self.model, self.learned, replace(how, steps=2))
+        trial = LayerDistillation(
+            self.substitutes, self.model, self.learned, replace(how, steps=1, batch=FEWEST_IMAGES)
+        )
         start = time.monotonic()
         trial.run()
         self.substitutes.load_weights(before)
-        return max(1e-6, (time.monotonic() - start) / 2)
+        return max(1e-6, (time.monotonic() - start) / FEWEST_IMAGES)
 
     def _alone(self, fidelity: Fidelity, verifying: float) -> dict[tuple[str, MixerConfig], AnswerChange]:
         """Each change alone, all on the same images: as many batches as the time allows, one at least."""

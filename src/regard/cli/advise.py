@@ -28,7 +28,9 @@ from .user_model import (
 )
 
 if TYPE_CHECKING:
-    from regard.advice.answer import Recommendation
+    from collections.abc import Callable
+
+    from regard.advice.answer import Recommendation, VerifiedPlan
     from regard.core import MixerConfig
 
 WITH_IMAGES = (
@@ -113,7 +115,7 @@ def advise(
     use_data(data_root)
     from regard.advice.answer import Question
     from regard.advice.distill import PLAN
-    from regard.advice.page import answer, write_advice
+    from regard.advice.page import answer, short_plan, write_advice
     from regard.advice.recommend import recommend
     from regard.advice.search import Budget, read_budget
 
@@ -132,7 +134,7 @@ def advise(
     result = recommend(user, read_images(user, data, images), question, folder=out, report=progress)
     page = write_advice(out / "advice.html", result)
     if as_json:
-        show(_rows(result), as_json)
+        show(_rows(result, lambda plan: plan.spelling or "as it was"), as_json)
         return
     hints = [f"page: {page}"]
     if (plan := out / PLAN).exists():
@@ -145,7 +147,7 @@ def advise(
             command = ["regard", "distill", model, "--plan", str(plan), "--data", data, *given]
             hints += ["to teach it, without labels:", f"  {shlex.join(command)}"]
     lines = wrapped([*answer(result), *(f"not sure: {line}" for line in result.doubts)])
-    show(_rows(result), notes=[*lines, *hints])
+    show(_rows(result, short_plan), notes=[*lines, *hints])
 
 
 def _mixer_or_none(text: str, extra: Extra) -> "MixerConfig":
@@ -156,11 +158,11 @@ def _mixer_or_none(text: str, extra: Extra) -> "MixerConfig":
     return parse_mixer(text.strip(), extra) or Removed()
 
 
-def _rows(result: "Recommendation") -> list[dict[str, Any]]:
+def _rows(result: "Recommendation", named: "Callable[[VerifiedPlan], str]") -> list[dict[str, Any]]:
     return [
         {
             "": "*" if plan is result.best else "",
-            "plan": plan.spelling or "as it was",
+            "plan": named(plan),
             "time": round(plan.latency, 3),
             "peak memory": None if plan.memory is None else round(plan.memory, 3),
             "MACs": round(plan.macs, 3),

@@ -22,7 +22,9 @@ from .check import check
 from .cost import cost
 from .data import data_app
 from .distill import distill
+from .eval import evaluate
 from .exit_codes import INTERRUPTED, MESSAGE
+from .explore import explore
 from .export import export
 from .finetune import finetune
 from .given import make_strict
@@ -35,7 +37,7 @@ from .results import results_app
 from .study import study_app
 from .swap_check import swap_check
 from .taxonomy import taxonomy
-from .train import evaluate, train
+from .train import train
 
 TRACEBACK = "--traceback"
 
@@ -69,7 +71,7 @@ def _options(
 NAMES: dict[object, str] = {list_names: "list", evaluate: "eval"}
 """Verbs that are not called as their functions are."""
 for verb in (list_names, card, check, taxonomy, cost, bench, swap_check, probe, advise, distill, train, evaluate,
-             finetune, predict, export, maps, report):  # fmt: skip
+             finetune, predict, export, maps, explore, report):  # fmt: skip
     app.command(NAMES.get(verb))(verb)
 for name, group in (("study", study_app), ("results", results_app), ("data", data_app)):
     app.add_typer(group, name=name)

@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.core import ConfigError
+from regard.core import ConfigError, Extra
 from regard.files.atomic import check_writable
 from regard.files.paths import user_path
 
 from .given import Context, refuse_given
-from .imports import Imports, imported, read_mixer
+from .imports import Imports, imported
 from .run_options import find_device
 from .sizes import check_heads, read_grids, read_size
 from .tables import AsJson, show
 from .user_model import host_of
 
 if TYPE_CHECKING:
+    from regard.core import MixerConfig
     from regard.measure.bench import Timing
 
 
@@ -27,7 +28,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="MECHANISM",
-            help="Mechanisms; all are compared with the first. Default: softmax attention and all others.",
+            help="Mechanisms; all are compared with the first, with --model with the model's own attention, which None "
+            "removes. Default: softmax attention and all others.",
         ),
     ] = None,
     grid: Annotated[str, typer.Option(help="Grids of patch tokens. [default: 14x14,32x32]")] = "",
@@ -73,24 +75,26 @@ def bench(
 
     from regard.measure.bench import bench as run
     from regard.measure.bench import conditions
-    from regard.measure.bench_model import bench_model
+    from regard.measure.bench_model import OWN, bench_model
     from regard.mixers import MIXERS
 
     check_heads(dim, heads)
     clock_device = find_device(device)
     extra = imported(modules)
-    configs = [read_mixer(text, extra) for text in mixers] if mixers else [cls() for cls in MIXERS]
+    configs = _mixers(mixers, bool(model), extra) if mixers else [cls() for cls in MIXERS]
     refused: list[str] = []
     timings: list[Timing] = []
     for trained in (False, True) if page else (backward,):
         common: dict[str, Any] = {
             "batch": batch, "dtype": dtype, "backward": trained, "device": str(clock_device), "seconds": seconds,
-            "report": _report, "refuse": None if mixers else refused.append,
+            "report": _report, "refuse": refused.append,
         }  # fmt: skip
         if model:
             timings += bench_model(model, configs, sizes, extra=extra, **common)
         else:
             timings += run(configs, grids, dim=dim, heads=heads, part=part, **common)
+    if refused and not any(timing.mixer != OWN for timing in timings):
+        raise ConfigError(refused[0])
     clock = "CUDA events" if clock_device.type == "cuda" else "CPU time of one thread"
     of = f"{model}" if model else f"{part}, {dim} channels, {heads} heads"
     notes = [f"{of}; {dtype}, batch {batch}; {clock}; torch {torch.__version__}", *conditions()]
@@ -108,6 +112,21 @@ _COLUMNS = (
     "keys have a gradient) at this machine's matrix speed, or of reading and writing, divided by the time; "
     "peak: memory that a pass adds; N^: growth of the time with the tokens since the grid before"
 )
+
+
+def _mixers(texts: list[str], in_model: bool, extra: Extra) -> "list[MixerConfig]":
+    """The mechanisms that a user names; of a model also None, and host, which is its first row anyway.
+
+    Raises: ConfigError for host and None without a model, and as `parse_mixer`.
+    """
+    from regard.measure.bench_model import OWN
+    from regard.mixers.spelling import parse_mixer
+    from regard.swapping.removed import Removed
+
+    for text in () if in_model else set(texts) & {OWN, "None"}:
+        raise ConfigError(f"{text} is of a whole model: give --model too, or leave it out")
+    configs = (parse_mixer(text, extra) for text in texts if text != OWN)
+    return [Removed() if config is None else config for config in configs]
 
 
 def _report(line: str) -> None:

@@ -3,12 +3,14 @@
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from regard.core import DataProblems
 
+from .run_options import path_option
 from .tables import AsJson, show
 
 data_app = typer.Typer(help="Your own data.", no_args_is_help=True)
@@ -43,14 +45,23 @@ def check(
         str | None,
         typer.Option(help="keep: pictures as they are stored; turn: as EXIF says. Default: as they were annotated."),
     ] = None,
+    fix: Annotated[
+        Path | None,
+        path_option("Write a clean copy to this new folder: one layout, upright, without unreadable files.", "OUT"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read all files of your own data: counts, sizes, modes, unreadable files, copies in several splits.
 
-    Exit code 1 if there is a problem that would stop a training.
+    With --fix those of the copy. Exit code 1 if there is a problem that would stop a training.
     """
     from regard.lab.tasks.check_data import DataReport, check_data
+    from regard.lab.tasks.clean_copy import write_clean_copy
 
+    if fix is not None:
+        lines = write_clean_copy(data, fix, task, void, classes, exif)
+        print("\n".join(lines[: SHOWN + 1]), file=sys.stderr)
+        data, task, void, classes, exif = str(fix), task, None, None, None
     try:
         report = check_data(data, task, source, target, void, classes, exif)
     except DataProblems as error:

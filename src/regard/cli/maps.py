@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.core import ConfigError, DataError, Extra
-from regard.files.paths import named_folder, user_path
+from regard.core import ConfigError, Extra
+from regard.files.paths import named_folder
 
 from .given import grouped
 from .imports import Imports, imported
@@ -104,27 +104,7 @@ def _input(user: "UserModel", image: str):  # type: ignore[no-untyped-def]
     """The image as the network expects it (C, H, W), as it is shown (H, W, C), and the credit of a sample."""
     import torch
 
-    shown, credit = _picture(image, user.channels, user.size)
+    from regard.explorer.explore import picture_of
+
+    shown, credit = picture_of(user, image)
     return user.prepared(torch.from_numpy(shown.copy()).permute(2, 0, 1)[None])[0], shown, credit
-
-
-def _picture(image: str, channels: int, size: tuple[int, int]):  # type: ignore[no-untyped-def]
-    """Pixels (H, W, C) of a file or a sample as uint8, and the credit of a sample. Raises: DataError."""
-    import numpy as np
-
-    from regard.explain import pictures
-    from regard.images.images import read_image
-
-    credit = "" if Path(image).exists() else pictures.CREDITS.get(image, "")
-    if credit:
-        pixels = pictures.sample_image(size, grey=image == "digit", name=image)
-    else:
-        path = user_path(image, DataError)
-        if not path.exists():
-            samples = ", ".join((*pictures.SAMPLES, "digit"))
-            raise DataError(f"there is no image {image}; give a file, or one of the samples {samples}")
-        pixels = read_image(path, size, 1 if channels == 1 else 3)
-    if pixels.shape[-1] != channels:
-        grey = pixels.mean(-1, keepdims=True).round().astype(np.uint8)
-        pixels = grey.repeat(channels, -1)
-    return pixels, credit

@@ -1,4 +1,4 @@
-"""The options of `regard train`, `finetune` and `eval`, and the run that they describe."""
+"""The options of `regard train` and `finetune`, and the run that they describe."""
 
 import os
 import re
@@ -108,11 +108,6 @@ def saved_model(text: str) -> Path | None:
 def find_run(text: str, results: Path) -> "tuple[Results, str]":
     """`optional_run`. Raises: ConfigError if it is no run."""
     stored = optional_run(text, results)
-    if stored is None and saved_model(text) is not None:
-        raise ConfigError(
-            f"{text} is a saved model and no run: `regard predict` and `regard export` take it, and `regard finetune "
-            f"{text} --data DIR` trains it, and evaluates it"
-        )
     if stored is None:
         raise ConfigError(
             f"{text!r} is not the folder of a run or of a saved model, and {results} has no run with this key; "

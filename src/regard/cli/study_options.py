@@ -11,7 +11,7 @@ import typer
 from regard.core import ConfigError
 from regard.lab.studies import load_study
 
-from .imports import Imports, imported
+from .imports import Imports, imported, imported_studies
 from .run_options import (
     Changes,
     Compile,
@@ -153,7 +153,8 @@ def find_study(name: str, scale: str, options: StudyOptions) -> "Study":
     use_data(options.data_root)
     if folder := os.environ.get("REGARD_DATA"):
         os.environ["REGARD_DATA"] = os.path.abspath(os.path.expanduser(folder))
-    study = load_study(name)
+    extra, own = imported(options.modules), imported_studies(options.modules)
+    study = own[name] if name in own else load_study(name)
     setting = study.setting(scale)
     if options.digest is not None:
         if options.data is None or "digest" not in setting.task.__dataclass_fields__:
@@ -166,7 +167,6 @@ def find_study(name: str, scale: str, options: StudyOptions) -> "Study":
             print(f"{row.label} keeps its own {', '.join(own)}", file=sys.stderr)
     data = own_data(setting.task, options.data)
     sides = read_size(options.size) if options.size else None
-    extra = imported(options.modules)
     return study.elsewhere(scale, data, options.host, sides, extra, recipe=values["recipe"], fields=values["task"])
 
 

@@ -1,4 +1,4 @@
-"""The trained model that `regard predict` and `regard export` use: a finished run, or a user's model."""
+"""The trained model that `regard predict`, `eval` and `export` use: a finished run, or a user's model."""
 
 import re
 from collections.abc import Callable
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regard.advice.judges import Judge
+    from regard.lab.results.results import Results
     from regard.lab.tasks.base import Task
 
 TrainedArgument = Annotated[
@@ -35,13 +36,23 @@ _KEY = re.compile("[0-9a-f]{12}")
 @dataclass(frozen=True)
 class Trained:
     """network: in evaluation mode, on the CPU. task: None for outputs other than class scores. record: of the data of
-    its training, see `Task.record`. precision: as in a recipe. inputs: makes its arguments for one random sample."""
+    its training, see `Task.record`. precision: as in a recipe. inputs: makes its arguments for one random sample.
+    named: the names of its classes are known. seed: of its training. example: an image, of a user's model."""
 
     network: "nn.Module"
     task: "Task | None"
     record: dict[str, Any]
     precision: str
     inputs: Callable[[], tuple[Any, ...]]
+    named: bool = True
+    seed: int = 0
+    example: "Tensor | None" = None
+
+
+def trained_run(text: str, results: Path) -> "tuple[Results, str] | None":
+    """The store and the key of a run; None for other models. Raises: ConfigError for the key of a run that is not
+    there."""
+    return find_run(text, results) if _KEY.fullmatch(text) else optional_run(text, results)
 
 
 def read_trained(
@@ -52,7 +63,7 @@ def read_trained(
     any_output: also outputs other than class scores.
     Raises: ConfigError if it is neither; UnsupportedError for another output; StoreError.
     """
-    stored = find_run(text, results) if _KEY.fullmatch(text) else optional_run(text, results)
+    stored = trained_run(text, results)
     if stored is None:
         if best:
             raise ConfigError(f"{text} is no run, and has no other weights: leave --best out")
@@ -72,6 +83,7 @@ def read_trained(
         record,
         run.recipe.precision,
         lambda: run.task.trial(run.mixer, run.removed, classes).inputs,
+        seed=run.seed,
     )
 
 
@@ -118,4 +130,5 @@ def _of_user(text: str, results: Path, extra: Extra, options: ModelOptions, any_
         progress(f"the weights of {user.label} are random: give --pretrained or --weights")
     task = Classification(host="own", data=user.data.get("name", text), size=user.size, init="host", extra=extra)
     network = user.network if isinstance(output, Tensor) else _scores_alone(user.network, judge)
-    return Trained(network, task, record | {"class_names": known}, "32-true", lambda: (user.example,))
+    record["class_names"] = known
+    return Trained(network, task, record, "32-true", lambda: (user.example,), named=bool(names), example=user.example)

@@ -1,6 +1,7 @@
 """The contracts of mechanisms: Mixer (a layer), Operator (the mathematics on heads), MixerConfig (the description)."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -113,6 +114,29 @@ class Operator(nn.Module):
         """The attention matrix: the operator applied to the identity in the place of v. O(N M) memory per head."""
         eye = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
         return self.reference(q, k, eye, grid=grid, memory=memory, mask=mask)
+
+    def weight_rows(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Float[Tensor, "B H M e"],
+        queries: Sequence[int],
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Float[Tensor, "B H Q M"]:
+        """Rows of `weights`, without the whole matrix: O(M) memory for each.
+
+        The output is linear in the values, so that a row is the gradient of a query's output with respect to them: one
+        pass of the fast form, and a backward pass for each query.
+        """
+        with torch.inference_mode(False), torch.enable_grad():
+            q, k = (None if y is None else y.detach().clone() for y in (q, k))
+            values = torch.zeros_like(v).requires_grad_()
+            first = self(q, k, values, grid=grid, memory=memory, mask=mask)[..., 0].sum((0, 1))  # heads are independent
+            rows = [torch.autograd.grad(first[query], values, retain_graph=True)[0][..., 0] for query in queries]
+        return torch.stack(rows, 2)
 
 
 class Mixer(nn.Module):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from regard.core import ConfigError, Grid, UnsupportedError, nearest, require
 from regard.core.eval_mode import eval_mode
 from regard.core.plain_text import plain_text
-from regard.swapping.capture import capture, with_regard_softmax
+from regard.swapping.capture import capture, readable_mixers, with_regard_softmax
 from regard.swapping.layer import Port
 from regard.swapping.shared_state import swapped_layers
 
@@ -84,57 +84,63 @@ def attention_maps(
     so are weights on prefix and suffix tokens, so a map may sum to less than 1.
     Raises: GridError if the query lies outside the grid; UnsupportedError if the model's own attention is not softmax.
     """
-    found = {
-        name: (weights, grid or own)
-        for name, (weights, own) in _captured_maps(model, image, layers).items()
-        if tuple(weights.shape) == (1, weights.shape[1], *2 * [(grid or own).tokens])
-    }
-    cells = grid or finest_grid([of for _, of in found.values()] or [Grid(1, 1)])
+    reader, inputs = _reader(model, image, layers)
+    grids = {name: grid or own for name, own in _grids(reader, inputs, layers).items()}
+    cells = grid or finest_grid([*grids.values()] or [Grid(1, 1)])
     y, x = query_cell(cells, query)
+    alike = {name: of for name, of in grids.items() if (of.height, of.width) == (cells.height, cells.width)}
+    queries = {name: of.prefix + y * of.width + x for name, of in alike.items()}
     entries = []
-    for name, (weights, of) in found.items():
-        if (of.height, of.width) != (cells.height, cells.width):
-            continue
-        heads = weights[0, :, of.prefix + y * of.width + x, of.span]  # (H, h*w)
-        entries.append({"layer": name, "heads": _rounded(heads), "mean": _rounded(heads.mean(0))})
+    for name, rows in _rows(reader, inputs, queries).items():
+        if rows.shape[-1] == alike[name].tokens:
+            heads = rows[0, :, 0, alike[name].span]  # (H, h*w)
+            entries.append({"layer": name, "heads": _rounded(heads), "mean": _rounded(heads.mean(0))})
     shown = picture if picture is not None else _stretched(image)
     size = [cells.height, cells.width]
     encoded = base64.b64encode(png(shown)).decode()
     return {"image": encoded, "credit": credit, "grid": size, "query": [y, x], "layers": entries}
 
 
-def _captured_maps(model: nn.Module, image: Tensor, layers: str) -> dict[str, tuple[Tensor, Grid]]:
-    """The maps of one image in evaluation mode, and their grids, of the layers that have any; the model is not changed.
+def _reader(model: nn.Module, image: Tensor, layers: str) -> tuple[nn.Module, Tensor]:
+    """The model, or a copy with Regard's softmax where no layer is swapped, and its input.
 
-    The maps of a model without swapped layers are those of a copy with Regard's softmax.
     Raises: UnsupportedError if the copy computes something else.
     """
     example = next(model.parameters())
     inputs = image[None].to(example.device, example.dtype)
     has_swaps = any(isinstance(module, Port) for module in model.modules())
-    reader = model if has_swaps else with_regard_softmax(model, inputs, layers)
-    captured: list[dict[str, Tensor]] = []
+    return model if has_swaps else with_regard_softmax(model, inputs, layers), inputs
+
+
+def _grids(reader: nn.Module, inputs: Tensor, layers: str) -> dict[str, Grid]:
+    """The grids of the layers that have weights between tokens, and get all tokens of the image at once."""
     grids: dict[str, Grid] = {}
+
+    def recorder(name: str) -> Callable[..., None]:
+        def record(mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if len(args[0]) == 1:
+                grids[name] = kwargs["grid"] if "grid" in kwargs else args[1]
+
+        return record
+
+    with eval_mode(reader), torch.no_grad(), ExitStack() as stack:
+        for name in swapped_layers(reader, layers):
+            with suppress(UnsupportedError):
+                mixer = readable_mixers(reader, name)[name]
+                stack.callback(mixer.register_forward_pre_hook(recorder(name), with_kwargs=True).remove)
+        reader(inputs)
+    return grids
+
+
+def _rows(reader: nn.Module, inputs: Tensor, queries: Mapping[str, int]) -> dict[str, Tensor]:
+    """The weights (1, H, 1, M) of a query of each layer; none if an operator has none."""
     try:
-        with eval_mode(reader), ExitStack() as stack:
-            for name in swapped_layers(reader, layers):
-                with suppress(UnsupportedError):
-                    captured.append(stack.enter_context(capture(reader, name)))
-                    stack.callback(_record_grid(reader.get_submodule(name), name, grids))
-            if captured:
-                reader(inputs)
-    except UnsupportedError:  # some operators raise it only in the forward pass
+        with eval_mode(reader), torch.no_grad(), ExitStack() as stack:
+            maps = [stack.enter_context(capture(reader, name, queries=(query,))) for name, query in queries.items()]
+            reader(inputs)
+    except UnsupportedError:  # which some operators raise in the forward pass only
         return {}
-    return {name: (weights, grids[name]) for maps in captured for name, weights in maps.items()}
-
-
-def _record_grid(layer: Any, name: str, grids: dict[str, Grid]) -> Callable[[], None]:
-    """Store the grid that a swapped layer gives its mechanism in a forward pass; returns how to undo it."""
-
-    def record(mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        grids[name] = kwargs["grid"] if "grid" in kwargs else args[1]
-
-    return layer.mixer.register_forward_pre_hook(record, with_kwargs=True).remove
+    return {name: rows for each in maps for name, rows in each.items()}
 
 
 def _rounded(weights: Tensor) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
@@ -207,10 +208,14 @@ def _split_of_folder(path: Path, image: Path) -> str:
 
 
 def warn_of_others(path: Path) -> None:
-    """Warn of images that no list names, and of those in the folder of another class or split than that of the list."""
+    """Warn of images that no list names, or one several times, and of those in the folder of another class or split
+    than that of the list."""
     root, notes, rows = path if path.is_dir() else path.parent, Notes(), rows_of(path)
     labels = {label for part in rows.values() for _, label in part}
     for split, part in rows.items():
+        for image, number in Counter(image for image, _ in part).items():
+            if number > 1:
+                notes.add(f"images that are listed more than once for {split}, and count as often", image)
         for image, label in part:
             if image.parent.name in labels - {label}:
                 place = f"{image}, which is {label}"

@@ -181,6 +181,10 @@ def read_splits(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], di
     reserved: and of "val", if it is beside a test. Raises: DataError.
     """
     classes, splits = _given_splits(path, reserved)
+    if "train" not in splits:
+        raise DataError(
+            f"{path} has a test alone; a training needs train.parquet beside it (`regard eval` takes a test)"
+        )
     read = reader_of(path).read
     if read is lists.read:
         lists.warn_of_others(path)
@@ -215,7 +219,7 @@ def read_scored(path: Path) -> tuple[tuple[str, ...], Split]:
     classes, splits = reader.read(alone(path), False)
     if reader.read is lists.read:
         lists.warn_of_others(path)
-    split = splits.get("test", splits["train"])
+    split = splits["test"] if "test" in splits else splits["train"]
     check_labels(str(path), split[2], len(classes), least=1)
     return classes, split
 
@@ -288,6 +292,10 @@ def from_files(
             rows = readable_rows(key, sources, lambda row: str(names[row]), channels, check)
             warn_of_skipped(number, len(rows), names)
             sources, names, labels = subset(sources, rows), subset(names, rows), labels[rows]
+        log.warning(
+            "%d images of %dx%d need more than %d GB, and are decoded in every epoch: files of about that size are "
+            "read fastest", number, *size, IN_MEMORY // 2**30,
+        )  # fmt: skip
         if isinstance(sources, list) and isinstance(sources[0], Path):
             paths = Paths.of(cast(list[Path], sources))
             return Images(Lazy(paths, paths, size, channels), labels)
@@ -367,18 +375,19 @@ def _tables(path: Path) -> dict[str, list[Path]]:
         stem = _SHARD.sub("", file.stem.lower())
         parts.setdefault(file.parent.name.lower() if stem.isdigit() else stem, []).append(file)
     splits = by_split({part[0]: name for name, part in parts.items()})
-    if "train" not in splits:
+    if not splits:
         return {}
+    first = next(iter(splits.values()))
     for name, part in parts.items():
         if name not in (*TRAINS, *TESTS):
             raise DataError(
-                f"{part[0]} lies beside {splits['train'].name}, but has not the name of a split: call it test.parquet "
+                f"{part[0]} lies beside {first.name}, but has not the name of a split: call it test.parquet "
                 "(or val.parquet), or put it elsewhere"
             )
         if len({file.parent for file in part}) > 1:
             raise DataError(f"{part[0]} and {part[-1]} name the same split; give one of their folders as the data")
     for image in files_below(path, SUFFIXES):
-        raise DataError(f"{path} has a table ({splits['train'].name}) and also {image}; keep one kind of data there")
+        raise DataError(f"{path} has a table ({first.name}) and also {image}; keep one kind of data there")
     by_first = {part[0]: part for part in parts.values()}
     return {split: by_first[file] for split, file in splits.items()}
 
@@ -392,6 +401,7 @@ def _from_tables(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str,
     classes: tuple[str, ...] = ()
     if not reserved:
         tables.pop("val", None)
+    first = next(iter(tables.values()))[0]
     for split, files in tables.items():
         parts: list[tuple[list[Source], list[str], np.ndarray]] = []
         for file in files:
@@ -400,15 +410,16 @@ def _from_tables(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str,
             sources = image_column(file, table[image])
             names = class_names(file) or hub_features(schema_metadata(file)).get(label, {}).get("names", ())
             if classes and names and tuple(names) != classes:
-                raise DataError(f"{file} has other class_names than {tables['train'][0].name}; make them equal")
+                raise DataError(f"{file} has other class_names than {first.name}; make them equal")
             classes = classes or tuple(map(str, names))
             rows = [f"row {row} of {file}" for row in range(len(sources))]
             parts.append((sources, rows, _whole_labels(file, label, table[label])))
         all_sources, all_rows, all_labels = zip(*parts, strict=True)
         splits[split] = (sum(all_sources, []), sum(all_rows, []), np.concatenate(all_labels))
-    if not len(splits["train"][2]):
-        raise DataError(f"{tables['train'][0]} has no rows")
-    count = int(splits["train"][2].max()) + 1
+    labels = next(iter(splits.values()))[2]  # of the training, unless there is a test alone
+    if not len(labels):
+        raise DataError(f"{first} has no rows")
+    count = int(labels.max()) + 1
     return classes or tuple(str(label) for label in range(count)), splits
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, MixerConfig, RegardError
 from regard.core.validation import checked
-from regard.mixers.spelling import spell
 from regard.models.catalog import user_ports
+from regard.swapping.layer_plan import spell_or_none
 from regard.swapping.swap import swap
 
 from .bench import Candidate, Run, Timing, checked_placement, measured, scaled, too_much, with_gradients
@@ -51,7 +51,7 @@ def bench_model(
             except RegardError as error:
                 if refuse is None or config is None:
                     raise
-                refuse(f"{spell(config)} in {host} at {name}: {error}")
+                refuse(f"{spell_or_none(config)} in {host} at {name}: {error}")
                 continue
             rows.append(_unless_too_much(row, name, before.get(row.name), work.get(row.name, 0), placement[0]))
             work[row.name] = row.macs
@@ -74,7 +74,7 @@ def _candidate(
     images = torch.randn(batch, *example.shape[1:], device=device, dtype=dtype)
     run = _pass(model.to(device, dtype), images, backward)
     traffic = (cost.params + images.numel()) * dtype.itemsize
-    return Candidate(OWN if config is None else spell(config), run, batch * cost.macs, traffic)
+    return Candidate(OWN if config is None else spell_or_none(config), run, batch * cost.macs, traffic)
 
 
 def _unless_too_much(

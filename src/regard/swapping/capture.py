@@ -3,7 +3,7 @@
 import copy
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, UnsupportedError
-from regard.core.validation import checked
+from regard.core import ConfigError, Grid, Mask, UnsupportedError
+from regard.core.validation import checked, shown
 from regard.mixers.shared.heads import HeadMixer
 from regard.mixers.softmax import Softmax
 
@@ -61,36 +61,49 @@ def _same_output(host: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwarg
 @checked
 @contextmanager
 def capture(
-    model: nn.Module, layers: str = "*", reduce: Callable[[str, Tensor], Any] | None = None
+    model: nn.Module,
+    layers: str = "*",
+    reduce: Callable[[str, Tensor], Any] | None = None,
+    queries: Sequence[int] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Collect attention maps during a forward pass: `with capture(model) as maps: model(x)`.
 
     Maps are (B, H, N, M), float32 on the CPU, keyed by layer name; a second pass overwrites them. Rows sum to 1
     only for softmax kinds. reduce: called with each layer's name and map; what it returns is kept instead of the map,
     so that one map at a time takes memory. Costs one extra operator call per layer with N-wide values: O(N^2 H) memory.
+    queries: numbers of tokens, whose rows alone are made, (B, H, Q, M): a backward pass for each, O(N) memory.
     Only passes of the thread that opened the block are collected. Compiled models run uncompiled inside the block: a
     compiled pass would not call what collects.
     To capture a host's own attention, use the copy that `with_regard_softmax` returns.
-    Raises: SwapError if no swapped layer matches, UnsupportedError if a matching one has no weights between tokens.
+    Raises: SwapError if no swapped layer matches, UnsupportedError if a matching one has no weights between tokens,
+    ConfigError, in the pass, for a query that is no token.
     """
     maps: dict[str, Any] = {}
+    mixers = readable_mixers(model, layers)
+    owner = threading.local()
+    owner.captures = True
+    handles = []
+    try:
+        for name, mixer in mixers.items():
+            record = _recorder(maps, name, owner, reduce, queries)
+            handles.append(mixer.register_forward_hook(record, with_kwargs=True))
+        with _uncompiled():
+            yield maps
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def readable_mixers(model: nn.Module, layers: str = "*") -> dict[str, HeadMixer]:
+    """The mixers of matching swapped layers. Raises: SwapError without any, UnsupportedError for one without weights
+    between tokens."""
     mixers = {}
     for name in swapped_layers(model, layers):
         mixer: Any = model.get_submodule(name).mixer
         if not isinstance(mixer, HeadMixer) or not mixer.config.card.row_maps:
             raise UnsupportedError(f"{name}: {type(mixer.config).__name__} has no weights between tokens")
         mixers[name] = mixer
-    owner = threading.local()
-    owner.captures = True
-    handles = []
-    try:
-        for name, mixer in mixers.items():
-            handles.append(mixer.register_forward_hook(_recorder(maps, name, owner, reduce), with_kwargs=True))
-        with _uncompiled():
-            yield maps
-    finally:
-        for handle in handles:
-            handle.remove()
+    return mixers
 
 
 @contextmanager
@@ -104,19 +117,33 @@ def _uncompiled() -> Iterator[None]:
 
 
 def _recorder(
-    maps: dict[str, Any], name: str, owner: threading.local, reduce: Callable[[str, Tensor], Any] | None
-) -> Callable[..., None]:
+    maps: dict[str, Any], name: str, owner: threading.local, reduce: Callable[[str, Tensor], Any] | None,
+    queries: Sequence[int] | None,
+) -> Callable[..., None]:  # fmt: skip
     @torch.no_grad()
     def record(mixer: HeadMixer, args: tuple, kwargs: dict[str, Any], output: Tensor) -> None:
         if getattr(owner, "captures", False):
-            weights = _weights(mixer, *args, **kwargs).float().cpu()
+            weights = _weights(mixer, queries, *args, **kwargs).float().cpu()
             maps[name] = weights if reduce is None else reduce(name, weights)
 
     return record
 
 
-def _weights(mixer: HeadMixer, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
+def _weights(
+    mixer: HeadMixer,
+    queries: Sequence[int] | None,
+    x: Tensor,
+    grid: Grid,
+    mask: Mask | None = None,
+    rope: Tensor | None = None,
+) -> Tensor:
     made = mixer.operator_inputs(x, grid, mask, rope)
     if made.v is None:
         raise UnsupportedError(f"{type(mixer.config).__name__} has no values, so no weights between tokens")
-    return mixer.operator.weights(made.q, made.k, made.v, grid=made.grid, memory=made.memory, mask=made.mask)
+    if queries is None:
+        return mixer.operator.weights(made.q, made.k, made.v, grid=made.grid, memory=made.memory, mask=made.mask)
+    if not queries or not all(0 <= query < made.grid.tokens for query in queries):
+        raise ConfigError(f"queries are numbers of tokens below {made.grid.tokens}, not {shown(tuple(queries))}")
+    return mixer.operator.weight_rows(
+        made.q, made.k, made.v, queries, grid=made.grid, memory=made.memory, mask=made.mask
+    )

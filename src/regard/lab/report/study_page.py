@@ -251,8 +251,8 @@ def _ranking(rows: Sequence[Mapping[str, Any]], measure: phrasing.Quantity) -> s
         return ""
     ordered = sorted(compared, key=lambda row: row["mean"], reverse=measure.better == "higher")
     best, worst = ordered[0], ordered[-1]
-    return (f"On average {best['label']} is best ({phrasing.number(best['mean'])}) "
-            f"and {worst['label']} is worst ({phrasing.number(worst['mean'])}).")  # fmt: skip
+    return (f"Without the controls, on average {best['label']} is first ({phrasing.number(best['mean'])}) "
+            f"and {worst['label']} is last ({phrasing.number(worst['mean'])}).")  # fmt: skip
 
 
 def _caption(study_data: StudyData, scale: str) -> str:
@@ -264,7 +264,8 @@ def _caption(study_data: StudyData, scale: str) -> str:
     if data.get("name"):
         unit, words = data.get("unit", "images"), {"train": "training", "test": "test"}
         sizes = [f"{data[part]:,} {word} {unit}" for part, word in words.items() if isinstance(data.get(part), int)]
-        parts.append(f"{data['name']}" + (f" ({', '.join(sizes)})" if sizes else ""))
+        name = "own data" if data["name"].startswith("own:") else data["name"]
+        parts.append(name + (f" ({', '.join(sizes)})" if sizes else ""))
     seconds = phrasing.duration(sum(run.outcome.get("seconds") or 0 for run in study_data.runs))
     parts.append(f"{phrasing.count(len(study_data.runs), 'finished run')}, {seconds} of training in total")
     return "; ".join(parts) + "."

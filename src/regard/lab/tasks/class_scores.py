@@ -37,7 +37,7 @@ def check_subset(data: str, classes: Sequence[str], trained: Sequence[str]) -> N
     unknown = [name for name in classes if name not in trained]
     if unknown:
         shown, known = (f"{', '.join(names[:5])}{', ...' * (len(names) > 5)}" for names in (unknown, trained))
-        raise DataError(f"{data} has classes that the training data do not have: {shown}; the run has {known}")
+        raise DataError(f"{data} has classes that the training data do not have: {shown}; the model has {known}")
 
 
 def majority(labels: np.ndarray) -> float:

@@ -236,7 +236,7 @@ def test_other_data_need_the_same_classes(folder: Path, tmp_path: Path) -> None:
 
     data.digest.cache_clear()
     data.own_splits.cache_clear()
-    with pytest.raises(DataError, match="black; the run has"):
+    with pytest.raises(DataError, match="black; the model has"):
         task.score_on(str(other), model, CPU, record)
 
 

@@ -211,6 +211,14 @@ def a_list_against_a_folder(root: Path) -> None:
     write(root / "val.txt", "images/train/0.jpg\n")
 
 
+def other_names_beside(name: str, content: str) -> Callable[[Path], None]:
+    def make(root: Path) -> None:
+        WITH_SPLITS["YOLO, images/train"](root)
+        write(root / name, content)
+
+    return make
+
+
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "all are crowds": (all_crowds, "iscrowd"),
     "a class has crowds alone": (a_class_of_crowds, "dog"),
@@ -233,6 +241,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         altered("YOLO with lists", "val.txt", ("4.jpg", "0.jpg")),
         r"0\.jpg has a name of the lists of train and val",
     ),
+    "YOLO, another number of classes": (altered("YOLO, images/train", "data.yaml", ("nc: 2", "nc: 3")), "says nc 3"),
+    "YOLO, a name alone": (altered("YOLO, images/train", "data.yaml", ("[cat, dog]", "cat")), "no texts"),
+    "YOLO, other names in a list": (other_names_beside("classes.txt", "dog\ncat\n"), "other names of classes"),
+    "YOLO, other names in a second file": (other_names_beside("old.yaml", "names: [dog, cat]\n"), "other names"),
     "YOLO, an empty name": (altered("YOLO, images/train", "data.yaml", ("cat", '""')), "no texts"),
     "YOLO, names to numbers": (altered("YOLO, train/images", "coco8.yaml", ("0: cat", "cat: 0")), "name of 'cat'"),
     "COCO, a category without a name": (altered("COCO", "train.json", ('"cat"', "null")), "name 'None'"),

@@ -313,6 +313,20 @@ def test_a_test_without_labels_is_not_used(tmp_path: Path, caplog: pytest.LogCap
     assert "has no labels" in caplog.text
 
 
+def test_a_repeated_row_is_named(tmp_path: Path) -> None:
+    lists(tmp_path, {"labels.csv": table(("file", "label"), range(12), "images/") + "images/3.png,dog\n"})
+    (said,) = (text for text in check_data(str(tmp_path)).warnings if "more than once" in text)
+    assert said.endswith("3.png")
+
+
+def test_a_table_for_the_test_alone_is_scored(tmp_path: Path) -> None:
+    hub_table(tmp_path / "data/test-00000-of-00001.parquet", range(8, 12))
+    classes, (sources, _, labels) = own.read_scored(tmp_path)
+    assert (classes, len(sources), labels.tolist()) == (NAMES, 4, [0, 1, 0, 1])
+    with pytest.raises(DataError, match="a training needs train"):
+        own.read_splits(tmp_path)
+
+
 def test_a_validation_beside_a_test_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folders(tmp_path, "train", "val", "test")
     (tmp_path / "train/cat/photo.HEIC").write_bytes(b"")
@@ -354,7 +368,7 @@ def test_other_data_are_scored_whole_and_may_have_fewer_classes(tmp_path: Path) 
         assert len(score.samples) == len(images) == 8
         expected = trained.score_on(str(tmp_path / name), model, CPU, record | {"name": "own:another"})
         assert score.metrics == expected.metrics
-    with pytest.raises(DataError, match="d; the run has"):
+    with pytest.raises(DataError, match="d; the model has"):
         trained.score_on(str(tmp_path / "more"), model, CPU, record)
 
 

@@ -172,7 +172,7 @@ class _Size:
     def _plan(self, budget: float) -> None:
         """Seek a plan; what was learned for another budget serves this one too."""
         start, searched = time.process_time(), self.known.get("searched", 0.0)
-        question = Question(budget=read_budget(f"latency={budget}x"), minutes=MINUTES)
+        question = Question(budget=read_budget(f"latency={budget}x"), minutes=MINUTES, batch=1)
         plan = recommend(self.user, self.learned, question, folder=self.folder / str(self.size), report=progress).best
         searched += time.process_time() - start
         if not plan.spelling:

@@ -123,6 +123,7 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
         found[split] = _content(path, part, "kpt_shape" in config, reading)
         classes = max([classes, *(entry["category_id"] + 1 for entry in found[split][0]["annotations"])])
     names = _names(path, config, classes)
+    _check_names(path, configs, names)
     reading.renamed |= bool(configs) and _names_in(_yaml(configs[0], yaml.SafeLoader)) != _names_in(config)
     return splits_of(path, found, [{"id": label, "name": name} for label, name in enumerate(names)], reading)
 
@@ -131,15 +132,29 @@ def _names(path: Path, config: dict[str, Any], classes: int) -> list[str]:
     """The names of the classes, else their numbers. Raises: DataError."""
     names = config.get("names")
     given = [*names.values()] if isinstance(names, dict) else names
-    if isinstance(given, list) and not all(isinstance(name, str) and name.strip() for name in given):
+    is_list = isinstance(given, list) and all(isinstance(name, str) and name.strip() for name in given)
+    if names is not None and not is_list:
         raise DataError(f"{_yaml_files(path)[0]} has names that are no texts; expected a list or a mapping of them")
     other = next((key for key in names if not _is_label(key)), None) if isinstance(names, dict) else None
     if other is not None:
         raise DataError(f"{_yaml_files(path)[0]} has a name of {other!r}; expected whole numbers from 0 with names")
     if isinstance(given, list):
         return _names_in(config)
-    file = next((path / name for name in _NAMES if (path / name).is_file()), None)
-    return [str(label) for label in range(classes)] if file is None else words_in(file)
+    files = [path / name for name in _NAMES if (path / name).is_file()]
+    return words_in(files[0]) if files else [str(label) for label in range(classes)]
+
+
+def _check_names(path: Path, configs: list[Path], names: list[str]) -> None:
+    """Raises: DataError for a file that says other names of the classes, or another number of them."""
+    others = {file: _names_in(_yaml(file)) for file in configs}
+    others |= {path / name: words_in(path / name) for name in _NAMES if (path / name).is_file()}
+    for file, said in others.items():
+        if said != names:
+            raise DataError(f"{file} has other names of classes than {next(iter(others)).name}; keep one of them")
+    for file in configs:
+        number = _yaml(file).get("nc", str(len(names)))
+        if number != str(len(names)):
+            raise DataError(f"{file} says nc {number}, but has {len(names)} names; correct one of them")
 
 
 def _is_label(key: Any) -> bool:

@@ -1,0 +1,1 @@
+"""The explorer: a page on which one points at a place of one's own picture and sees where a model looks."""

@@ -1,0 +1,262 @@
+"""The attention weights of all layers and heads for one picture, in eight bits, thinned where they are too many."""
+
+import base64
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int32, UInt8
+from torch import Tensor, nn
+
+from regard.core import Grid, UnsupportedError
+from regard.core.eval_mode import eval_mode
+from regard.explain.rollout import rollout
+from regard.swapping.capture import capture, readable_mixers, with_regard_softmax
+from regard.swapping.layer import Port
+from regard.swapping.shared_state import swapped_layers
+
+LEVELS, SIGNED_LEVELS = 255, 127
+"""Steps between zero and the largest weight of a row; of maps with negative weights."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Of one layer. codes: (H, Q, K), the weight is (code - zero) * scale / levels. scales: (H, Q), the largest of each
+    row. grid: of its tokens; stride: so many cells of a side are one, of which queries are averaged and keys added.
+    entropy (nats), distance (in cells), extra (share on tokens without a place): (H,), means over queries.
+    places: of a layer in windows, the cell of each token of each window, (windows, T); then Q counts the tokens of all
+    windows, and K those of one.
+    """
+
+    name: str
+    grid: Grid
+    stride: int
+    codes: UInt8[np.ndarray, "H Q K"]
+    scales: Float[np.ndarray, "H Q"]
+    signed: bool
+    entropy: Float[np.ndarray, " H"]
+    distance: Float[np.ndarray, " H"]
+    extra: Float[np.ndarray, " H"]
+    places: Int32[np.ndarray, "W T"] | None = None
+
+    @property
+    def step(self) -> float:
+        """Half of it is the largest error of a weight, as a share of the largest of its row."""
+        return 1 / (SIGNED_LEVELS if self.signed else LEVELS)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the page; arrays as base64."""
+        rows, columns = (-(-side // self.stride) for side in (self.grid.height, self.grid.width))
+        return {
+            "name": self.name, "heads": len(self.codes), "stride": self.stride, "rows": rows, "columns": columns,
+            "prefix": self.grid.prefix, "suffix": self.grid.suffix, "zero": 128 if self.signed else 0,
+            "levels": SIGNED_LEVELS if self.signed else LEVELS, "codes": _base64(self.codes),
+            "scales": _base64(self.scales.astype("<f4")),
+            **{key: _short(getattr(self, key)) for key in ("entropy", "distance", "extra")},
+            "places": None if self.places is None else self.places.tolist(),
+        }  # fmt: skip
+
+
+def _base64(values: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
+
+
+def _short(values: np.ndarray) -> list[float]:
+    return [round(float(value), 4) for value in values]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Of one model: the layers in the order of their calls, the last one the rollout where there is one; why layers
+    are left out, by name; the model's output."""
+
+    layers: tuple[Weights, ...]
+    left_out: Mapping[str, str]
+    output: Any
+
+
+def read_weights(model: nn.Module, image: Float[Tensor, "C H W"], layers: str, most: int) -> Reading:
+    """The weights of the layers of a model, which is not changed; its own attention is read by Regard's softmax.
+
+    image: as the model expects it. layers: a glob on layer names. most: bytes that they may take; where it would be
+    more, cells are joined (`Weights.stride`), the same number in all layers.
+    Raises: UnsupportedError if no layer has weights between tokens of the picture.
+    """
+    first = next(model.parameters())
+    inputs = image[None].to(first.device, first.dtype)
+    swapped = any(isinstance(module, Port) for module in model.modules())
+    reader = model if swapped else with_regard_softmax(model, inputs, layers)
+    found: dict[str, Weights] = {}
+    left_out: dict[str, str] = {}
+    with torch.no_grad(), eval_mode(reader):
+        places = _places(reader, inputs, layers, left_out)
+        stride = _stride(places.values(), most)
+        with ExitStack() as stack:
+            for name, place in places.items():
+                stack.enter_context(capture(reader, name, reduce=_keeper(found, place, stride)))
+            output = reader(inputs)
+    if not found:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise UnsupportedError(f"no layer has weights between all tokens of the picture{reasons and f' ({reasons})'}")
+    joined = _joined(reader, inputs, layers, found, stride, left_out)
+    return Reading((*found.values(), *joined), left_out, output)
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Where the tokens of a layer lie. windows: as `Weights.places`."""
+
+    grid: Grid
+    heads: int
+    windows: Int32[np.ndarray, "W T"] | None = None
+
+    def size(self, stride: int) -> int:
+        """The number of its weights."""
+        if self.windows is not None:
+            return self.heads * self.windows.size * self.windows.shape[1]
+        cells = -(-self.grid.height // stride) * -(-self.grid.width // stride)
+        return self.heads * (self.grid.extra + cells) ** 2
+
+
+def _places(reader: nn.Module, inputs: Tensor, layers: str, left_out: dict[str, str]) -> dict[str, _Place]:
+    """Of each layer whose weights can be shown; of the others a reason."""
+    found: dict[str, _Place] = {}
+
+    def record(name: str) -> Callable[..., None]:
+        def hook(mixer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            grid = kwargs["grid"] if "grid" in kwargs else args[1]
+            windows = window_places(reader, name, grid, len(args[0])) if len(args[0]) != 1 else None
+            if mixer.memory_grid(grid) is not None:
+                left_out[name] = "has keys on another grid"
+            elif windows is not None:
+                found[name] = _Place(Grid(*windows[0]), mixer.site.heads, windows[1])
+            elif len(args[0]) != 1:
+                left_out[name] = f"attends in {len(args[0])} windows, whose places are not known"
+            else:
+                found[name] = _Place(grid, mixer.site.heads)
+
+        return hook
+
+    with ExitStack() as stack:
+        for name in swapped_layers(reader, layers):
+            try:
+                mixer = readable_mixers(reader, name)[name]
+            except UnsupportedError as error:
+                left_out[name] = str(error).removeprefix(f"{name}: ")
+                continue
+            stack.callback(mixer.register_forward_pre_hook(record(name), with_kwargs=True).remove)
+        reader(inputs)
+    return found
+
+
+def window_places(
+    model: nn.Module, name: str, window: Grid, number: int
+) -> tuple[tuple[int, int], Int32[np.ndarray, "W T"]] | None:
+    """The sides of the map, and the cell of each token of each window, of a block that says its `input_resolution` and
+    `shift_size`, as those of Swin do; None for other blocks, and for maps that are padded."""
+    block: Any = model.get_submodule(name.rpartition(".")[0])
+    sides, shift = getattr(block, "input_resolution", None), getattr(block, "shift_size", None)
+    if sides is None or shift is None or window.extra:
+        return None
+    height, width = map(int, sides)
+    rows, columns = height // window.height, width // window.width
+    if (rows * window.height, columns * window.width, rows * columns) != (height, width, number):
+        return None
+    by = tuple(-int(step) for step in shift) if isinstance(shift, tuple | list) else (-int(shift), -int(shift))
+    cells = np.roll(np.arange(height * width, dtype=np.int32).reshape(height, width), by, (0, 1))
+    parts = cells.reshape(rows, window.height, columns, window.width).swapaxes(1, 2)
+    return (height, width), parts.reshape(number, window.cells)
+
+
+def _stride(places: Collection[_Place], most: int) -> int:
+    """The fewest cells of a side that are joined so that all weights fit; 1 where none can be joined."""
+    largest = max((max(each.grid.height, each.grid.width) for each in places if each.windows is None), default=1)
+    return next((s for s in range(1, largest) if sum(each.size(s) for each in places) <= most), largest)
+
+
+def _keeper(found: dict[str, Weights], place: _Place, stride: int) -> Callable[[str, Tensor], None]:
+    def keep(name: str, weights: Tensor) -> None:
+        found[name] = (
+            encode(name, weights[0], place.grid, stride)
+            if place.windows is None
+            else encode_windows(name, weights, place.grid, place.windows)
+        )
+
+    return keep
+
+
+def _joined(
+    reader: nn.Module, inputs: Tensor, layers: str, found: Mapping[str, Weights], stride: int, left_out: dict[str, str]
+) -> list[Weights]:
+    """The rollout over all layers, as a last one, where they have the same tokens."""
+    grids = {weights.grid for weights in found.values()}
+    windows = any(weights.places is not None for weights in found.values())
+    if len(grids) != 1 or windows or left_out or len(found) < 2:
+        return []
+    with suppress(UnsupportedError):
+        return [encode("rollout over all layers", rollout(reader, inputs, layers), *grids, stride)]
+    return []
+
+
+def encode(name: str, weights: Float[Tensor, "H N M"], grid: Grid, stride: int) -> Weights:
+    """Weights in eight bits; each row has its own scale."""
+    y, x = (side.flatten() for side in np.indices((grid.height, grid.width)))
+    statistics = _statistics(weights[:, grid.span], grid.span, np.hypot(y[:, None] - y, x[:, None] - x))
+    return Weights(name, grid, stride, *_coded(_thin(weights, grid, stride)), *statistics)
+
+
+def encode_windows(
+    name: str, weights: Float[Tensor, "W H T T"], grid: Grid, places: Int32[np.ndarray, "W T"]
+) -> Weights:
+    """As `encode`, of a layer in windows. grid: of the map. places: as in `Weights`."""
+    y, x = np.divmod(places[0], grid.width)  # a window that the shift did not tear
+    rows = weights.transpose(0, 1)
+    apart = np.tile(np.hypot(y[:, None] - y, x[:, None] - x), (len(places), 1))
+    flat = rows.flatten(1, 2)
+    return Weights(name, grid, 1, *_coded(flat), *_statistics(flat, slice(None), apart), places)
+
+
+def _coded(kept: Float[Tensor, "H Q K"]) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Codes, scales, and whether weights are negative."""
+    signed = bool((kept < -1e-6).any())
+    scales = kept.abs().amax(-1).clamp_min(1e-12)
+    levels = SIGNED_LEVELS if signed else LEVELS
+    codes = (kept / scales[..., None] * levels).round() + (128 if signed else 0)
+    return codes.clamp(0, 255).to(torch.uint8).numpy(), scales.numpy(), signed
+
+
+def _statistics(
+    rows: Float[Tensor, "H Q M"], places: slice, apart: Float[np.ndarray, "Q K"]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean entropy of the rows' shares, mean distance to keys with a place, share on others. apart: their distances."""
+    rows = rows.abs()
+    shares = rows / rows.sum(-1, keepdim=True).clamp_min(1e-12)
+    entropy = -(shares * shares.clamp_min(1e-12).log()).sum(-1).mean(-1)
+    inside = shares[..., places]
+    within = inside.sum(-1)
+    distance = ((inside * torch.from_numpy(apart).float()).sum(-1) / within.clamp_min(1e-12)).mean(-1)
+    return entropy.numpy(), distance.numpy(), (1 - within).clamp_min(0).mean(-1).numpy()
+
+
+def _thin(weights: Float[Tensor, "H N M"], grid: Grid, stride: int) -> Float[Tensor, "H Q K"]:
+    """Blocks of stride x stride cells as one: the mean of their queries, the sum of their keys."""
+    if stride == 1:
+        return weights
+    keys = _pooled(weights, grid, stride, mean=False)
+    return _pooled(keys.mT.contiguous(), grid, stride, mean=True).mT
+
+
+def _pooled(tokens: Float[Tensor, "H N M"], grid: Grid, stride: int, *, mean: bool) -> Float[Tensor, "H N K"]:
+    """The last axis, which counts tokens of the grid, in blocks; smaller blocks at the ends are whole."""
+    before, cells, after = tokens.tensor_split((grid.prefix, grid.prefix + grid.cells), -1)
+    cells = cells.unflatten(-1, (grid.height, grid.width))
+    pad = (-grid.width % stride, -grid.height % stride)
+    cells = torch.nn.functional.pad(cells, (0, pad[0], 0, pad[1]))
+    pooled = torch.nn.functional.avg_pool2d(cells, stride) * stride**2
+    if mean:
+        ones = torch.nn.functional.pad(torch.ones(1, 1, grid.height, grid.width), (0, pad[0], 0, pad[1]))
+        pooled = pooled / (torch.nn.functional.avg_pool2d(ones, stride)[0] * stride**2)
+    return torch.cat([before, pooled.flatten(-2), after], -1)

@@ -1,0 +1,148 @@
+"""A clean copy of the user's own images: one layout, upright pictures, without what no training can use.
+
+What the readers of data mend with a warning, such as boxes that leave their image, lists, nested exports and masks in
+colours, is written as they read it.
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.core import ConfigError, DataError
+from regard.files.atomic import store_errors, write_json
+from regard.files.paths import user_path
+from regard.images import own
+from regard.images.images import Source, decode, opened
+from regard.lab.data.streamed.names import is_stream
+
+from .check_data import TASK_OF, kind_of
+from .detection import data as detection
+from .detection import masks
+from .detection.scenes import Objects
+from .segmentation import data as segmentation
+
+UNCHANGED = {"JPEG": ".jpg", "PNG": ".png"}
+"""Formats of files that are copied as they are, if they are upright and grey or RGB."""
+_ORIENTATION = 274
+
+
+def write_clean_copy(
+    data: str, out: Path, kind: str = "", void: int | None = None, classes: int | None = None, exif: str | None = None
+) -> list[str]:
+    """Write images with their classes, boxes or masks to a new folder; returns what was written, and a line for each
+    image that was left out.
+
+    The arguments beside `out` are those of `check_data`. Class folders: OUT/SPLIT/CLASS; boxes: OUT/SPLIT.json of
+    COCO's format with OUT/images; masks: OUT/images/SPLIT, OUT/masks/SPLIT and OUT/classes.txt. Data without a test, or
+    validation, get the division that a training would make. Images that cannot be
+    read are left out, but not beside masks.
+    Raises: ConfigError for data that are no images, and for a folder that has something in it or lies in the data;
+    DataError for what a training refuses.
+    """
+    path = user_path(data, DataError).resolve()
+    kind = "" if is_stream(data) else kind or kind_of(path)
+    if kind not in ("classification", "segmentation", *TASK_OF):
+        raise ConfigError(f"--fix writes images with classes, boxes or masks, not {data}")
+    if (out.exists() and (not out.is_dir() or any(out.iterdir()))) or out.resolve().is_relative_to(path):
+        raise ConfigError(f"--fix writes to a new folder outside of the data: {out} is in use")
+    with store_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        if kind == "classification":
+            written = _write_classes(path, out)
+        elif kind == "segmentation":
+            written = _write_masks(path, out, 255 if void is None else void, classes or 0, exif or "")
+        else:
+            written = _write_boxes(path, out, detection.Choices(TASK_OF[kind].kind == "segm", "skip", exif or ""))
+        lines = list(written)
+    left_out = [f"left out: {line}" for line in lines if line]
+    return [f"{out}: {len(lines) - len(left_out)} images written", *left_out]
+
+
+def _write_classes(path: Path, out: Path) -> Iterator[str]:
+    """Writes each image; yields "", or why it is left out."""
+    classes, splits = own.read_splits(path, True)
+    for name in classes:
+        if Path(name).name != name or name.startswith("."):
+            raise DataError(f"the class {name!r} of {path} cannot be the name of a folder: rename it")
+    for split, (sources, names, labels) in splits.items():
+        for row, (source, label) in enumerate(zip(sources, labels.tolist(), strict=True)):
+            try:
+                _write_image(source, out / split / classes[label] / f"{row:05d}")
+                yield ""
+            except DataError as error:
+                yield f"{names[row]} {error}"
+
+
+def _write_masks(path: Path, out: Path, void: int, classes: int, exif: str) -> Iterator[str]:
+    found = segmentation.own_set(path, void, classes, "", exif=exif)
+    (out / "classes.txt").write_text("".join(f"{name}\n" for name in found.classes), encoding="utf-8")
+    for split, photos in found.splits.items():
+        if split == "val" and photos is found.splits.get("test"):
+            continue
+        images, labels = (out / part / split for part in ("images", "masks"))
+        for row, photo in enumerate(photos):
+            assert isinstance(photo, segmentation.Photo)
+            _write_png(photo.mask, labels / f"{row:05d}.png")
+            _write_image(photo.image_file, images / f"{row:05d}")
+            yield ""
+
+
+def _write_boxes(path: Path, out: Path, choices: detection.Choices) -> Iterator[str]:
+    found = detection.own_splits(path, choices)
+    categories = [
+        {"id": number, "name": name}
+        for number, name in zip(found.categories.ids, found.categories.names, strict=True)
+    ]  # fmt: skip
+    for split, scenes in found.splits.items():
+        images: list[dict[str, Any]] = []
+        annotations: list[dict[str, Any]] = []
+        for row, scene in enumerate(scenes):
+            try:
+                file = _write_image(scene.source, out / "images" / f"{split}-{row:05d}")
+            except DataError as error:
+                yield f"{scene.name} {error}"
+                continue
+            height, width = scene.size
+            images.append({"id": row + 1, "file_name": file.name, "height": height, "width": width})
+            annotations += _annotations(scene.objects, row + 1, len(annotations), found.categories.ids)
+            yield ""
+        write_json(out / f"{split}.json", {"images": images, "annotations": annotations, "categories": categories})
+
+
+def _annotations(objects: Objects, image: int, first: int, ids: Sequence[int]) -> list[dict[str, Any]]:
+    """The objects of an image as COCO writes them, numbered behind the first."""
+    found = []
+    for row, (left, top, right, bottom) in enumerate(objects.boxes.tolist()):
+        entry = {
+            "id": first + row + 1, "image_id": image, "category_id": ids[int(objects.labels[row])],
+            "bbox": [left, top, right - left, bottom - top], "area": float(objects.areas[row]),
+            "iscrowd": int(objects.crowd[row]),
+        }  # fmt: skip
+        found.append(entry | ({} if objects.masks is None else {"segmentation": masks.as_text(objects.masks[row])}))
+    return found
+
+
+def _write_image(source: Source, stem: Path) -> Path:
+    """The file that was written: its bytes where it is plain, else a PNG. Raises: DataError if it cannot be read."""
+    try:
+        pixels = decode(source, None, 3)
+    except Exception as error:  # Pillow raises various errors for a damaged file
+        raise DataError(f"cannot be read as an image: {error}") from error
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(source, Path):
+        with opened(source) as image:
+            suffix = UNCHANGED.get(image.format or "", "")
+            if suffix and image.mode in ("L", "RGB") and image.getexif().get(_ORIENTATION, 1) == 1:
+                return Path(shutil.copyfile(source, f"{stem}{suffix}"))
+    return _write_png(pixels, Path(f"{stem}.png"))
+
+
+def _write_png(pixels: np.ndarray, file: Path) -> Path:
+    from PIL import Image
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(file)
+    return file

@@ -1,0 +1,233 @@
+// The explorer: the weights of one query over the picture, by layer and head, for one model or two.
+const DATA = JSON.parse($("#data").textContent);
+const at = {picture: 0, layer: 0, head: "mean", reverse: false, token: -1, y: 0.5, x: 0.5};
+const picture = () => DATA.pictures[at.picture];
+const layersOf = (model) => picture().models[model].layers;
+const layerOf = (model) => layersOf(model)[Math.min(at.layer, layersOf(model).length - 1)];
+
+function bytes(text) {
+  const raw = atob(text), out = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) out[i] = raw.charCodeAt(i);
+  return out;
+}
+function decoded(layer) {  // at its first use
+  if (typeof layer.codes === "string") {
+    layer.codes = bytes(layer.codes);
+    layer.scales = new Float32Array(bytes(layer.scales).buffer);
+    layer.tokens = layer.prefix + layer.rows * layer.columns + layer.suffix;
+    if (layer.places) {  // in windows: the slot of each cell among the tokens of all windows
+      layer.cells = layer.places.flat();
+      layer.slots = new Int32Array(layer.tokens);
+      layer.cells.forEach((cell, slot) => { layer.slots[cell] = slot; });
+    }
+  }
+  return layer;
+}
+// The weights of a query on all tokens, or in the reverse direction those of all tokens on it. head: a number or "mean".
+function weights(layer, head, query, reverse) {
+  const {codes, scales, tokens, zero, levels, heads, places, slots, cells} = decoded(layer), out = new Float32Array(tokens);
+  const width = places ? places[0].length : tokens, slot = places ? slots[query] : query, first = places ? slot - slot % width : 0;
+  for (const h of head === "mean" ? [...Array(heads).keys()] : [head]) for (let other = 0; other < width; other++) {
+    const row = h * tokens + (reverse ? first + other : slot), column = reverse ? slot - first : other;
+    out[places ? cells[first + other] : other] += (codes[row * width + column] - zero) * scales[row] / levels / (head === "mean" ? heads : 1);
+  }
+  return out;
+}
+const cell = (layer) => [Math.min(layer.rows - 1, Math.floor(at.y * layer.rows)), Math.min(layer.columns - 1, Math.floor(at.x * layer.columns))];
+function queryOf(layer) {
+  const further = layer.prefix + layer.suffix;
+  if (at.token >= 0 && at.token < further) return at.token < layer.prefix ? at.token : at.token + layer.rows * layer.columns;
+  const [y, x] = cell(layer);
+  return layer.prefix + y * layer.columns + x;
+}
+const inside = (layer, values) => values.subarray(layer.prefix, layer.prefix + layer.rows * layer.columns);
+const headOf = (layer) => at.head === "mean" || at.head === "all" ? "mean" : Math.min(at.head, layer.heads - 1);
+const sameShape = (a, b) => a.rows === b.rows && a.columns === b.columns && a.heads === b.heads;
+
+function paint(canvas, layer, values) {  // amber for positive, blue for negative; opacity is the share of the largest
+  canvas.width = layer.columns; canvas.height = layer.rows;
+  const context = canvas.getContext("2d"), image = context.createImageData(layer.columns, layer.rows);
+  let largest = 1e-12;
+  for (const value of values) largest = Math.max(largest, Math.abs(value));
+  values.forEach((value, i) => {
+    image.data.set(value >= 0 ? [255, 176, 0] : [86, 180, 255], 4 * i);
+    image.data[4 * i + 3] = Math.round(235 * Math.abs(value) / largest);
+  });
+  context.putImageData(image, 0, 0);
+}
+function mapElement(label) {
+  const figure = document.createElement("figure"), map = document.createElement("div");
+  map.className = "map";
+  map.style.setProperty("--shape", `${picture().width}/${picture().height}`);
+  map.innerHTML = '<div class="photo under"></div><canvas></canvas><div class="query"></div>';
+  $(".photo", map).style.backgroundImage = `url(${picture().image})`;
+  const caption = document.createElement("figcaption");
+  caption.textContent = label;
+  figure.append(map, caption);
+  return figure;
+}
+function markQuery(map, layer) {
+  const mark = $(".query", map), [y, x] = cell(layer);
+  mark.hidden = at.token >= 0;
+  Object.assign(mark.style, {left: `${100 * x / layer.columns}%`, top: `${100 * y / layer.rows}%`, width: `${100 / layer.columns}%`, height: `${100 / layer.rows}%`});
+  map.style.setProperty("--cell-x", `${100 / layer.columns}%`);
+  map.style.setProperty("--cell-y", `${100 / layer.rows}%`);
+  map.classList.toggle("grid", $("#grid").checked);
+}
+const percent = (value) => `${(100 * value).toFixed(Math.abs(value) < 0.1 ? 2 : 1)} %`;
+function sentence(model, layer, values) {
+  const patches = inside(layer, values);
+  let best = 0;
+  patches.forEach((value, i) => { if (value > patches[best]) best = i; });
+  let other = 0;
+  values.forEach((value, i) => { if (i < layer.prefix || i >= layer.prefix + patches.length) other += value; });
+  const [y, x] = cell(layer), from = at.token >= 0 ? $("#token").selectedOptions[0].textContent : `row ${y}, column ${x}`;
+  const place = `row ${Math.floor(best / layer.columns)}, column ${best % layer.columns} (${percent(patches[best])})`;
+  const verb = at.reverse ? `is looked at most from ${place}` : `looks most at ${place}; ${percent(other)} on other tokens`;
+  return `${picture().models.length > 1 ? `${picture().models[model].label}: ` : ""}${layer.name}, ${headOf(layer) === "mean" ? "mean of heads" : `head ${headOf(layer)}`}: ${from} ${verb}.`;
+}
+
+function draw() {
+  const models = picture().models.map((_, i) => i), found = models.map((i) => {
+    const layer = decoded(layerOf(i));
+    return [layer, weights(layer, headOf(layer), queryOf(layer), at.reverse)];
+  });
+  const figures = all("#models>figure");
+  found.forEach(([layer, values], i) => {
+    paint($("canvas", figures[i]), layer, inside(layer, values));
+    markQuery($(".map", figures[i]), layer);
+    drawHeads(figures[i], layer);
+  });
+  const lines = found.map(([layer, values], i) => sentence(i, layer, values));
+  if (models.length > 1) {
+    const [[a, old], [b, now]] = found, difference = figures[2];
+    difference.hidden = !sameShape(a, b);
+    if (!difference.hidden) {
+      const change = now.map((value, i) => value - old[i]);
+      paint($("canvas", difference), a, inside(a, change));
+      markQuery($(".map", difference), a);
+      const moved = change.reduce((sum, value) => sum + Math.abs(value), 0) / 2;
+      lines.push(`Of this query's weight ${percent(moved)} lies elsewhere in the second model.`);
+    }
+    if (picture().change) lines.push(picture().change);
+  }
+  $("#readout").textContent = lines.join(" ");
+  $("#layer").value = at.layer;
+  $("#layer-name").textContent = layerOf(0).name;
+  $("#layer").setAttribute("aria-valuetext", layerOf(0).name);
+  $("#head").value = String(at.head);
+  $("#direction").value = at.reverse ? "to" : "from";
+  for (const point of all("#plots circle")) point.classList.toggle("on", Number(point.dataset.layer) === at.layer && (at.head === "mean" || at.head === "all" || Number(point.dataset.head) === at.head));
+}
+function drawHeads(figure, layer) {  // small multiples
+  let box = $(".heads", figure);
+  if (at.head !== "all") { if (box) box.remove(); return; }
+  if (!box || box.children.length !== layer.heads) {
+    if (box) box.remove();
+    box = document.createElement("div");
+    box.className = "heads";
+    for (let head = 0; head < layer.heads; head++) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...mapElement(`head ${head}`).childNodes);
+      button.addEventListener("click", () => { at.head = head; draw(); });
+      box.append(button);
+    }
+    figure.append(box);
+  }
+  [...box.children].forEach((button, head) => {
+    paint($("canvas", button), layer, inside(layer, weights(layer, head, queryOf(layer), at.reverse)));
+    markQuery($(".map", button), layer);
+  });
+}
+
+function plot(key, title) {  // a point for each head, layers from left to right
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), make = (name, attributes, text) => {
+    const node = document.createElementNS(svg.namespaceURI, name);
+    for (const [attribute, value] of Object.entries(attributes)) node.setAttribute(attribute, value);
+    if (text !== undefined) node.textContent = text;
+    svg.append(node);
+    return node;
+  };
+  const width = 360, height = 170, left = 38, bottom = 146, top = 24;
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", title);
+  const values = picture().models.flatMap((model) => model.layers.flatMap((layer) => layer[key]));
+  const most = Math.max(1e-9, ...values), count = Math.max(...picture().models.map((model) => model.layers.length));
+  make("text", {x: left, y: 12}, title);
+  for (const share of [0, 0.5, 1]) {
+    const y = bottom - share * (bottom - top);
+    make("line", {x1: left, x2: width - 4, y1: y, y2: y});
+    make("text", {x: left - 4, y: y + 4, "text-anchor": "end"}, key === "extra" ? `${Math.round(100 * share * most)} %` : (share * most).toPrecision(2));
+  }
+  make("text", {x: width - 4, y: height - 6, "text-anchor": "end"}, "layer");
+  picture().models.forEach((model, m) => model.layers.forEach((layer, number) => layer[key].forEach((value, head) => {
+    const x = left + 8 + (width - left - 20) * (count > 1 ? number / (count - 1) : 0.5) + 5 * m;
+    const point = make("circle", {cx: x, cy: bottom - value / most * (bottom - top), r: 4, class: m ? "other" : "", "data-layer": number, "data-head": head});
+    const name = document.createElementNS(svg.namespaceURI, "title");
+    name.textContent = `${model.label}, ${layer.name}, head ${head}: ${value}`;
+    point.append(name);
+    point.addEventListener("click", () => { at.layer = number; at.head = layer.heads > 1 ? head : "mean"; draw(); });
+  })));
+  return svg;
+}
+
+function fill(select, entries) {
+  select.replaceChildren(...entries.map(([value, text]) => new Option(text, value)));
+}
+function point(event, map) {
+  const box = map.getBoundingClientRect(), clamp = (value) => Math.min(0.9999, Math.max(0, value));
+  at.x = clamp((event.clientX - box.left) / box.width);
+  at.y = clamp((event.clientY - box.top) / box.height);
+  at.token = -1;
+  $("#token").value = "-1";
+  draw();
+}
+function build() {
+  const names = picture().models.map((model) => model.label), models = $("#models");
+  if (names.length > 1) names.push("second minus first: amber more, blue less");
+  models.replaceChildren(...names.map(mapElement));
+  models.classList.toggle("one", names.length === 1);
+  for (const map of all(".map", models)) {
+    map.addEventListener("pointerdown", (event) => { map.setPointerCapture(event.pointerId); point(event, map); });
+    map.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse" || event.buttons) point(event, map); });
+  }
+  const first = layersOf(0), further = first[0].prefix + first[0].suffix;
+  $("#layer").max = Math.max(...picture().models.map((model) => model.layers.length)) - 1;
+  fill($("#head"), [["mean", "mean"], ["all", "all"], ...Array.from({length: Math.max(...first.map((layer) => layer.heads))}, (_, head) => [head, head])]);
+  fill($("#token"), [[-1, "the patch"], ...Array.from({length: further}, (_, token) => [token, token === 0 && first[0].prefix ? "class token (0)" : `token ${token}`])]);
+  $("#token").closest("label").hidden = !further;
+  $("#plots").replaceChildren(plot("entropy", "Entropy"), plot("distance", "Distance"), plot("extra", "Other tokens"));
+  draw();
+}
+function step(dy, dx) {
+  const layer = layerOf(0), [y, x] = cell(layer);
+  at.y = (Math.min(layer.rows - 1, Math.max(0, y + dy)) + 0.5) / layer.rows;
+  at.x = (Math.min(layer.columns - 1, Math.max(0, x + dx)) + 0.5) / layer.columns;
+  at.token = -1;
+  $("#token").value = "-1";
+}
+const KEYS = {
+  ArrowUp: () => step(-1, 0), ArrowDown: () => step(1, 0), ArrowLeft: () => step(0, -1), ArrowRight: () => step(0, 1),
+  m: () => { at.head = "mean"; }, a: () => { at.head = "all"; }, r: () => { at.reverse = !at.reverse; },
+  "+": () => { at.layer = Math.min(Number($("#layer").max), at.layer + 1); }, "-": () => { at.layer = Math.max(0, at.layer - 1); },
+};
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || /SELECT|INPUT/.test(event.target.tagName)) return;
+  if (/^[0-9]$/.test(event.key)) at.head = Math.min(Number(event.key), layerOf(0).heads - 1);
+  else if (KEYS[event.key]) KEYS[event.key]();
+  else return;
+  event.preventDefault();
+  draw();
+});
+$("#picture-label").hidden = DATA.pictures.length < 2;
+fill($("#picture"), DATA.pictures.map((one, i) => [i, one.name]));
+const choose = {
+  picture: (value) => { at.picture = Number(value); build(); }, layer: (value) => { at.layer = Number(value); },
+  head: (value) => { at.head = /^\d+$/.test(value) ? Number(value) : value; }, direction: (value) => { at.reverse = value === "to"; },
+  token: (value) => { at.token = Number(value); }, grid: () => {},
+};
+for (const [name, change] of Object.entries(choose)) $(`#${name}`).addEventListener("input", (event) => { change(event.target.value); draw(); });
+at.layer = Math.max(0, layersOf(0).filter((layer) => !layer.name.startsWith("rollout")).length - 1);
+build();

@@ -1,0 +1,73 @@
+"""Rollout beside a plain computation of the papers' equations."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.core import ShapeError, UnsupportedError
+from regard.explain.rollout import rollout
+from regard.mixers.mita.mita import MiTA
+from regard.mixers.softmax import Softmax
+from regard.swapping.capture import capture
+from regard.swapping.swap import swap
+from small_hosts import draw_large_weights, swin, vit
+
+
+class Plain(nn.Module):
+    """timm's attention with its map, whose gradient is kept."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.own = attention
+        self.weights: Tensor
+
+    def forward(self, x: Tensor, **_: object) -> Tensor:
+        q, k, v = self.own.qkv(x).unflatten(-1, (3, self.own.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        self.weights = (q @ k.mT * self.own.scale).softmax(-1)
+        self.weights.retain_grad()
+        return self.own.proj((self.weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_both_forms_are_those_of_the_equations() -> None:
+    model, x = vit(3)
+    draw_large_weights(model.eval())
+    found = rollout(model, x)
+    score = lambda logits: logits[:, 2]  # noqa: E731
+    weighted = rollout(model, x, score=score)
+    assert not any("regard" in name for name, _ in model.named_modules())  # it was read by a copy
+    for block in model.blocks:
+        block.attn = Plain(block.attn)
+    score(model(x)).sum().backward()
+    plain = expected = torch.eye(found.shape[-1]).expand_as(found)
+    for block in model.blocks:
+        weights = block.attn.weights
+        step = weights.mean(1) + torch.eye(weights.shape[-1])
+        plain = (step / step.sum(-1, keepdim=True)) @ plain
+        expected = expected + (weights * weights.grad).clamp_min(0).mean(1) @ expected
+    torch.testing.assert_close(found, plain.detach(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(weighted, expected.detach(), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(found.sum(-1), torch.ones(found.shape[:2]))
+
+
+def test_a_swapped_model_is_read_by_its_own_weights() -> None:
+    model, x = vit()
+    draw_large_weights(swap(model.eval(), MiTA(m=4, k=3)))
+    with torch.inference_mode():
+        found = rollout(model, x)
+    with capture(model) as maps, torch.no_grad():
+        model(x)
+    total = torch.eye(found.shape[-1])
+    for weights in maps.values():
+        step = weights.mean(1) + torch.eye(found.shape[-1])
+        total = (step / step.sum(-1, keepdim=True)) @ total
+    torch.testing.assert_close(found, total, rtol=1e-4, atol=1e-6)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    model, x = vit()
+    swap(model, Softmax())
+    with pytest.raises(ShapeError, match="expected one for each image"):
+        rollout(model, x, score=lambda logits: logits)
+    windows, x = swin()
+    with pytest.raises(UnsupportedError, match="name layers of the same tokens"):
+        rollout(swap(windows, Softmax()), x)

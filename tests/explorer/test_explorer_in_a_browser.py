@@ -1,0 +1,76 @@
+"""The explorer in a real browser: pointing shows the weights that `capture` gives. Needs Chromium."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from regard import capture, create_model, swap
+from regard.explorer.explore import explore
+from regard.swapping.capture import with_regard_softmax
+from small_hosts import draw_large_weights
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no Chromium on this machine; apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.mark.parametrize("mixer", ["", "MiTA(m=4, k=4)", "Agent(m=4)", "TopK(k=4)", "SKA()"])
+def test_pointing_shows_the_weights(browser, tmp_path: Path, mixer: str) -> None:
+    torch.manual_seed(0)
+    model = create_model("vit_desk(size=32, patch=4, dim=16, depth=2, heads=2)").eval()
+    draw_large_weights(swap(model, mixer) if mixer else model)
+    pixels = np.random.default_rng(0).integers(0, 255, (32, 32, 3), np.uint8)
+    path = explore(model, pixels, "Linear()" if not mixer else None, normal=([0.5] * 3, [0.5] * 3)).save(
+        tmp_path / "e.html"
+    )
+    image = (torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255 - 0.5) / 0.5
+    reader = model if mixer else with_regard_softmax(model, image)
+    with capture(reader) as maps, torch.no_grad():
+        reader(image)
+    complaints, requests = [], []
+    page = browser.new_page(viewport={"width": 420, "height": 850})
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(path.as_uri())
+    box = page.locator("#models .map").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * (5.5 / 8), box["y"] + box["height"] * (2.5 / 8))  # row 2, column 5
+    name, (_, heads, tokens, _) = list(maps)[1], maps["blocks.1.attn"].shape
+    prefix = tokens - 64
+    page.keyboard.press("1")
+    page.keyboard.press("-")
+    assert page.evaluate("[at.layer, at.head]") == [1, 1]
+    for reverse in (False, True):
+        query = page.evaluate("queryOf(layerOf(0))")
+        assert query == prefix + 2 * 8 + 5
+        found = torch.tensor(page.evaluate(f"[...weights(layerOf(0), 1, {query}, {str(reverse).lower()})]"))
+        whole = maps[name][0, 1]
+        expected = whole[:, query] if reverse else whole[query]
+        half = 0.5 / 127 * (whole.abs().amax(-1) if reverse else expected.abs().max())
+        assert ((found - expected).abs() <= half + 1e-6).all()
+    assert "row 2, column 5" in page.locator("#readout").inner_text()
+    page.keyboard.press("ArrowDown")
+    assert "row 3, column 5" in page.locator("#readout").inner_text()
+    page.keyboard.press("a")
+    assert page.locator("#models figure").first.locator(".heads button").count() == heads
+    page.locator("#plots circle").first.dispatch_event("click")
+    assert page.evaluate("at.layer") == 0
+    if not mixer:
+        assert "Change of the output" in page.locator("#readout").inner_text()
+        assert page.locator("#models figure").count() == 3
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+    page.close()

@@ -1,0 +1,70 @@
+"""The explorer's page: what it holds, and the command that writes it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from regard import MiTA, create_model
+from regard.cli.app import run
+from regard.explorer.explore import explore
+from small_hosts import vit
+
+HOST = "vit_desk(size=32, patch=4, dim=16, depth=2, heads=2)"
+
+
+def data_of(html: str) -> dict[str, Any]:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert match
+    return json.loads(match[1])
+
+
+def test_two_models_in_one_call() -> None:
+    model = create_model(HOST)
+    page = explore(model, "flower", MiTA(m=4, k=4))
+    (picture,) = data_of(page.html)["pictures"]
+    assert [one["label"] for one in picture["models"]] == ["VisionTransformer", "MiTA(m=4, k=4)"]
+    assert picture["change"].startswith("Change of the output (scores)")
+    assert all(len(one["layers"]) == 3 for one in picture["models"])
+    assert "flower.jpg by dany13" in page.html
+    assert "srcdoc" in page._repr_html_()
+    assert not any("regard" in name for name, _ in model.named_modules())
+    assert len(page.html) < 1_000_000
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 48, 3), np.uint8)
+    for name in ("a.png", "b </script>.png"):
+        Image.fromarray(pixels).save(tmp_path / name.replace("/", "_"))
+    out = tmp_path / "page.html"
+    pictures = [str(path) for path in sorted(tmp_path.glob("*.png"))]
+    assert run(["explore", HOST, *pictures, "--mixer", "Agent(m=4)", "--out", str(out)]) == 0
+    found = data_of(out.read_text())["pictures"]
+    assert [one["name"] for one in found] == ["a.png", "b <_script>.png"]
+    assert "untrained weights" in out.read_text()
+    assert "MB" in capsys.readouterr().out
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    for words, message in (
+        ([str(tmp_path / "bad.png")], "cannot be read as an image"),
+        ([str(tmp_path / "none.png")], "there is no image"),
+        (["flower", "--layers", "none*"], "no attention"),
+        (["flower", "--mixer", "SKA()", "--plan", "plan.json"], "leave one out"),
+        ([pictures[0], "--out", pictures[0]], "ends in .html"),
+    ):
+        options = [] if "--out" in words else ["--out", str(tmp_path / "other.html")]
+        assert run(["explore", HOST, *words, *options]) in (1, 2)
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "other.html").exists()
+    assert run(["explore", "resnet18(num_classes=2)", "flower", "--out", str(out)]) != 0
+
+
+def test_a_model_of_your_own() -> None:
+    model, x = vit()
+    pixels = np.zeros((*x.shape[-2:], 3), np.uint8)
+    page = explore(model, pixels, layers="blocks.1.*", size=tuple(x.shape[-2:]))
+    (layer,) = data_of(page.html)["pictures"][0]["models"][0]["layers"]
+    assert layer["name"] == "blocks.1.attn"
