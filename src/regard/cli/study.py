@@ -214,6 +214,19 @@ def status(
     show(lines, as_json, notes=[] if lines else [f"no results in {results}"])
 
 
+PLOTS = ("svg", "pdf", "png")
+
+
+def _write_plot(name: str, scale: str, results: Path, format: str, out: Path | None) -> None:
+    """Raises: ConfigError without a file to write to."""
+    from regard.files.atomic import write_atomically
+    from regard.lab.report.study_page import plot
+
+    if out is None:
+        raise ConfigError(f"a plot is written to a file: give --out {name}.{format}")
+    write_atomically(out, plot(results, name, scale, format))
+
+
 @study_app.command("export")
 def export(
     name: Name,
@@ -222,7 +235,8 @@ def export(
     format: Annotated[
         str,
         typer.Option(
-            help="csv (a line for each run), json, md, tex or evidence (snapshot and outcomes, for `study import`)."
+            help="csv (a line for each run), json, md, tex, evidence (snapshot and outcomes, for `study import`), or a "
+            "plot of the metric against a cost: svg, pdf, png."
         ),
     ] = "csv",
     out: Annotated[Path | None, path_option("A file. Default: standard output.")] = None,
@@ -238,10 +252,13 @@ def export(
     if name in ANALYSES:
         _write(analysis_text(name, scale or "desk", results, format), out)
         return
-    if format not in (*FORMATS, "evidence"):
-        raise ConfigError(f"no format {format!r}; {nearest(format, (*FORMATS, 'evidence'))}")
+    if format not in (*FORMATS, "evidence", *PLOTS):
+        raise ConfigError(f"no format {format!r}; {nearest(format, (*FORMATS, 'evidence', *PLOTS))}")
     _check_study(name, results, (*STUDIES, *ANALYSES))
     scale = find_setting_name(results, name, scale)
+    if format in PLOTS:
+        _write_plot(name, scale, results, format, out)
+        return
     if format == "evidence":
         text = record_text(evidence(results, name, scale))
     else:

@@ -124,10 +124,14 @@ def _box(figure: Figure, axes: Axes) -> dict[str, Any]:
 def tradeoff(
     points: Sequence[Mapping[str, Any]], styles: Sequence[RowStyle], xlabel: str, ylabel: str, more: bool
 ) -> str:
-    """Accuracy against a cost with the Pareto front, for readers without JavaScript.
+    """`tradeoff_figure` as SVG, for readers without JavaScript."""
+    return apply_theme(tradeoff_figure(points, styles, xlabel, ylabel, more), f"{ylabel} against {xlabel}")
 
-    points: row, label, x, y, low, high. more: whether a higher x is better.
-    """
+
+def tradeoff_figure(
+    points: Sequence[Mapping[str, Any]], styles: Sequence[RowStyle], xlabel: str, ylabel: str, more: bool
+) -> Figure:
+    """Accuracy against a cost with the Pareto front. points: row, label, x, y, low, high. more: higher x is better."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 4.2))
         axes = figure.add_axes((0.09, 0.12, 0.88, 0.84))
@@ -143,7 +147,7 @@ def tradeoff(
         axes.set_title(ylabel, loc="left", fontsize=11, color=MUTED, pad=-2)
         axes.margins(x=0.16, y=0.12)
         axes.tick_params(length=0)
-        return apply_theme(figure, f"{ylabel} against {xlabel}")
+        return figure
 
 
 def front(points: Sequence[tuple[float, float]], more: bool) -> list[tuple[float, float]]:

@@ -1,8 +1,12 @@
 """The colours of the pages' light and dark themes."""
 
+import io
 from collections.abc import Mapping
 
+import matplotlib
 from markupsafe import Markup
+from matplotlib.colors import is_color_like, to_hex, to_rgba
+from matplotlib.figure import Figure
 
 from . import figures
 
@@ -26,6 +30,24 @@ def palette() -> dict[str, Markup]:
     for theme, shades in SHADES.items():
         found[theme] = Markup("{" + ";".join(f"--{name}:{value}" for name, value in shades.items()) + "}")
     return found
+
+
+def plain_figure(figure: Figure, format: str) -> bytes:
+    """A figure that was drawn with placeholders in the light theme's colours. format: svg, pdf or png."""
+    light = SHADES["light"]
+    colours = {figures.INK: light["ink"], figures.MUTED: light["muted"], figures.RULE: light["rule"]}
+    colours |= {figures.CONTROL: light["control"]}
+    colours |= {f"#0a00{index:02x}": colour for index, colour in enumerate(figures.LIGHT)}
+    for artist in figure.findobj():
+        for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
+            value = getattr(artist, f"get_{part}", lambda: None)()
+            if is_color_like(value) and to_hex(value) in colours:
+                getattr(artist, f"set_{part}")(to_rgba(colours[to_hex(value)], to_rgba(value)[3]))
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "regard", "text.parse_math": False}):
+        metadata = {"Date": None} if format == "svg" else {"CreationDate": None} if format == "pdf" else {}
+        figure.savefig(out, format=format, dpi=200, metadata=metadata)
+    return out.getvalue()
 
 
 def follow_scheme(svg: str) -> str:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from regard.cli.app import run
 from regard.core import ConfigError, StoreError
 from regard.files.records import read_record, write_record
 from regard.lab.report import render, write_report
+from regard.pages.figures import LIGHT
 
 from .conftest import SCORES
 
@@ -235,3 +237,17 @@ def test_maps_that_are_none_are_refused(study, change: dict):
     write_record(path, {**read_record(path), **change})
     with pytest.raises(StoreError, match="no attention maps"):
         render(root, "demo", "desk")
+
+
+@pytest.mark.parametrize(("format", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+def test_the_plot_for_a_paper_has_plain_colours(study, tmp_path: Path, format: str, start: bytes) -> None:
+    file = tmp_path / f"plot.{format}"
+    options = ["demo", "--scale", "desk", "--results", str(study()), "--format", format]
+    assert run(["study", "export", *options, "--out", str(file)]) == 0
+    content = file.read_bytes()
+    assert content.startswith(start)
+    if format == "svg":
+        assert "#0a00" not in content.decode()
+        assert "#0b000" not in content.decode()
+        assert LIGHT[0] in content.decode()
+    assert run(["study", "export", *options]) == 2

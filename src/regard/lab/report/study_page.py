@@ -11,13 +11,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from regard.core import ConfigError, StoreError, nearest
+from regard.core import ConfigError, StoreError, UnsupportedError, nearest
 from regard.files.atomic import write_atomically
 from regard.lab.engine.claims import share_text
 from regard.lab.engine.table import Table, snapshots
 from regard.lab.studies.errata import errata_of
 from regard.pages import figures, phrasing
 from regard.pages.rendering import render_template
+from regard.pages.theme import plain_figure
 
 from .maps_section import maps_section
 from .page_data import AXES, TIMES, StudyData, columns, environment, learning_curves, read_study
@@ -66,22 +67,45 @@ def render(results: Path | str, name: str, scale: str) -> str:
 
     Raises: StoreError if the study's snapshot or an outcome cannot be read.
     """
-    study_data = read_study(Path(results), name, scale)
-    table = Table.load(Path(results), name, scale)
-    keys = {run["key"] for run in table.runs}  # runs on another type of device are not in the table
-    study_data = replace(study_data, runs=[run for run in study_data.runs if run.key in keys])
+    study_data, table = _read(results, name, scale)
     view = _view(study_data, table, str(study_data.snapshot.get("scale") or scale))
     return render_template(
         "page.html", ("common.js", "page.js"), view, {"num": phrasing.number, "signed": phrasing.signed}
     )
 
 
-def _view(study_data: StudyData, table: Table, scale: str) -> dict[str, Any]:
-    """All variables of the template."""
+def plot(results: Path | str, name: str, scale: str, format: str) -> bytes:
+    """The study's metric against the first cost that rows have, for a paper. format: svg, pdf or png.
+
+    Raises: StoreError as `render`; UnsupportedError without costs of two rows.
+    """
+    study_data, table = _read(results, name, scale)
+    styles, rows, costs = _drawn(study_data, table)
+    points = _points(study_data, rows, costs[0]) if costs else []
+    if not points:
+        raise UnsupportedError(f"{name} has no two finished rows with costs to draw")
+    return plain_figure(figures.tradeoff_figure(points, styles, *_axes(study_data, costs[0])), format)
+
+
+def _read(results: Path | str, name: str, scale: str) -> tuple[StudyData, Table]:
+    study_data = read_study(Path(results), name, scale)
+    table = Table.load(Path(results), name, scale)
+    keys = {run["key"] for run in table.runs}  # runs on another type of device are not in the table
+    return replace(study_data, runs=[run for run in study_data.runs if run.key in keys]), table
+
+
+def _drawn(study_data: StudyData, table: Table) -> tuple[list[figures.RowStyle], list[dict[str, Any]], list[str]]:
+    """The style and entry of each row, and the costs that at least two rows have."""
     kinds = [kind_of(row, study_data.snapshot["baseline"]) for row in study_data.rows]
     styles = figures.row_styles(kinds)
     rows = row_entries(study_data, table, kinds, styles)
     costs = [axis for axis in AXES if sum(study_data.average(row, axis) is not None for row in range(len(rows))) > 1]
+    return styles, rows, costs
+
+
+def _view(study_data: StudyData, table: Table, scale: str) -> dict[str, Any]:
+    """All variables of the template."""
+    styles, rows, costs = _drawn(study_data, table)
     cells, headings = further_cells(study_data, costs)
     for row, row_cells in zip(rows, cells, strict=True):
         row["cells"] = row_cells
@@ -197,14 +221,24 @@ def _measures(study_data: StudyData) -> list[str]:
 def _tradeoff(
     study_data: StudyData, rows: Sequence[Mapping[str, Any]], styles: Sequence[figures.RowStyle], axis: str
 ) -> str:
+    points = _points(study_data, rows, axis)
+    return figures.tradeoff(points, styles, *_axes(study_data, axis)) if points else ""
+
+
+def _points(study_data: StudyData, rows: Sequence[Mapping[str, Any]], axis: str) -> list[dict[str, Any]]:
+    """The rows that have both a cost and a mean, as `figures.tradeoff_figure` takes them."""
     points = [
         {"row": index, "label": row["label"], "x": study_data.average(index, axis), "y": row["mean"],
          "low": row["low"], "high": row["high"]}
         for index, row in enumerate(rows)
     ]  # fmt: skip
-    points = [point for point in points if point["x"] is not None and point["y"] is not None]
-    cost, measure = phrasing.quantity(axis), phrasing.quantity(study_data.snapshot["metric"])
-    return figures.tradeoff(points, styles, cost.name, measure.name, cost.better == "higher") if points else ""
+    return [point for point in points if point["x"] is not None and point["y"] is not None]
+
+
+def _axes(study_data: StudyData, axis: str) -> tuple[str, str, bool]:
+    """The names of both axes, and whether a higher cost is better."""
+    cost = phrasing.quantity(axis)
+    return cost.name, phrasing.quantity(study_data.snapshot["metric"]).name, cost.better == "higher"
 
 
 def _claims(table: Table) -> list[dict[str, str]]:
