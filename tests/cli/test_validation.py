@@ -53,4 +53,4 @@ def test_an_own_task_without_a_validation_part_says_so(
     )
     monkeypatch.chdir(tmp_path)
     assert run(["train", "SKA()", "--task", "bare", "--import", "bare_task", "--val", "0.1"]) == 2
-    assert capsys.readouterr().err == "regard: --task bare has no validation part: leave out --val\n"
+    assert capsys.readouterr().err == "regard: --val has no meaning for --task bare\n"

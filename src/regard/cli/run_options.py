@@ -48,6 +48,13 @@ Seed = Annotated[int, typer.Option(help="Seed of the initial weights, the order 
 Size = Annotated[
     str, typer.Option(help="Height and width of images: 32 or 224x160. Default: those of the data set or the host.")
 ]
+Val = Annotated[
+    float | None,
+    typer.Option(help="Share of the training samples that are not trained on and choose the best weights."),
+]
+Exif = Annotated[
+    str, typer.Option(help="keep: pictures as they are stored; turn: as EXIF says. Default: as they were annotated.")
+]
 UsualWorkers = Annotated[
     int | None,
     typer.Option(
@@ -122,6 +129,8 @@ class RunOptions:
 
     size: Size = ""
     seed: Seed = 0
+    val: Val = None
+    exif: Exif = ""
     change: Changes = None
     precision: Precision = ""
     data_root: RootOption = None
@@ -180,7 +189,11 @@ def make_run(
     extra, changes = options.extra, options.changes
     kind = find_task(task, extra)
     sides = read_size(options.size) if options.size else None
-    given = {"data": data, "host": host, "size": sides, "download": options.download}
+    given = {"data": data, "host": host, "size": sides, "download": options.download, "exif": options.exif}
+    if options.val is not None:
+        if not 0 < options.val < 1:
+            raise ConfigError(f"--val is a share between 0 and 1, such as 0.1, not {options.val}")
+        given |= {"val": options.val, "val_seed": options.seed}
     if data in kind.sets and Path(data).is_dir():
         print(f"{data} is a built-in set; for the folder of this name write ./{data}", file=sys.stderr)
     data = (data if data in kind.sets else absolute(data)) or kind.example_data
