@@ -25,13 +25,17 @@ SEEDS = (3, 5, 8, 12)
 class Prospect:
     """What is known of one claim, or of the baseline against a control, before more seeds are trained.
 
-    pilot: its paired seeds. mean, sd: of their differences; low, high: the 95 % interval of the deviation. target: the
-    observed distance from what the claim has to exclude. decides: by number of seeds, the difference that they decide
-    with 80 % probability; of interim analyses, each at its own level. seeds: that decide the observed difference, None
-    above `most` and where the pilot's differences are all equal, of which no deviation follows. hours: for these seeds.
-    reachable: seeds in the hours given, chance: that they decide the observed difference; None without hours. of_gate:
-    of the baseline against a control. decided: by the seeds that are there; then there is nothing left to train. most:
-    seeds that are possible, those of the last analysis where seeds are added until claims are decided.
+    - pilot: the number of its paired seeds.
+    - mean, sd: of their differences; low, high: the 95 % interval of the deviation.
+    - target: the observed distance from what the claim has to exclude.
+    - decides: by number of seeds, the difference that they decide with 80 % probability; of interim analyses, each at
+      its own level.
+    - seeds: the number that decides the observed difference; None above `most`, and where the pilot's differences are
+      all equal, of which no deviation follows. hours: for these seeds.
+    - reachable: the seeds in the hours given; chance: that they decide the observed difference. None without hours.
+    - of_gate: whether it is of the baseline against a control.
+    - decided: whether the seeds that are there decide it; then there is nothing left to train.
+    - most: the seeds that are possible, those of the last analysis where seeds are added until claims are decided.
     """
 
     text: str

@@ -34,14 +34,19 @@ LONGEST_VARIANT = 120
 class Row:
     """One row of a table: a mechanism (None: the host's own attention) in a host.
 
-    host: replaces the host of the setting's task. control: the gate compares the baseline with this row.
-    removed: with mixer=None, attention is removed ("w/o"). paper: published numbers by metric, such as {"params":
-    5.7e6, "top1": 72.2}. exact: integers that follow from the reference files, {"params": 5717416}. notes: sentences
-    below the table. recipe, task: fields of the setting's recipe and task that this row changes. start: a row, in the
-    table or not, whose trained weights (same seed) are this row's initial weights; or (study, label), a row of another
-    study at the same scale. teacher: a row that teaches this one (hard distillation), or the spelling of a pretrained
-    host. rate: the learning rate that tuning chose for it on the setting's data; `--decide` chooses anew. against: the
-    label of the row that this one is compared with, "" = the study's baseline.
+    - host: replaces the host of the setting's task.
+    - control: the gate compares the baseline with this row.
+    - removed: with mixer=None, attention is removed ("w/o").
+    - paper: published numbers by metric, such as {"params": 5.7e6, "top1": 72.2}.
+    - exact: integers that follow from the reference files, {"params": 5717416}.
+    - notes: sentences below the table.
+    - recipe, task: fields of the setting's recipe and task that this row changes.
+    - start: a row, in the table or not, whose trained weights (same seed) are this row's initial weights; or
+      (study, label), a row of another study at the same scale.
+    - teacher: a row that teaches this one (hard distillation), or the spelling of a pretrained host.
+    - rate: the learning rate that tuning chose for it on the setting's data; `--decide` chooses anew.
+    - against: the label of the row that this one is compared with, "" = the study's baseline.
+
     Raises: ConfigError.
     """
 

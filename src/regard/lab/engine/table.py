@@ -26,10 +26,12 @@ LONGEST_NAME = 255
 class Line:
     """One row: n finished runs, their mean and 95 % interval, and the difference to the row that it is compared with.
 
-    against: that row, "" for the study's baseline; the baseline itself has no difference. share: the mean difference to
-    the baseline as a share of what attention brings (`Gate.gain`), None unless the gate is passed.
-    failed: runs that ended without a result; diverged: those among them whose loss or score was not finite. at_chance:
-    finished runs that are not better than chance. runs: planned runs. macs: of one image. seconds: mean time of a run.
+    - against: that row, "" for the study's baseline; the baseline itself has no difference.
+    - share: the mean difference to the baseline as a share of what attention brings (`Gate.gain`), None unless the gate
+      is passed.
+    - failed: runs that ended without a result; diverged: those among them whose loss or score was not finite.
+    - at_chance: finished runs that are not better than chance.
+    - runs: planned runs. macs: of one image. seconds: mean time of a run.
     """
 
     label: str

@@ -19,13 +19,15 @@ WORDS = ("supported", "contradicted", "suggested", "undecided", "not judged")
 
 @dataclass(frozen=True)
 class Verdict:
-    """word: one of `WORDS`. facts: numbers, and what they rest on. side: 1 for the claim, -1 against it, 0 undecided or
-    not judged. p: two-sided, of what the verdict rejects, so it is below 0.05 exactly where the claim's own test
-    decides it; None if not judged.
+    """What is known of a claim, as one of `WORDS`, with the numbers that it rests on (facts, interval).
 
-    needed: seeds that would decide an undecided claim with 80 % probability. task: whether the verdict stays the same
-    with the error of the test sample added. holm: whether it stays significant after Holm's correction over all claims
-    of the study. reason: why it is not judged. remedy: what would decide it, if it is undecided.
+    - p: two-sided, of what the verdict rejects, so it is below 0.05 exactly where the claim's own test decides it; None
+      if not judged.
+    - side: 1 for the claim, -1 against it, 0 undecided or not judged.
+    - needed: seeds that would decide an undecided claim with 80 % probability.
+    - sampling: the error of the test sample; task: whether the verdict stays the same with it added.
+    - holm: whether it stays significant after Holm's correction over all claims of the study.
+    - reason: why it is not judged. remedy: what would decide it, if it is undecided.
     """
 
     word: str

@@ -26,10 +26,13 @@ COUNTED = ("params", "macs")
 class PaperClaim:
     """A claim of a paper in our words. id: unique in the paper. place: section, table or figure.
 
-    printed: the numbers, "" for a sentence without any. judges: pairs (study, claim's text), both may be globs, as in
-    ("mita_table2", "MiTA is above Linear *"). counts: studies whose printed counts are compared with ours. analysis:
-    one whose sheets have the answer. study: the study with the rows, where none of its claims says it. reason: why
-    nothing judges it.
+    - printed: the numbers, "" for a sentence without any.
+    - judges: pairs (study, claim's text), both may be globs, as in ("mita_table2", "MiTA is above Linear *").
+    - counts: studies whose printed counts are compared with ours.
+    - analysis: one whose sheets have the answer.
+    - study: the study with the rows, where none of its claims says it.
+    - reason: why nothing judges it.
+
     Raises: ConfigError for an entry with neither a judge nor a reason.
     """
 
