@@ -231,8 +231,7 @@ def _show_sweep(planned: "Sequence[Probe]", boards: str, results: Path, page: Pa
     show(lines, as_json, f"Recall by content ({boards})")
     if page is None:
         return
-    from regard.files.atomic import write_atomically
-    from regard.lab.report.probe_page import render_probes, sweep_sheet
+    from regard.lab.report.probe_page import sweep_sheet, write_sheets
 
-    write_atomically(page, render_probes([sweep_sheet(rows)], boards, []))
+    write_sheets(page, [sweep_sheet(rows)], boards)
     print(f"page: {page}", file=sys.stderr)

@@ -28,10 +28,14 @@ def write_probes(
     sheets: shown first.
     """
     own = [_profile(row, cells, controls) for row in drawn]
+    return write_sheets(path, [*sheets, _table(cells), *own, _abilities(cells)], boards, notes)
+
+
+def write_sheets(path: Path | str, sheets: Sequence[Sheet], boards: str, notes: Sequence[str] = ()) -> Path:
+    """Write the page of sheets of the probes and return the file. Raises: StoreError."""
     question = "Which abilities does each mechanism learn, beside softmax attention and no attention?"
-    shown = [*sheets, _table(cells), *own, _abilities(cells)]
     limits = [LIMITS, f"Boards: {boards}.", *notes]
-    write_atomically(path, render_sheets("regard probe", "What a mechanism can do", question, shown, limits))
+    write_atomically(path, render_sheets("regard probe", "What a mechanism can do", question, sheets, limits))
     return Path(path)
 
 

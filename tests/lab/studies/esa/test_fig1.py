@@ -13,7 +13,7 @@ from regard.cli.app import run
 from regard.core import Grid
 from regard.explain.factor_terms import TermMaps
 from regard.lab.engine.analysis import run_analysis
-from regard.lab.report.analysis_page import write_analyses
+from regard.lab.report import write_analyses
 from regard.lab.results.results import Results
 from regard.lab.studies import load_analysis, load_study
 from regard.lab.studies.esa.fig1 import PARTS, queries, term_statistics
