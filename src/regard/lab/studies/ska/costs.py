@@ -62,11 +62,11 @@ def figure4(source: Source) -> Sequence[Sheet | Picture]:
         costs = {mechanism: [cost(_site(*point)) for point in points] for mechanism, cost in _MECHANISMS.items()}
         ratios = {mechanism: [total.macs / total.params for total in totals] for mechanism, totals in costs.items()}
         edges = [sorted(ends) for ends in zip(ratios["SepConv"], ratios["self-attention"], strict=True)]
-        between = ", ".join(
-            f"{key} at {sum(low <= ratio <= high for ratio, (low, high) in zip(ratios[key], edges, strict=True))} of "
-            f"{len(points)} points"
+        inside = {
+            key: sum(low <= ratio <= high for ratio, (low, high) in zip(ratios[key], edges, strict=True))
             for key in ("SKA", "CSKA")
-        )
+        }
+        between = ", ".join(f"{key} at {number} of {len(points)} points" for key, number in inside.items())
         sheets.append(Sheet(
             title=f"MACs per parameter against {name}, {fixed}", columns=("mechanism", name, "MACs per parameter"),
             rows=tuple((key, *cell) for key, values in ratios.items() for cell in zip(xs, values, strict=True)),
