@@ -8,9 +8,8 @@ from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.engine.dry_run import compare
 from regard.pages.sheets import Cell, Picture, Sheet
 
-from .derived_sizes import UNBUILT, derived_counts
 from .papers import SKA_PAPER, SNE_PAPER
-from .published_sizes import build, parameters, printed_rows, published_counts
+from .published_sizes import build, gigaflops, parameters, printed_rows, verdict
 
 _COLUMNS = (
     "model", "parameters", "printed", "verdict", "authors' code", "GFLOPs", "printed GFLOPs", "verdict on GFLOPs",
@@ -19,17 +18,20 @@ _COLUMNS = (
 
 
 def sheets(source: Source) -> Sequence[Sheet | Picture]:
-    """One sheet for each table, then models with 100 classes, models that no table has, and models not built here."""
-    unbuilt = Sheet(title="Not built here", columns=("model", "parameters by hand", "why"), rows=UNBUILT)
-    return [*_printed(), _hundred(), *_derived(), unbuilt]
+    """One sheet for each table, then models with 100 classes."""
+    return [*_printed(), _hundred()]
 
 
 def _printed() -> list[Sheet]:
+    """Every row as it is built on the meta device, whose FLOPs take some minutes to count."""
     tables: dict[str, list[tuple[Cell, ...]]] = {}
-    for counted in published_counts():
-        row = counted.row
-        flops = (round(counted.gflops, 4), float(row.gflops) if row.gflops else None, counted.gflops_verdict)
-        cells = (row.label, counted.params, row.params, counted.verdict, row.official, *flops)
+    for row in printed_rows():
+        with torch.device("meta"):
+            model = build(row)
+        params, gflops = parameters(model), gigaflops(model)
+        judged = verdict(round(gflops * 1e9), f"{row.gflops}G") if row.gflops else ""
+        flops = (round(gflops, 4), float(row.gflops) if row.gflops else None, judged)
+        cells = (row.label, params, row.params, verdict(params, row.params), row.official, *flops)
         tables.setdefault(row.table, []).append((*cells, row.host, row.mixer, row.note))
     published = ("printed", "authors' code", "printed GFLOPs")
     return [Sheet(title=table, columns=_COLUMNS, rows=tuple(rows), published=published)
@@ -48,15 +50,6 @@ def _hundred() -> Sheet:
         rows=tuple(rows), published=("authors' code",),
         note="Verdict: against the authors' code, for CSKA-CvT-13 against the same model without its defect.",
     )  # fmt: skip
-
-
-def _derived() -> list[Sheet]:
-    tables: dict[str, list[tuple[Cell, ...]]] = {}
-    for row, params in derived_counts():
-        cells = (row.host, row.mixer, params, row.params, compare(params, row.params, None))
-        tables.setdefault(row.table, []).append(cells)
-    columns = ("host", "mechanism", "parameters", "by hand", "verdict")
-    return [Sheet(title=table, columns=columns, rows=tuple(rows)) for table, rows in tables.items()]
 
 
 ANALYSIS = Analysis(

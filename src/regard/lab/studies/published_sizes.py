@@ -5,12 +5,10 @@ Sources: SKA is "Static Key Attention in Vision" (Tables 1 and 2); its code is t
 """
 
 import csv
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import nn
 
 from regard.measure.cost import count_macs
@@ -46,19 +44,6 @@ class Printed:
         return self.corrected or self.official, self.corrected_100 or self.official_100
 
 
-class Counted(NamedTuple):
-    """A row as counted here. params: parameters; gflops: 2 MACs of one image / 1e9.
-
-    verdict: of the parameters, as `verdict` returns it. gflops_verdict: of the GFLOPs, "" where none are printed.
-    """
-
-    row: Printed
-    params: int
-    gflops: float
-    verdict: str
-    gflops_verdict: str
-
-
 TABLE = Path(__file__).with_suffix(".csv")
 
 
@@ -68,20 +53,6 @@ def printed_rows() -> tuple[Printed, ...]:
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows: list[dict[str, Any]] = list(csv.DictReader(file))
     return tuple(Printed(**row | {name: int(row[name]) if row[name] else None for name in counts}) for row in rows)
-
-
-def published_counts() -> Iterator[Counted]:
-    """Build each row on the meta device, count it, and compare it with the printed numbers.
-
-    PyTorch's FLOP counter counts products of matrices and convolutions in one forward pass, which takes some minutes
-    for all tables.
-    """
-    for row in printed_rows():
-        with torch.device("meta"):
-            model = build(row)
-        gflops, params = gigaflops(model), parameters(model)
-        judged = verdict(round(gflops * 1e9), f"{row.gflops}G") if row.gflops else ""
-        yield Counted(row, params, gflops, verdict(params, row.params), judged)
 
 
 def build(row: Printed, classes: int = 0) -> nn.Module:
