@@ -13,7 +13,7 @@ from regard.lab.train.recipe import Recipe
 
 from .attended_resnets import deformable
 from .costs import factors
-from .rows import PAIRS, Printed, controls, factor_claims, factor_rows, pair_rows, printed, window_rows
+from .rows import PAIRS, factor_claims, figure3_rows, pair_rows, values_at, window_rows
 
 SEEDS = {"smoke": 2, "desk": 4, "paper": 3}
 SCALES = tuple(SEEDS)
@@ -91,26 +91,19 @@ _COMMON = (
 )
 
 
-def _values(task: str, scale: str) -> Printed:
-    metric = _METRIC[task]
-    return printed(metric) if scale == "paper" else Printed(metric=metric)
-
-
 def _deformable(task: str, scale: str, terms: str, values: Mapping[str, int | float]) -> Row:
     host = deformable(TASKS[task][scale].host)
     return Row(f"{terms} + deformable", factors(terms), host=host, removed=terms == "w/o", paper=dict(values))
 
 
 def settings(task: str, rows: Mapping[str, tuple[Row, ...]]) -> dict[str, Setting]:
+    """The settings of "detection" or "segmentation". rows: by scale."""
     return {scale: Setting(TASKS[task][scale], RECIPES[task][scale], rows[scale], SEEDS[scale]) for scale in SCALES}
 
 
 def _figure3(task: str, panel: str) -> Study:
-    rows, metric = {}, _METRIC[task]
-    for scale in SCALES:
-        values = _values(task, scale)
-        added = _deformable(task, scale, "0010", values.row("0010", deformable=True))
-        rows[scale] = (*factor_rows(values), *controls(values), added)
+    metric = _METRIC[task]
+    rows = {scale: figure3_rows(values_at(metric, scale), partial(_deformable, task, scale)) for scale in SCALES}
     return Study(
         name=f"esa_fig3_{task}", title=f"Which of the four factors does {_TITLE[task]} need?",
         source=f"{ESA_PAPER}, Figure 3{panel}", baseline="1111", metric=metric,
@@ -122,7 +115,7 @@ def _figure3(task: str, panel: str) -> Study:
 
 def _table2(task: str) -> Study:
     metric = _METRIC[task]
-    rows = {scale: pair_rows(_values(task, scale), partial(_deformable, task, scale)) for scale in SCALES}
+    rows = {scale: pair_rows(values_at(metric, scale), partial(_deformable, task, scale)) for scale in SCALES}
     return Study(
         name=f"esa_table2_{task}",
         title=f"Deformable convolution, or query content and relative position, in {_TITLE[task]}",

@@ -41,6 +41,11 @@ def printed(metric: str) -> Printed:
     return Printed(metric=metric, regular=regular, deformable=deformable, macs=PRINTED.get(layout, {}))
 
 
+def values_at(metric: str, scale: str) -> Printed:
+    """The printed values of the task with this metric at paper scale, none at the others."""
+    return printed(metric) if scale == "paper" else Printed(metric=metric)
+
+
 def controls(values: Printed) -> tuple[Row, ...]:
     """The rows that the baseline has to beat."""
     return tuple(replace(row, paper=values.row(row.label)) for row in CONTROLS)
@@ -49,6 +54,11 @@ def controls(values: Printed) -> tuple[Row, ...]:
 def factor_rows(values: Printed) -> tuple[Row, ...]:
     """The 15 configurations of Figure 3 with attention; without controls."""
     return tuple(Row(terms, Factors(terms=terms), paper=values.row(terms)) for terms in TERMS)
+
+
+def figure3_rows(values: Printed, deformable: Callable[[str, dict[str, int | float]], Row]) -> tuple[Row, ...]:
+    """The configurations of Figure 3, the controls, and key content with deformable convolution, as in `pair_rows`."""
+    return (*factor_rows(values), *controls(values), deformable("0010", values.row("0010", deformable=True)))
 
 
 def pair_rows(values: Printed, deformable: Callable[[str, dict[str, int | float]], Row]) -> tuple[Row, ...]:

@@ -1,5 +1,6 @@
 """An Empirical Study of Spatial Attention Mechanisms on translation: Figure 3c and 3d, Tables 2 and 3."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -11,9 +12,8 @@ from regard.lab.tasks.translation import Translation
 from regard.lab.train.recipe import Recipe
 from regard.mixers import DeformableConv, Factors
 
-from .rows import PAIRS, Printed, controls, factor_claims, factor_rows, pair_rows, printed, window_rows
+from .rows import PAIRS, factor_claims, factor_rows, figure3_rows, pair_rows, values_at, window_rows
 
-NONE = Printed(metric="bleu")
 WINDOWS, SMALL_WINDOWS = (31, 25, 19, 13), (13, 7, 3)
 """Widths of Table 3, and those of the small scales, whose sentences have about 15 tokens."""
 _ALL = "'Factors(terms=\"1111\")'"
@@ -59,10 +59,6 @@ def settings(rows: dict[str, tuple[Row, ...]], place: Literal["self", "cross"], 
     }
 
 
-def _values(scale: str) -> Printed:
-    return printed("bleu") if scale == "paper" else NONE
-
-
 def _deformable(scale: str, terms: str, values: dict[str, int | float]) -> Row:
     """A row with a deformable convolution before each self-attention (Figure 2c), or in its place."""
     if terms == "w/o":
@@ -73,10 +69,9 @@ def _deformable(scale: str, terms: str, values: dict[str, int | float]) -> Row:
     return Row(f"{terms} + deformable", Factors(terms=terms), host=host, paper=values, notes=(note,))
 
 
-def _self_rows(scale: str) -> tuple[Row, ...]:
-    values = _values(scale)
-    added = _deformable(scale, "0010", values.row("0010", deformable=True))
-    return (*factor_rows(values), *controls(values), added)
+def _by_scale(rows: Callable[..., tuple[Row, ...]]) -> dict[str, tuple[Row, ...]]:
+    """`figure3_rows` or `pair_rows` of every scale."""
+    return {scale: rows(values_at("bleu", scale), partial(_deformable, scale)) for scale in _HOSTS}
 
 
 FIGURE3_SELF = Study(
@@ -86,10 +81,11 @@ FIGURE3_SELF = Study(
     question="What do query content, key content and relative position each add to self-attention in translation?",
     baseline="1111",
     metric="bleu",
-    settings=settings({scale: _self_rows(scale) for scale in _HOSTS}, "self", f"cross={_ALL}"),
+    settings=settings(_by_scale(figure3_rows), "self", f"cross={_ALL}"),
     claims=(*factor_claims("bleu"), Claim("1111", "1010", "bleu")),
     notes=("The last claim is not the paper's: without E2 and E4 the order of words is not known.", *NOTES),
 )
+_PLAIN = factor_rows(values_at("bleu", "desk"))
 FIGURE3_CROSS = Study(
     name="esa_fig3_encoder_decoder",
     title="Which factors does the attention from decoder to encoder need?",
@@ -97,7 +93,7 @@ FIGURE3_CROSS = Study(
     question="Is query and key content (E1) what attention to the encoder lives on?",
     baseline="1111",
     metric="bleu",
-    settings=settings({scale: (*factor_rows(NONE), CONTROLS[1]) for scale in _HOSTS}, "cross", f"attention={_ALL}"),
+    settings=settings(dict.fromkeys(_HOSTS, (*_PLAIN, CONTROLS[1])), "cross", f"attention={_ALL}"),
     claims=(
         Claim("1000", "1111", "bleu", within=1.0),
         *(Claim(row, "0111", "bleu") for row in ("1000", "1111")),
@@ -115,9 +111,7 @@ TABLE2 = Study(
     question="Does deformable convolution do the work of query content and relative position (E2) on text?",
     baseline="1111",
     metric="bleu",
-    settings=settings(
-        {scale: pair_rows(_values(scale), partial(_deformable, scale)) for scale in _HOSTS}, "self", f"cross={_ALL}"
-    ),
+    settings=settings(_by_scale(pair_rows), "self", f"cross={_ALL}"),
     claims=tuple(Claim(f"{after} + deformable", before, "bleu", within=1.0) for before, after in PAIRS[1:]),
     notes=("On text the paper finds deformable convolution about as good as E2, on images better.", *NOTES),
 )
