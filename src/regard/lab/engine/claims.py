@@ -71,9 +71,9 @@ def judge_gate(
         return Gate(None, "The study has no controls, so it cannot show that mixing tokens helps here.")
     parts: list[str] = []
     states: list[bool | None] = []
-    differences = [paired(values.get(baseline, {}), values[label]) for label in controls]
+    found = [paired(values.get(baseline, {}), values[label]) for label in controls]
     analysed = None if looks is None else _by_analyses(looks, gate_differences(values, controls, baseline))
-    for index, (label, difference) in enumerate(zip(controls, differences, strict=True)):
+    for index, (label, difference) in enumerate(zip(controls, found, strict=True)):
         verdict = judge(difference)
         worse = verdict.side < 0 or (verdict.word == "undecided" and (difference.mean or 0.0) <= 0)
         states.append(False if worse else True if verdict.side > 0 else None)
@@ -84,7 +84,7 @@ def judge_gate(
             note = note if analysed is None else analysed[1][index]
             parts.append(f"{label}: {difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]{note}")
     passed = False if False in states else None if None in states else True
-    gains = [difference.mean for difference in differences if difference.mean is not None]
+    gains = [difference.mean for difference in found if difference.mean is not None]
     gain = min(gains) if len(gains) == len(controls) else None
     gate = Gate(passed if analysed is None else analysed[0], "", gain)
     return replace(gate, sentence=f"Gate {gate.word}: {baseline} minus each control in {metric}: {'; '.join(parts)}.")
