@@ -38,6 +38,7 @@ class Port(HostNames):
     replaces: the exact classes of attention that it replaces; not needed where the class names its port.
     watch: path of the module whose output (B, C, h, w) gives the grid, looked up from the layer upwards; "a|b" means
     either path, {-3} is the third last part of the layer's name. "" where `call_grid` knows the grid.
+    windows: name of the module's attribute (height, width), for attention in windows, which are its grids.
     parameter_names: the host's name of a parameter or child -> the mixer's, where they differ, such as
     {"out_proj": "proj"}. The mixer has `qkv` (or `qkv.q_proj`, `qkv.k_proj` and `qkv.v_proj`, if three matrices of the
     host are named so), `proj`, `q_norm`, `k_norm` and `operator`.
@@ -65,6 +66,7 @@ class Port(HostNames):
 
     replaces: ClassVar[tuple[type, ...]] = ()
     watch: ClassVar[str] = ""
+    windows: ClassVar[str] = ""
     mask_kinds: ClassVar[frozenset[str]] = frozenset()
     loses: ClassVar[str] = ""
 
@@ -138,8 +140,11 @@ class Port(HostNames):
         """The grid of a call's tokens, to override where the module or the arguments of `forward` give it.
 
         module: the attention that is replaced. inputs: the arguments. watched: the patch tokens that `watch` gives. By
-        default these, after a prefix of all further tokens. Raises: SwapError for too few tokens or nothing watched.
+        default the window, or these after a prefix of all further tokens. Raises: SwapError for too few tokens or
+        nothing watched.
         """
+        if cls.windows:
+            return Grid(*getattr(module, cls.windows))
         return grid_of_tokens(watched, inputs[0].shape[1])
 
     @classmethod

@@ -23,10 +23,7 @@ class TorchvisionSwin(Port):
     replaces: ClassVar[tuple[type, ...]] = (ShiftedWindowAttention,)
     mask_kinds = frozenset({"bias"})
     parameter_names = {"relative_position_bias_table": "biases.table", "relative_position_index": "biases.index"}
-
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return Grid(*module.window_size)
+    windows = "window_size"
 
     @classmethod
     def weights_dropout(cls, module: Any) -> float:

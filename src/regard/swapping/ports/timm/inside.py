@@ -92,10 +92,7 @@ class TimmGCViT(HostPort):
     mask_kinds = frozenset({"bias"})
     parameter_names = host_parts("qkv", "proj", "proj_drop", "rel_pos")
     mixer_class: ClassVar[type[HostMixer]] = GlobalQueryMixer
-
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return Grid(*module.window_size)
+    windows = "window_size"
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:

@@ -29,9 +29,7 @@ class TimmSwin(Port):
         index = host.relative_position_index.clone()
         self.register_buffer("relative_position_index", index, persistent=False)
 
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return Grid(*module.window_size)
+    windows = "window_size"
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)
@@ -103,9 +101,7 @@ class TimmSwinV2(Port):
         for name in self.buffer_names:
             self.register_buffer(name, getattr(host, name).clone(), persistent=False)
 
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return Grid(*module.window_size)
+    windows = "window_size"
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer, host = super().build_mixer(config, site, shared), cast(Any, self.host)

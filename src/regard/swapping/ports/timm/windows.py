@@ -19,10 +19,7 @@ class TimmDaViT(Port):
     """DaViT's attention in windows; its channel attention, which has no tokens as keys, has a port of its own."""
 
     replaces: ClassVar[tuple[type, ...]] = (WindowAttention,)
-
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return Grid(*module.window_size)
+    windows = "window_size"
 
 
 class TimmTwinsLocal(TimmDaViT):
