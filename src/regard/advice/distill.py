@@ -92,7 +92,8 @@ def distill_model(
     say(judged_as(judges))
     choice = plan_of(model, plan, extra)
     learned, judged = split_images(images)
-    key = f"{_key(model, choice, images, layers, outputs)}|{rank}|{guard}"
+    key = f"{digest(model.network, images)}|{spell_layer_plan(choice)}|{judge_text(model.judge)}|{layers}|{outputs}"
+    key = f"{key}|{rank}|{guard}"
     kept = Kept(None if folder is None else folder / STATE, key, _refuse_other)
     if folder is not None and not kept.content and any((folder / name).exists() for name in SAVED):
         raise ConfigError(
@@ -221,9 +222,3 @@ def digest(network: nn.Module, images: Images) -> str:
         add(name, value)
     total.update(images.pixels.tobytes())
     return total.hexdigest()
-
-
-def _key(
-    model: UserModel, plan: dict[str, MixerConfig], images: Images, layers: Distillation, outputs: Distillation
-) -> str:
-    return f"{digest(model.network, images)}|{spell_layer_plan(plan)}|{judge_text(model.judge)}|{layers}|{outputs}"

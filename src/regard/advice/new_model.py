@@ -185,7 +185,8 @@ def _near(option: Option, task: str) -> bool:
 
 
 def _answer(options: Sequence[Option], wanted: NewModel) -> tuple[str, ...]:
-    site, share = wanted.site, _share(wanted.site)
+    site, tokens = wanted.site, wanted.site.grid.tokens
+    share = tokens / (tokens + 6 * site.dim)  # of a ViT layer with an MLP of ratio 4
     first = f"attention itself is {share:.0%} of the multiplications of a ViT layer with {site.dim} channels here"
     if share < 0.2:
         return (f"{first}: no mechanism can make such a model much faster; keep Softmax()",)
@@ -211,12 +212,6 @@ def _answer(options: Sequence[Option], wanted: NewModel) -> tuple[str, ...]:
         f"narrowest interval{caution}",
         *probes,
     )
-
-
-def _share(site: Site) -> float:
-    """The share of attention in the multiplications of a ViT layer with an MLP of ratio 4."""
-    tokens = site.grid.tokens
-    return tokens / (tokens + 6 * site.dim)
 
 
 def _studies(options: Sequence[Option], stored: dict[str, Any], wanted: NewModel) -> tuple[str, ...]:

@@ -67,7 +67,7 @@ def check(
     subjects: list[Subject] = []
     refused: dict[Grid, str] = {}
     with torch.random.fork_rng(devices=[]):
-        for grid in _candidates(tuple(grids)):
+        for grid in tuple(grids) or (*GRIDS, *LARGER):
             if not grids and grid in LARGER and len(subjects) >= 3:
                 break
             subject = Subject(config, grid, dim, heads, batch, seed, contract)
@@ -85,10 +85,6 @@ def check(
     passed = tuple(name for name, reason in reasons.items() if not reason)
     skipped = {name: reason for name, reason in reasons.items() if reason}
     return Report(spell(config), tuple(subject.grid for subject in subjects), passed, skipped, refused)
-
-
-def _candidates(grids: tuple[Grid, ...]) -> tuple[Grid, ...]:
-    return grids or (*GRIDS, *LARGER)
 
 
 def _run(name: str, subjects: list[Subject]) -> str:
