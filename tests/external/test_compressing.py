@@ -1,7 +1,7 @@
 """Compressing mechanisms against independent code: transformers' Nystromformer, and the papers' equations.
 
 The equations follow the order of operations of the papers (tokens by channels, loops over heads) and share no code with
-the package. More of them, which `regard check` runs too, are in regard.testing.external.published_layers.
+the package. More of them are in tests/published_layers.py.
 """
 
 import math
@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import published_layers as rewrites
 from regard.core import Grid, Site
 from regard.mixers.spelling import parse
 from regard.ops import performer
 from regard.testing.external import largest
-from regard.testing.external import published_layers as rewrites
 from regard.testing.external.packages import nystrom_pairs
 
 F64 = torch.float64

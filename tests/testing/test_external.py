@@ -7,6 +7,7 @@ import torch
 
 import regard
 from operators import check_error
+from published_layers import REWRITES
 from regard.core import Grid, RegardError, Site
 from regard.mixers import MIXERS
 from regard.mixers.mita.mita import MiTA
@@ -26,7 +27,10 @@ def label(one: External) -> str:
 
 @pytest.mark.parametrize(
     "external",
-    [pytest.param(one, marks=pytest.mark.slow) if one.package == "transformers" else one for one in EXTERNAL],
+    [
+        pytest.param(one, marks=pytest.mark.slow) if one.package == "transformers" else one
+        for one in (*EXTERNAL, *REWRITES)
+    ],
     ids=label,
 )
 def test_every_comparison_holds(external: External) -> None:

@@ -33,8 +33,8 @@ def check(
 ) -> None:
     """Run the contract suite (fast form, plain form, gradients, masks, cost, ...) on small grids, in float64.
 
-    Then compare each mechanism with another package, a rewrite of its published layer, or at least its plain equation,
-    and count it in DeiT-T and DeiT-S beside the numbers in Tables 2 and 3 of the MiTA paper.
+    Then compare each mechanism with another package, or at least its plain equation, and count it in DeiT-T and DeiT-S
+    beside the numbers in Tables 2 and 3 of the MiTA paper.
     """
     extra = imported(modules)
     texts = [mixer] if mixer else _samples(extra)
@@ -94,7 +94,7 @@ def check_row(config: "MixerConfig", standard: bool = False, compiled: bool = Tr
 
 
 def comparison_rows(config: "MixerConfig", grids: "Sequence[Grid]") -> list[dict[str, Any]]:
-    """{"with", "difference", "holds"} for each package or rewrite that a mechanism is compared with.
+    """{"with", "difference", "holds"} for each package that a mechanism is compared with.
 
     If there is none, or none is installed, the last entry is the mechanism's plain equation on these grids.
     """

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from operators import check_error, check_heads_apart, check_layer_transforms, check_transforms
+from published_layers import mita_by_query
 from regard import ConfigError, Grid, Mask, MiTA, Site, parse, spell
 from regard.core import GridError, ShapeError, UnsupportedError, merge
 from regard.mixers.mita.routing import MitaPlan, largest
 from regard.mixers.shared.expert_blocks import block_size, lay_out
 from regard.ops import PooledQueries, mita, mita_plan, mita_reference, pool_landmarks, softmax_reference
-from regard.testing.external.published_layers import mita_by_query
 from regard.testing.subject import gap
 
 GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))

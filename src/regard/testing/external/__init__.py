@@ -1,9 +1,8 @@
 """Comparisons of mechanisms with code outside Regard, with the same weights and inputs, in float64.
 
 `EXTERNAL` lists what each mechanism is compared with; `regard check` and the tests use the same functions. Each returns
-pairs (ours, theirs) and imports the other package when it is called. Where no package has a mechanism, the published
-layer is written again in `published_layers.py`, and `what` says "rewrite of ...". Mechanisms without an entry are
-compared with their own plain equation (`plain_gap`).
+pairs (ours, theirs) and imports the other package when it is called. Mechanisms without an entry are compared with
+their own plain equation (`plain_gap`).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ import torch
 from regard.core import Grid, MixerConfig, RegardError, Site
 
 from . import packages as libs
-from . import published_layers as rewrites
 from .packages import F64, Pairs, perturbed
 
 
@@ -103,19 +101,10 @@ EXTERNAL: tuple[External, ...] = (
     ),
     External("XCA", "timm", "timm xcit.XCA", libs.xca_pairs),
     External("Linear", "performer-pytorch", "performer-pytorch", libs.linear_pairs),
-    External("FLatten", "torch", "rewrite of the repository", rewrites.flatten_pairs),
-    External("PolaFormer", "torch", "rewrite of the repository", rewrites.polaformer_pairs),
-    External("MHLA", "torch", "rewrite of the paper", rewrites.mhla_pairs),
-    External("InLine", "torch", "rewrite of the repository", rewrites.inline_pairs),
     External("Performer", "performer-pytorch", "performer-pytorch", libs.performer_pairs),
-    External("ViT3", "torch", "rewrite of the repository", rewrites.vit3_pairs),
-    External("Agent", "torch", "rewrite of paper and repository", rewrites.agent_pairs),
     External("Linformer", "linformer", "linformer", libs.linformer_pairs),
     External("Nystrom", "transformers", "transformers Nystromformer", libs.nystrom_pairs),
     External("PVT", "timm", "timm pvt_v2", libs.pvt_pairs),
-    External("TopK", "torch", "torch SDPA on the best keys; rewrite of DSA", rewrites.topk_pairs),
-    External("BRA", "torch", "rewrite of the repository", rewrites.bra_pairs),
-    External("MoBA", "torch", "rewrite of the paper", rewrites.moba_pairs),
     External(
         "Reformer", "transformers", "transformers Reformer (one round)", libs.hashing_pairs,
         allowed=1e-5, note="its keys have an epsilon of their own",
@@ -131,8 +120,6 @@ EXTERNAL: tuple[External, ...] = (
         "Neighbourhood", "transformers", "transformers Longformer (a line)", libs.longformer_pairs,
         allowed=1e-6, note="its softmax is in float32",
     ),
-    External("MiTA", "torch", "rewrite of paper and repository", rewrites.mita_pairs),
-    External("NSA", "torch", "rewrite of the paper", rewrites.nsa_pairs),
     External("Conv", "torch", "torch nn.Conv2d", libs.conv_pairs),
     External(
         "DeformableConv", "torchvision", "torchvision deform_conv2d (with gradients)", libs.deformable_pairs,

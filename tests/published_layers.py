@@ -2,7 +2,7 @@
 
 Each rewrite follows the order of operations of the paper or its repository (tokens by channels, loops over images,
 heads, queries or blocks, torch's own pooling, resizing and autograd) and shares no line with the mechanism. It is
-weaker evidence than a package, because the same authors wrote both: `EXTERNAL` calls it a rewrite.
+weaker evidence than a package, because the same authors wrote both: `REWRITES` lists them for the tests alone.
 """
 
 from typing import Any
@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import Grid, Site, merge
-
-from .packages import F64, Pairs, perturbed
+from regard.testing.external import External
+from regard.testing.external.packages import F64, Pairs, perturbed
 
 
 def layer(text: str, grid: Grid) -> Any:
@@ -319,3 +319,19 @@ def vit3_pairs() -> Pairs:
         w3 = w3 - g / (g.norm(dim=(-2, -1), keepdim=True) + 1)
         local.append(F.conv2d(q2[i : i + 1], w3, padding=1, groups=8))
     return [(ours(x, grid), ours.proj(torch.cat([heads_out, torch.cat(local).flatten(2).mT], -1)))]
+
+
+REWRITES: tuple[External, ...] = (
+    External("FLatten", "torch", "rewrite of the repository", flatten_pairs),
+    External("PolaFormer", "torch", "rewrite of the repository", polaformer_pairs),
+    External("MHLA", "torch", "rewrite of the paper", mhla_pairs),
+    External("InLine", "torch", "rewrite of the repository", inline_pairs),
+    External("ViT3", "torch", "rewrite of the repository", vit3_pairs),
+    External("Agent", "torch", "rewrite of paper and repository", agent_pairs),
+    External("TopK", "torch", "torch SDPA on the best keys; rewrite of DSA", topk_pairs),
+    External("BRA", "torch", "rewrite of the repository", bra_pairs),
+    External("MoBA", "torch", "rewrite of the paper", moba_pairs),
+    External("MiTA", "torch", "rewrite of paper and repository", mita_pairs),
+    External("NSA", "torch", "rewrite of the paper", nsa_pairs),
+)
+"""Every rewrite, in the order of `MIXERS`."""
