@@ -189,7 +189,13 @@ def make_run(
     extra, changes = options.extra, options.changes
     kind = find_task(task, extra)
     sides = read_size(options.size) if options.size else None
-    given = {"data": data, "host": host, "size": sides, "download": options.download, "exif": options.exif}
+    given: dict[str, Any] = {
+        "data": data,
+        "host": host,
+        "size": sides,
+        "download": options.download,
+        "exif": options.exif,
+    }
     if options.val is not None:
         if not 0 < options.val < 1:
             raise ConfigError(f"--val is a share between 0 and 1, such as 0.1, not {options.val}")

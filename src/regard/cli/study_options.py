@@ -153,8 +153,8 @@ def find_study(name: str, scale: str, options: StudyOptions) -> "Study":
     use_data(options.data_root)
     if folder := os.environ.get("REGARD_DATA"):
         os.environ["REGARD_DATA"] = os.path.abspath(os.path.expanduser(folder))
-    extra, own = imported(options.modules), imported_studies(options.modules)
-    study = own[name] if name in own else load_study(name)
+    extra, yours = imported(options.modules), imported_studies(options.modules)
+    study = yours[name] if name in yours else load_study(name)
     setting = study.setting(scale)
     if options.digest is not None:
         if options.data is None or "digest" not in setting.task.__dataclass_fields__:

@@ -196,8 +196,9 @@ def _joined(
     windows = any(weights.places is not None for weights in found.values())
     if len(grids) != 1 or windows or left_out or len(found) < 2:
         return []
+    (grid,) = grids
     with suppress(UnsupportedError):
-        return [encode("rollout over all layers", rollout(reader, inputs, layers), *grids, stride)]
+        return [encode("rollout over all layers", rollout(reader, inputs, layers), grid, stride)]
     return []
 
 

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping
+from typing import Any
 
 import matplotlib
 from markupsafe import Markup
@@ -40,7 +41,7 @@ def plain_figure(figure: Figure, format: str) -> bytes:
     colours |= {f"#0a00{index:02x}": colour for index, colour in enumerate(figures.LIGHT)}
     for artist in figure.findobj():
         for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
-            value = getattr(artist, f"get_{part}", lambda: None)()
+            value: Any = getattr(artist, f"get_{part}", lambda: None)()
             if is_color_like(value) and to_hex(value) in colours:
                 getattr(artist, f"set_{part}")(to_rgba(colours[to_hex(value)], to_rgba(value)[3]))
     out = io.BytesIO()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard.core import ConfigError, DataError
-from regard.files.atomic import store_errors, write_json
+from regard.files.atomic import json_text, store_errors, write_atomically
 from regard.files.paths import user_path
 from regard.images import own
 from regard.images.images import Source, decode, opened
@@ -109,7 +109,8 @@ def _write_boxes(path: Path, out: Path, choices: detection.Choices) -> Iterator[
             images.append({"id": row + 1, "file_name": file.name, "height": height, "width": width})
             annotations += _annotations(scene.objects, row + 1, len(annotations), found.categories.ids)
             yield ""
-        write_json(out / f"{split}.json", {"images": images, "annotations": annotations, "categories": categories})
+        content = {"images": images, "annotations": annotations, "categories": categories}
+        write_atomically(out / f"{split}.json", json_text(content))
 
 
 def _annotations(objects: Objects, image: int, first: int, ids: Sequence[int]) -> list[dict[str, Any]]:

@@ -45,7 +45,9 @@ def _backward(grad: Tensor, rows: Tensor, points: Tensor, factors: Tensor | None
     return grads
 
 
-def _empty_gradients(grad: Tensor, rows: Tensor, points: Tensor, factors: Tensor | None) -> tuple[Tensor, ...]:
+def _empty_gradients(
+    grad: Tensor, rows: Tensor, points: Tensor, factors: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     weights = rows.new_empty(0) if factors is None else torch.empty_like(factors)
     return torch.empty_like(rows), torch.empty_like(points), weights
 

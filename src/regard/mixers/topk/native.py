@@ -45,7 +45,9 @@ def _empty_results(q, k, v, keys, top, scale):  # type: ignore[no-untyped-def]
     return empty_heads(v, (*shape, v.shape[-1])), q.new_empty(*shape, top, dtype=torch.int64)
 
 
-def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, scale: float) -> tuple[Tensor, ...]:
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v."""
     inputs = upcast_rows(q, k, v, grad)
     wide = [empty_heads(inputs[0], x.shape) for x in (q, k, v)]
