@@ -22,7 +22,7 @@ def decoded(weights: Weights) -> Tensor:
     return torch.from_numpy((weights.codes.astype(np.float32) - zero) * weights.scales[..., None] / levels)
 
 
-@pytest.mark.parametrize("mixer", ["", "MiTA(m=4, k=3)", "Agent(m=4)", "TopK(k=3)", "SKA()", "Differential()"])
+@pytest.mark.parametrize("mixer", ["", "MiTA(m=4, k=3)", "Agent(m=4)", "TopK(k=3)", "SKA()"])
 def test_weights_are_those_of_capture(mixer: str) -> None:
     model, x = vit()
     draw_large_weights(swap(model.eval(), mixer) if mixer else model.eval())

@@ -72,7 +72,7 @@ NAMES: dict[object, str] = {list_names: "list", evaluate: "eval"}
 """Verbs that are not called as their functions are."""
 for verb in (list_names, card, check, taxonomy, cost, bench, swap_check, probe, advise, distill, train, evaluate,
              finetune, predict, export, maps, explore, report):  # fmt: skip
-    app.command(NAMES.get(verb))(verb)
+    app.command(NAMES.get(verb, verb.__name__.replace("_", "-")))(verb)
 for name, group in (("study", study_app), ("results", results_app), ("data", data_app)):
     app.add_typer(group, name=name)
 make_strict(app)

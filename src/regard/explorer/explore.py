@@ -14,6 +14,7 @@ from regard.explain.pictures import CREDITS, SAMPLES, sample_image
 from regard.files.paths import user_path
 from regard.images.images import read_image
 from regard.images.normalise import Statistics
+from regard.mixers.spelling import spell
 from regard.swapping.host_names import MIXER_CHILD
 from regard.swapping.layer_plan import PlanSource
 from regard.swapping.swap import swap
@@ -75,4 +76,5 @@ def swapped_copy(user: UserModel, plan: PlanSource | MixerConfig, extra: Extra =
     network = copy.deepcopy(user.network)
     swap(network, plan_of(user, plan, extra), example=user.example, ports=user.ports)
     new = any(f".{MIXER_CHILD}." in f".{key}" for key in network.state_dict())
-    return Shown(str(plan), network.eval(), user.trained and not new)
+    label = spell(plan) if isinstance(plan, MixerConfig) else str(plan)
+    return Shown(label, network.eval(), user.trained and not new)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.core import ConfigError, DataError
-from regard.files.atomic import json_text, store_errors, write_atomically
+from regard.core import ConfigError, DataError, StoreError
+from regard.files.atomic import json_text, write_atomically
 from regard.files.paths import user_path
 from regard.images import own
 from regard.images.images import Source, decode, opened
@@ -40,7 +40,7 @@ def write_clean_copy(
     validation, get the division that a training would make. Images that cannot be
     read are left out, but not beside masks.
     Raises: ConfigError for data that are no images, and for a folder that has something in it or lies in the data;
-    DataError for what a training refuses.
+    DataError for what a training refuses; StoreError.
     """
     path = user_path(data, DataError).resolve()
     kind = "" if is_stream(data) else kind or kind_of(path)
@@ -48,7 +48,7 @@ def write_clean_copy(
         raise ConfigError(f"--fix writes images with classes, boxes or masks, not {data}")
     if (out.exists() and (not out.is_dir() or any(out.iterdir()))) or out.resolve().is_relative_to(path):
         raise ConfigError(f"--fix writes to a new folder outside of the data: {out} is in use")
-    with store_errors(out):
+    try:
         out.mkdir(parents=True, exist_ok=True)
         if kind == "classification":
             written = _write_classes(path, out)
@@ -57,6 +57,8 @@ def write_clean_copy(
         else:
             written = _write_boxes(path, out, detection.Choices(TASK_OF[kind].kind == "segm", "skip", exif or ""))
         lines = list(written)
+    except OSError as error:
+        raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
     left_out = [f"left out: {line}" for line in lines if line]
     return [f"{out}: {len(lines) - len(left_out)} images written", *left_out]
 
