@@ -95,6 +95,10 @@ class Grid:
             return tokens
         return torch.cat([extra[..., : self.prefix, :], tokens, extra[..., self.prefix :, :]], -2)
 
+    def every(self, stride: int) -> "Grid":
+        """Every stride-th row and column, from the first; prefix and suffix stay."""
+        return Grid(-(-self.height // stride), -(-self.width // stride), self.prefix, self.suffix)
+
     def factor(self, m: int) -> tuple[int, int]:
         """m windows as (rows, columns): the factorisation nearest to the grid's aspect ratio; ties take more rows.
 

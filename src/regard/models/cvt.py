@@ -34,7 +34,7 @@ class CvTPort(Port):
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         return Site(
             dim=module.proj.out_features, heads=module.num_heads, grid=grid, qkv_bias=module.proj_q.bias is not None,
-            layer=layer, memory=coarser(grid, module.kv_stride) if module.kv_stride > 1 else None, name=name,
+            layer=layer, memory=grid.every(module.kv_stride) if module.kv_stride > 1 else None, name=name,
         )  # fmt: skip
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
@@ -75,7 +75,7 @@ class ConvMixer(HeadMixer):
                 self.add_module(name, DepthwiseProjection(site.dim, 1 if name == "conv_q" else host.kv_stride))
 
     def memory_grid(self, grid: Grid) -> Grid | None:
-        return coarser(grid, self.stride) if self.stride > 1 else None
+        return grid.every(self.stride) if self.stride > 1 else None
 
     def project_heads(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
         projected: dict[str, Tensor | None] = dict.fromkeys("qkv")
@@ -129,11 +129,6 @@ def convolved(attention: nn.Module, role: str, x: Tensor, grid: Grid) -> Tensor:
     """The input of a role's linear layer: tokens after the role's convolution."""
     shared = role in "kv" and getattr(attention, "conv_kv", None) is not None
     return attention.get_submodule("conv_kv" if shared else f"conv_{role}")(x, grid)
-
-
-def coarser(grid: Grid, stride: int) -> Grid:
-    """The grid after a 3x3 convolution with padding 1."""
-    return Grid(-(-grid.height // stride), -(-grid.width // stride), grid.prefix)
 
 
 class CvTBlock(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard import CSKA, ConfigError, Grid, Mask, Site, UnsupportedError, spell
-from regard.mixers.static_keys.strided import block_values, coarse
+from regard.mixers.static_keys.strided import block_values
 from regard.testing.subject import gap, perturbed
 
 F64 = torch.float64
@@ -31,7 +31,7 @@ def inputs(grid: Grid) -> tuple[Tensor, Tensor]:
 
 def naive_values(v: Tensor, grid: Grid, stride: int, keep: Tensor) -> tuple[Tensor, Tensor]:
     """v (B, H, N, e), keep (B, N): prefix values, the mean of each block, suffix values; and which keys are kept."""
-    blocks = [[] for _ in range(coarse(grid, stride).cells)]
+    blocks = [[] for _ in range(grid.every(stride).cells)]
     for y in range(grid.height):
         for x in range(grid.width):
             block = y // stride * -(-grid.width // stride) + x // stride
@@ -50,7 +50,7 @@ def naive_values(v: Tensor, grid: Grid, stride: int, keep: Tensor) -> tuple[Tens
 
 def naive(operator: torch.nn.Module, q: Tensor, v: Tensor, grid: Grid, keep: Tensor) -> Tensor:
     """The logits reading, one product of a query and a tap at a time."""
-    config, keys = operator.config, coarse(grid, operator.config.stride)
+    config, keys = operator.config, grid.every(operator.config.stride)
     values, kept = naive_values(v, grid, config.stride, keep)
     made, kernel, m = operator.on(keys), config.kernel, keys.tokens
     if config.factorised:
@@ -162,9 +162,9 @@ def test_cross_attention_has_the_blocks_of_the_memory() -> None:
     operator = perturbed(CSKA(stride=2).operator(site))
     q, (_, v) = torch.randn(3, 2, 6, 4, dtype=F64), inputs(memory)
     values = naive_values(v, memory, 2, torch.ones(3, memory.tokens, dtype=torch.bool))[0]
-    plain = CSKA().operator(replace(site, memory=coarse(memory, 2))).double()
+    plain = CSKA().operator(replace(site, memory=memory.every(2))).double()
     plain.load_state_dict(operator.state_dict())
-    expected = plain(q, None, values, grid=grid, memory=coarse(memory, 2))
+    expected = plain(q, None, values, grid=grid, memory=memory.every(2))
     assert gap(operator(q, None, v, grid=grid, memory=memory), expected) < 1e-12
 
 

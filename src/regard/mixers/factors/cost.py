@@ -6,7 +6,6 @@ from typing import Protocol, runtime_checkable
 from regard.core import Grid, Site
 
 from .forms import PRESETS, feature_width, product_pays, reach, sinusoid_basis, table_size
-from .inputs import strided_grid
 from .window_tiles import Cut, cut
 
 
@@ -45,7 +44,7 @@ def paper_macs(config: FactorFields, site: Site, width: int) -> int:
     suffix tokens: a window as large as the map costs the same as no window.
     """
     e1, e2, _, _ = (flag == "1" for flag in config.terms)
-    grid, keys, inner = strided_grid(site.grid, config.query_stride), _keys(config, site), site.inner
+    grid, keys, inner = site.grid.every(config.query_stride), _keys(config, site), site.inner
     source, window, axes = site.memory or site.grid, config.window or math.inf, config.axes
     per_query = int(min(window**axes, keys.cells)) + keys.extra
     macs = 0
@@ -62,7 +61,7 @@ def paper_macs(config: FactorFields, site: Site, width: int) -> int:
 def executed_macs(config: FactorFields, site: Site, width: int) -> int:
     """All matrix products of the form that runs for one sample in float32 without a mask, in eager mode on the CPU."""
     e1, e2, e3, e4 = (flag == "1" for flag in config.terms)
-    grid, keys, inner, d = strided_grid(site.grid, config.query_stride), _keys(config, site), site.inner, site.width
+    grid, keys, inner, d = site.grid.every(config.query_stride), _keys(config, site), site.inner, site.width
     form = _form(config, site)
     # with E1, E3 is part of its product; the materialised form computes every term by itself
     macs = keys.tokens * inner if e3 and (not e1 or form == "materialised") else 0
@@ -88,7 +87,7 @@ def executed_macs(config: FactorFields, site: Site, width: int) -> int:
 def exponentials(config: FactorFields, site: Site) -> int:
     """Entries in the softmax of that form: one per pair of tokens, or one per token and row or column of keys."""
     _, e2, e3, _ = (flag == "1" for flag in config.terms)
-    grid, keys, heads = strided_grid(site.grid, config.query_stride), _keys(config, site), site.heads
+    grid, keys, heads = site.grid.every(config.query_stride), _keys(config, site), site.heads
     form = _form(config, site)
     if form != "factorised":
         tiles = _cut(config, site) if form == "compressed" else None
@@ -113,13 +112,13 @@ def _form(config: FactorFields, site: Site) -> str:
         return "factorised"
     if e1 or _cut(config, site) is not None:
         return "compressed"
-    grid, keys = strided_grid(site.grid, config.query_stride), _keys(config, site)
+    grid, keys = site.grid.every(config.query_stride), _keys(config, site)
     return "factorised" if product_pays(1, site.heads, site.width, grid, keys) else "compressed"
 
 
 def _window(config: FactorFields, site: Site) -> int:
     """The window, 0 where it covers the whole map."""
-    grid, keys = strided_grid(site.grid, config.query_stride), _keys(config, site)
+    grid, keys = site.grid.every(config.query_stride), _keys(config, site)
     whole = 2 * reach(grid, keys, config.key_stride, config.query_stride) - 1
     return 0 if config.window >= whole else config.window
 
@@ -129,7 +128,7 @@ def _cut(config: FactorFields, site: Site) -> Cut | None:
 
 
 def _keys(config: FactorFields, site: Site) -> Grid:
-    return strided_grid(site.memory or site.grid, config.key_stride)
+    return (site.memory or site.grid).every(config.key_stride)
 
 
 def _position_macs(e2: bool, e4: bool, grid: Grid, sides: tuple[tuple[int, int], ...], inner: int) -> int:
@@ -141,7 +140,7 @@ def _position_macs(e2: bool, e4: bool, grid: Grid, sides: tuple[tuple[int, int],
 
 def _compressed(config: FactorFields, site: Site, keys: Grid, sides: tuple[tuple[int, int], ...]) -> int:
     e1, e2, e3, _ = (flag == "1" for flag in config.terms)
-    grid, inner, d = strided_grid(site.grid, config.query_stride), site.inner, site.width
+    grid, inner, d = site.grid.every(config.query_stride), site.inner, site.width
     source = site.memory or site.grid
     features, macs = d * e1 + (e3 and not e1), 0
     if config.relative:

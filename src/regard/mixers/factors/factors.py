@@ -39,7 +39,6 @@ from .inputs import (
     interpolated,
     scale_of,
     sort_terms,
-    strided_grid,
     strided_tokens,
 )
 
@@ -58,7 +57,7 @@ def factor_logits(
     form `factors` has no such limit).
     """
     check_needed(terms, q, k, u, t, tables)
-    keys = key_grid or strided_grid(grid, stride)
+    keys = key_grid or grid.every(stride)
     on, n, m = [flag == "1" for flag in terms], grid.tokens, keys.tokens
     logits = {}
     if on[0]:
@@ -398,7 +397,7 @@ class FactorsOperator(Operator):
                 raise UnsupportedError("a causal or padding mask needs every query: query_stride=1")
             if mask.bias is not None and mask.bias.shape[-2] > 1:
                 mask = Mask(bias=mask.bias.index_select(-2, picked))
-        return strided_grid(grid, stride), None if q is None else q.index_select(-2, picked), mask
+        return grid.every(stride), None if q is None else q.index_select(-2, picked), mask
 
     def _keys(self, inputs: Inputs, mask: Mask | None) -> tuple[Grid, Grid, Tensor | None, Tensor, Mask | None]:
         """The grid of all keys, the grid of every stride-th key, and their k, v and mask."""
@@ -414,4 +413,4 @@ class FactorsOperator(Operator):
             bias = None if mask.bias is None else mask.bias.index_select(-1, picked)
             mask = Mask(keep=None if mask.keep is None else mask.keep.index_select(-1, picked), bias=bias)
         k = None if k is None else k.index_select(-2, picked)
-        return source, strided_grid(source, self.stride), k, v.index_select(-2, picked), mask
+        return source, source.every(self.stride), k, v.index_select(-2, picked), mask

@@ -15,13 +15,8 @@ EXECUTIONS = ("auto", "compressed", "factorised", "flex", "materialised")
 Bases = tuple[Tensor, Tensor | None]
 
 
-def strided_grid(grid: Grid, stride: int) -> Grid:
-    """Every stride-th row and column, from the first; prefix and suffix stay."""
-    return Grid(-(-grid.height // stride), -(-grid.width // stride), grid.prefix, grid.suffix)
-
-
 def strided_tokens(grid: Grid, stride: int, device: torch.device) -> Tensor:
-    """The indices of the tokens of `strided_grid` among those of `grid`."""
+    """The indices of the tokens of `grid.every(stride)` among those of `grid`."""
     rows = torch.arange(0, grid.height, stride, device=device) * grid.width + grid.prefix
     cells = (rows[:, None] + torch.arange(0, grid.width, stride, device=device)).flatten()
     token = torch.arange(grid.tokens, device=device)
@@ -64,7 +59,7 @@ def check_case(
         raise ConfigError(f"with query_stride={query_stride} the key grid does not follow from {grid}; give key_grid=")
     if execution not in EXECUTIONS:
         raise ConfigError(f"execution {execution!r} is unknown; {nearest(execution, EXECUTIONS)}")
-    keys = key_grid or strided_grid(grid, stride)
+    keys = key_grid or grid.every(stride)
     sides = ((grid.height, keys.height), (grid.width, keys.width))
     if window and not all(_one_side(*side, stride, query_stride) for side in sides):
         raise UnsupportedError(f"a window needs keys on the grid of the queries ({grid}), not on {keys}")

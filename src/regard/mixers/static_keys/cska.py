@@ -35,7 +35,7 @@ from .cska_keys import QueryKeyOperator, query_keys_cost
 from .grids import in_windows, join_windows, repeat_window, same_cells
 from .keys import ACTIVATIONS, FROM_TEACHER, StaticConfig, StaticOperator, weigh
 from .ska import SKA, ska, ska_macs, ska_reference
-from .strided import block_values, coarse
+from .strided import block_values
 
 __all__ = ["CSKA", "cska", "cska_reference"]
 
@@ -165,7 +165,7 @@ class CSKA(StaticConfig):
 
     def _with_blocks(self, site: Site) -> Site:
         """The site whose memory is the grid of the keys."""
-        return replace(site, memory=coarse(site.memory or site.grid, self.stride)) if self.stride > 1 else site
+        return replace(site, memory=(site.memory or site.grid).every(self.stride)) if self.stride > 1 else site
 
     def key_macs(self, site: Site, queries: Grid, keys: Grid) -> int:
         """MACs of the patch tokens' logits, k*k times SKA's; with factorised=True of the depth-wise kernel alone."""
@@ -264,7 +264,7 @@ class CSKAOperator(StaticOperator):
 
     def freeze(self, grid: Grid | None) -> None:
         """As in `StaticOperator`; grid: of the tokens, also with a stride."""
-        super().freeze(grid and coarse(grid, self.config.stride))
+        super().freeze(grid and grid.every(self.config.stride))
 
     @torch.no_grad()
     def set_keys(self, keys: Float[Tensor, "H M d"]) -> None:

@@ -21,7 +21,7 @@ from regard.mixers.shared.tiles import join_tokens, split_tokens
 from regard.mixers.softmax import softmax, softmax_reference
 
 from .cska_forms import convolved, sides
-from .strided import block_values, coarse
+from .strided import block_values
 
 
 def query_keys_reference(
@@ -50,7 +50,7 @@ def query_keys(
 
 def query_keys_cost(site: Site, kernel: int, bias: bool, stride: int) -> Cost:
     """Parameters and MACs of `QueryKeyOperator`."""
-    keys, filters = coarse(site.grid, stride), kernel**2 * site.width * site.inner
+    keys, filters = site.grid.every(stride), kernel**2 * site.width * site.inner
     convolution = Cost(filters + site.inner * (bias + keys.extra), keys.cells * filters)
     return convolution + attention_cost(site.grid.tokens, keys.tokens, site.inner)
 
@@ -104,5 +104,5 @@ class QueryKeyOperator(Operator):
         keys = convolve(cells, self.weight.to(q.dtype), bias, Grid(*sides(grid)), self.stride)
         if self.extra_keys is not None:
             extra = self.extra_keys.to(q.dtype).expand(q.shape[0], -1, -1, -1)
-            keys = join_tokens(extra, keys, coarse(grid, self.stride))
+            keys = join_tokens(extra, keys, grid.every(self.stride))
         return q, keys

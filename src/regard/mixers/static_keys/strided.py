@@ -13,11 +13,6 @@ from regard.mixers.shared.checks import padding_only
 from regard.mixers.shared.tiles import join_tokens, split_keep, split_tokens
 
 
-def coarse(grid: Grid, stride: int) -> Grid:
-    """The grid of the blocks."""
-    return Grid(-(-grid.height // stride), -(-grid.width // stride), grid.prefix, grid.suffix)
-
-
 def block_values(
     v: Tensor, grid: Grid, stride: int, mask: Mask | None, plain: bool
 ) -> tuple[Tensor, Grid, Mask | None]:
@@ -34,11 +29,11 @@ def block_values(
         means, real = _plain_means(cells, grid, stride, mask)
     else:
         means, real = block_means(v, grid, block_tiles(grid, (stride, stride), v.device), mask)
-    values = join_tokens(extra, means.to(v.dtype), coarse(grid, stride))
+    values = join_tokens(extra, means.to(v.dtype), grid.every(stride))
     if mask.keep is None:
-        return values, coarse(grid, stride), None
+        return values, grid.every(stride), None
     first, last = mask.keep[:, : grid.prefix], mask.keep[:, grid.prefix + grid.cells :]
-    return values, coarse(grid, stride), Mask(keep=torch.cat([first, real, last], 1))
+    return values, grid.every(stride), Mask(keep=torch.cat([first, real, last], 1))
 
 
 def _plain_means(cells: Tensor, grid: Grid, stride: int, mask: Mask) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from regard.swapping.separate_qkv import TokenConv
 from regard.swapping.talking_heads import TalkingHeads, logits_operator, no_logits_error
 
 from .pooled import fused_heads
-from .wide import BIASES, coarser
+from .wide import BIASES
 
 
 class ConvAttentionMixer(HostMixer):
@@ -157,7 +157,7 @@ class EfficientFormerV2Mixer(HostMixer):
         if isinstance(self.operator, TalkingHeads):  # the host mixes the sum of logits and biases
             bias = F.conv2d(bias, self.operator.proj_l.weight)
         mask = Mask(bias=bias)
-        return Inputs(q, k, v, coarser(keys, 2), keys, mask) if self.halved else Inputs(q, k, v, keys, mask=mask)
+        return Inputs(q, k, v, keys.every(2), keys, mask) if self.halved else Inputs(q, k, v, keys, mask=mask)
 
     def heads_of(self, role: str, cells: Tensor) -> Tensor | None:
         module = getattr(self.around, role)
@@ -225,7 +225,7 @@ class TimmEfficientFormerV2Downsample(MapPort):
         return Site(dim=dim, heads=count, grid=queries, width=width, memory=keys, layer=layer, name=name)
 
     def output_grid(self, grid: Grid) -> Grid:
-        return coarser(grid, 2)
+        return grid.every(2)
 
 
 class PairMixer(HostMixer):

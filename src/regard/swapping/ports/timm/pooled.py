@@ -16,8 +16,6 @@ from regard.swapping.host_mixer import HostMixer, HostPort, MapPort, host_parts
 from regard.swapping.layer import Port
 from regard.swapping.maps import heads_of_map, map_of, map_of_heads, tokens_of
 
-from .wide import coarser
-
 
 def fused_heads(y: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values (B, H, N, d) of channels in the order (3, heads, width)."""
@@ -151,7 +149,7 @@ class MultiQueryMixer(HostMixer):
         self.kv_stride = host.kv_stride
 
     def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
-        keys = coarser(grid, self.kv_stride)
+        keys = grid.every(self.kv_stride)
         q, k, v = (self.heads_of(name, map_of(x, grid)) for name in ("query", "key", "value"))
         return Inputs(q, k, v, grid, None if keys == grid else keys)
 
@@ -188,7 +186,7 @@ class TimmMultiQuery(MapPort):
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        keys = coarser(grid, module.kv_stride)
+        keys = grid.every(module.kv_stride)
         return Site(
             dim=module.query.proj.in_channels, heads=module.num_heads, grid=grid, width=module.key_dim,
             memory=None if keys == grid else keys, layer=layer, name=name,

@@ -60,12 +60,7 @@ class DownsampleMixer(WideMixer):
     def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
         k, v = self.split_heads(self.apply_part("kv", x, grid), 2)
         q = None if self.around.q is None else heads(self.apply_part("q", x, grid), self.site.heads)
-        return Inputs(q, k, v, coarser(grid, self.stride), grid, self.bias())
-
-
-def coarser(grid: Grid, stride: int) -> Grid:
-    """Every `stride`-th row and column of a grid of patch tokens, from the first on."""
-    return Grid(-(-grid.height // stride), -(-grid.width // stride))
+        return Inputs(q, k, v, grid.every(self.stride), grid, self.bias())
 
 
 class TimmTinyViT(HostPort):
@@ -115,7 +110,7 @@ class TimmLeViTDownsample(TimmLeViT):
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return replace(super().site(module, grid, name, layer), grid=coarser(grid, module.stride), memory=grid)
+        return replace(super().site(module, grid, name, layer), grid=grid.every(module.stride), memory=grid)
 
 
 class TimmEfficientFormer(TimmTinyViT):
