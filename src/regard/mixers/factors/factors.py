@@ -29,18 +29,7 @@ from regard.mixers.shared.precision import without_autocast
 from . import cost, forms
 from .flex import flex
 from .forms import PRESETS, Tables, inside_window, pairwise, sinusoids, table_size
-from .inputs import (
-    Bases,
-    check_case,
-    check_needed,
-    check_query_stride,
-    check_terms,
-    check_window,
-    interpolated,
-    scale_of,
-    sort_terms,
-    strided_tokens,
-)
+from .inputs import Bases, check_case, check_needed, check_numbers, interpolate, scale_of, sort_terms, strided_tokens
 
 __all__ = ["Factors", "factor_logits", "factors", "factors_reference"]
 
@@ -189,9 +178,7 @@ class Factors(HeadMixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_terms(self.terms)
-        check_window(self.window, self.key_stride)
-        check_query_stride(self.query_stride)
+        check_numbers(self.terms, self.window, self.key_stride, self.query_stride)
         if self.execution == "factorised" and self.terms[0] == "1":
             raise ConfigError(f"the factorised form cannot do E1 (terms {self.terms!r}); use execution='auto'")
         if self.positions < 0 or self.positions % (2 * self.axes):
@@ -347,7 +334,7 @@ class FactorsOperator(Operator):
             u=self.u, t=self.t, scale=self.config.scale, window=self.config.window, stride=self.stride,
             query_stride=self.config.query_stride, mask=mask, basis=basis, execution=self.config.execution,
         )  # fmt: skip
-        return out if self.config.query_stride == 1 else interpolated(out, query_grid, inputs.grid)
+        return out if self.config.query_stride == 1 else interpolate(out, query_grid, inputs.grid)
 
     def one_query(
         self, index: int, q: Tensor | None, k: Tensor | None, v: Tensor, *, mask: Mask | None = None

@@ -23,7 +23,7 @@ def strided_tokens(grid: Grid, stride: int, device: torch.device) -> Tensor:
     return torch.cat([token[: grid.prefix], cells, token[grid.prefix + grid.cells :]])
 
 
-def interpolated(x: Tensor, coarse: Grid, grid: Grid) -> Tensor:
+def interpolate(x: Tensor, coarse: Grid, grid: Grid) -> Tensor:
     """(B, H, N coarse, e) on `grid`: patch tokens by bilinear interpolation (corners not aligned), others unchanged."""
     cells = x[..., coarse.span, :].transpose(2, 3).flatten(1, 2).unflatten(-1, (coarse.height, coarse.width))
     full = F.interpolate(cells, (grid.height, grid.width), mode="bilinear", align_corners=False)
@@ -31,16 +31,14 @@ def interpolated(x: Tensor, coarse: Grid, grid: Grid) -> Tensor:
     return torch.cat([x[..., : grid.prefix, :], full, x[..., coarse.prefix + coarse.cells :, :]], -2)
 
 
-def check_terms(terms: str) -> None:
-    """Raises ConfigError unless terms are four of 0/1."""
+def check_numbers(terms: str, window: int, stride: int, query_stride: int) -> None:
+    """Raises ConfigError unless terms are four of 0/1, and every query has a key in its window."""
     if not isinstance(terms, str) or len(terms) != 4 or set(terms) - {"0", "1"}:
         raise ConfigError(f'terms must be four of 0/1 for E1..E4, like "0110", not {terms!r}')
-
-
-def check_window(window: int, stride: int) -> None:
-    """Raises ConfigError unless every query has a key in its window."""
     if stride < 1 or window < 0 or (window and (window % 2 == 0 or window < 2 * stride - 1)):
         raise ConfigError(f"a window is odd and >= 2 stride - 1 (0 = all), stride >= 1, not {window}, {stride}")
+    if query_stride < 1:
+        raise ConfigError(f"query_stride is at least 1, not {query_stride}")
 
 
 def check_case(
@@ -52,9 +50,7 @@ def check_case(
 
     Raises: ConfigError, ShapeError, GridError, UnsupportedError.
     """
-    check_terms(terms)
-    check_window(window, stride)
-    check_query_stride(query_stride)
+    check_numbers(terms, window, stride, query_stride)
     if query_stride > 1 and key_grid is None:
         raise ConfigError(f"with query_stride={query_stride} the key grid does not follow from {grid}; give key_grid=")
     if execution not in EXECUTIONS:
@@ -91,12 +87,6 @@ def check_needed(
         if used and value is None:
             raise ConfigError(f"factors with terms {terms!r} needs {name}, which is None")
     return needed
-
-
-def check_query_stride(query_stride: int) -> None:
-    """Raises ConfigError unless the stride of the queries is at least 1."""
-    if query_stride < 1:
-        raise ConfigError(f"query_stride is at least 1, not {query_stride}")
 
 
 def _one_side(queries: int, keys: int, stride: int, query_stride: int) -> bool:
