@@ -81,9 +81,8 @@ def count_macs(model: nn.Module, images: Tensor | tuple[Any, ...], accounting: s
         for parameter in trained:  # the counter's hooks fail on views of parameters with a gradient
             parameter.requires_grad_(False)
         with (
-            eval_mode(model), no_fast_path(), sdpa_kernel(SDPBackend.MATH),
-            _by_formula(model, accounting) as formulas, counter,
-            nullcontext() if isinstance(images, tuple) else explained_inputs(model, images),
+            eval_mode(model), no_fast_path(), sdpa_kernel(SDPBackend.MATH), _by_formula(model, accounting) as formulas,
+            counter, nullcontext() if isinstance(images, tuple) else explained_inputs(model, images),
         ):  # fmt: skip
             model(*images) if isinstance(images, tuple) else model(images)
     finally:

@@ -266,8 +266,7 @@ def swap(
 
 
 def _swap_by_layer(
-    model: nn.Module, plan: LayerPlan, where: str, example: Example | None, ports: Ports,
-    reinitialise: bool,
+    model: nn.Module, plan: LayerPlan, where: str, example: Example | None, ports: Ports, reinitialise: bool,
 ) -> nn.Module:  # fmt: skip
     """Swap by a plan of layers, all or nothing. Raises: also ConfigError for `where`, since the plan names layers."""
     if where != "*":

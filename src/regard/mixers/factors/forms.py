@@ -60,8 +60,7 @@ def choose_execution(case: Case) -> str:
         "tiles": case.per_query and cut_of(case) is not None, "fits": fits,
     }  # fmt: skip
     situation = Situation(
-        device=case.v.device, dtype=case.v.dtype, tokens=case.grid.tokens, keys=case.keys.tokens,
-        facts=holding(facts),
+        device=case.v.device, dtype=case.v.dtype, tokens=case.grid.tokens, keys=case.keys.tokens, facts=holding(facts),
     )  # fmt: skip
     return choose("Factors", "auto", situation)
 
