@@ -80,7 +80,7 @@ def predict(run: Any, store: Any, arguments: argparse.Namespace, out: Path) -> d
     import torch
 
     from regard.advice.fidelity import Fidelity, means
-    from regard.advice.layer_costs import layer_costs, measured_usage
+    from regard.advice.layer_costs import layer_costs, measure_usage
     from regard.advice.learning import Distillation, LayerDistillation
     from regard.advice.search import added, additive_loss, as_plan, front
     from regard.advice.substitutes import Substitutes
@@ -109,12 +109,12 @@ def predict(run: Any, store: Any, arguments: argparse.Namespace, out: Path) -> d
         print("predicted; measuring costs", flush=True)
         costs = layer_costs(substitutes, inputs[:BATCH], seconds=0.5)
         rows = by_quartile(plans, [float(change.kl.mean()) for change in changes], arguments.plans)
-        own = measured_usage(substitutes, {"own": {}}, inputs[:BATCH], 2.0)["own"]
+        own = measure_usage(substitutes, {"own": {}}, inputs[:BATCH], 2.0)["own"]
         within = [c for c in front(losses, costs, "latency") if added(c, costs, "latency") <= -0.2 * own.seconds]
         verified = [(float(fidelity.scores(as_plan(choice)).kl.mean()), choice) for choice in within[:4]]
         recommended = min(verified, key=lambda pair: pair[0])[1] if verified else {}
         chosen = [*(plans[row] for row in rows), recommended]
-        usage = measured_usage(
+        usage = measure_usage(
             substitutes, {"own": {}} | {str(i): as_plan(plan) for i, plan in enumerate(chosen)}, inputs[:BATCH], 1.0
         )
         records = []

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.core import Cost, Extra, Mask, Mixer, MixerConfig, RegardError, Site
 from regard.core.validation import checked
-from regard.measure.bench import Placement, Run, checked_placement, layer_pass, with_gradients
+from regard.measure.bench import Placement, Run, check_placement, layer_pass, with_gradients
 from regard.measure.bench_model import output_tensor
 from regard.measure.cost import count_cost, host_and_image
 from regard.measure.turns import in_turns, one_thread
@@ -138,7 +138,7 @@ def advise(
     that cannot be swapped in come last, with the reason. extra: the user's own models and ports.
     Raises: ConfigError as `bench` or for an unknown host, SwapError if it has no attention to replace.
     """
-    placement = checked_placement(device, dtype, batch=batch, seconds=seconds)
+    placement = check_placement(device, dtype, batch=batch, seconds=seconds)
     counts = _count(host, configs, size, extra)
     times = {config: _Times() for config in counts.costs}
     kinds = Counter(kind for _, kind in counts.layers.values())

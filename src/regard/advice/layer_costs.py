@@ -110,7 +110,7 @@ def _shapes(value: Any) -> Any:
     return value if isinstance(value, int | float | str | None) else type(value).__name__
 
 
-def measured_usage(
+def measure_usage(
     substitutes: Substitutes, plans: Mapping[str, LayerPlan], images: Tensor, seconds: float = 1.0
 ) -> dict[str, Usage]:
     """Time, peak memory and multiply-accumulates of the whole model with each plan (by a label), in turns."""

@@ -38,7 +38,7 @@ from .fidelity import AnswerChange, Fidelity, means
 from .judges import Judge
 from .judges.choose import judge_text, judged_as
 from .kept import SECONDS_BETWEEN, Kept
-from .layer_costs import OWN, Costs, Usage, layer_costs, measured_usage
+from .layer_costs import OWN, Costs, Usage, layer_costs, measure_usage
 from .learning import Distillation, LayerDistillation
 from .search import added, additive_loss, as_plan, cost_of, front, spread_out
 from .substitutes import Substitutes
@@ -170,7 +170,7 @@ class _Work:
                 name: [("" if mixer is OWN else spell_or_none(mixer), *astuple(usage)) for mixer, usage in row.items()]
                 for name, row in costs.items()
             }
-            own = measured_usage(self.substitutes, {"": {}}, batch, self._seconds_of_a_plan())[""]
+            own = measure_usage(self.substitutes, {"": {}}, batch, self._seconds_of_a_plan())[""]
             self.known["usage"] = astuple(own)
             self.kept.write()
         return {
@@ -284,7 +284,7 @@ class _Work:
         chosen = spread_out(choices, costs, kind, VERIFIED, (self.question.budget.share - 1) * total)
         self._say(f"verifying {len(chosen)} of {len(choices)} plans end to end")
         plans = {str(row): as_plan(choice) for row, choice in enumerate(chosen)}
-        usage = measured_usage(self.substitutes, plans, self._timed(judged), self._seconds_of_a_plan())
+        usage = measure_usage(self.substitutes, plans, self._timed(judged), self._seconds_of_a_plan())
         first = usage["0"]
         results = []
         for row, choice in enumerate(chosen):

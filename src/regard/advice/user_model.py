@@ -24,7 +24,7 @@ from regard.models.hugging_face import is_of_transformers
 from regard.models.named import named_network
 from regard.models.saving import load, read_description
 from regard.models.sizes import default_size_of, set_size, size_of
-from regard.swapping.inspect import example_input, explained_inputs, input_shapes
+from regard.swapping.inspect import example_input, explain_inputs, input_shapes
 from regard.swapping.layer import Ports
 
 from .judges import Judge, choose
@@ -98,7 +98,7 @@ class UserModel:
         if first.dtype != torch.float32:
             raise UnsupportedError(f"the weights of {self.label} are {first.dtype}: give it in float32, model.float()")
         example = self.example.to(first.device)
-        with explained_inputs(self.network, example), eval_mode(self.network):
+        with explain_inputs(self.network, example), eval_mode(self.network):
             return self.network(example)
 
     def prepared(self, images: Tensor, device: torch.device | str = "cpu") -> Tensor:
@@ -155,7 +155,7 @@ def as_user_model(
     mean, deviation = data.get("normal") or usual_normal(network, example.shape[1])
     if len(mean) != example.shape[1]:
         raise ConfigError(f"mean and deviation are of {len(mean)} channels, images of {text} have {example.shape[1]}")
-    with explained_inputs(network, example), torch.no_grad():
+    with explain_inputs(network, example), torch.no_grad():
         network(example)
     height, width = example.shape[-2:]
     return UserModel(
@@ -189,7 +189,7 @@ def _resized(network: nn.Module, example: Tensor, size: tuple[int, int]) -> Tens
     if tuple(example.shape[-2:]) == size:
         return example
     example = torch.zeros(*example.shape[:2], *size)
-    with explained_inputs(network, example):
+    with explain_inputs(network, example):
         set_size(network, size)
     return example
 
@@ -202,7 +202,7 @@ def _check_patches(network: nn.Module, example: Tensor) -> None:
         for name, part in network.named_modules()
         if isinstance(part, nn.Conv2d) and part.kernel_size == part.stride and part.padding in ((0, 0), "valid")
     }
-    with explained_inputs(network, example):
+    with explain_inputs(network, example):
         shapes = input_shapes(network, patches, example)
     for name, shape in shapes.items():
         sides = patches[name].stride

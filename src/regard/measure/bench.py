@@ -93,7 +93,7 @@ def bench(
     """
     if part not in PARTS:
         raise ConfigError(f"unknown part {part!r}; {nearest(part, PARTS)}")
-    placement = checked_placement(device, dtype, dim=dim, heads=heads, batch=batch, seconds=seconds)
+    placement = check_placement(device, dtype, dim=dim, heads=heads, batch=batch, seconds=seconds)
     timings: list[Timing] = []
     for grid in grids:
         if report is not None:
@@ -116,7 +116,7 @@ def bench(
     return timings
 
 
-def checked_placement(device: str, dtype: str, **numbers: int | float) -> Placement:
+def check_placement(device: str, dtype: str, **numbers: int | float) -> Placement:
     """The device and the numbers' type by name.
 
     Raises: ConfigError for an unknown dtype, a device that this machine lacks or on which nothing can be timed, or a

@@ -13,7 +13,7 @@ from regard.models.catalog import user_ports
 from regard.swapping.layer_plan import spell_or_none
 from regard.swapping.swap import swap
 
-from .bench import Candidate, Run, Timing, checked_placement, measured, scaled, too_much, with_gradients
+from .bench import Candidate, Run, Timing, check_placement, measured, scaled, too_much, with_gradients
 from .cost import host_and_image, model_cost
 
 OWN = "host"
@@ -34,7 +34,7 @@ def bench_model(
     Raises: ConfigError for an unknown host or dtype, or a size that the host does not take; without `refuse`,
     RegardError where the attention cannot be replaced.
     """
-    placement = checked_placement(device, dtype, batch=batch, seconds=seconds)
+    placement = check_placement(device, dtype, batch=batch, seconds=seconds)
     timings: list[Timing] = []
     work: dict[str, int] = {}  # multiply-accumulates of each row at the size before
     for size in sizes or (None,):

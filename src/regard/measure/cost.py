@@ -21,7 +21,7 @@ from regard.mixers.shared.memory import MemoryMixer
 from regard.models.catalog import user_ports
 from regard.models.named import is_users, named_network
 from regard.models.sizes import default_size_of, set_size
-from regard.swapping.inspect import example_input, explained_inputs, input_channels
+from regard.swapping.inspect import example_input, explain_inputs, input_channels
 from regard.swapping.layer import Port
 from regard.swapping.swap import swap
 
@@ -41,7 +41,7 @@ def model_cost(
         model, image = host_and_image(host, size, extra)
         if mixer is not None:
             swap(model, mixer, example=image, ports=user_ports(extra))
-        with explained_inputs(model, image):
+        with explain_inputs(model, image):
             return count_cost(model, image, accounting)
 
 
@@ -55,7 +55,7 @@ def host_and_image(host: str, size: tuple[int, int] | None, extra: Extra = ()) -
         return model, example_input(model, default=default_size_of(model, host, extra))
     image = torch.zeros(1, input_channels(model), *size)
     if is_users(host):
-        with explained_inputs(model, image):
+        with explain_inputs(model, image):
             set_size(model, size)
     return model, image
 
@@ -82,7 +82,7 @@ def count_macs(model: nn.Module, images: Tensor | tuple[Any, ...], accounting: s
             parameter.requires_grad_(False)
         with (
             eval_mode(model), no_fast_path(), sdpa_kernel(SDPBackend.MATH), _by_formula(model, accounting) as formulas,
-            counter, nullcontext() if isinstance(images, tuple) else explained_inputs(model, images),
+            counter, nullcontext() if isinstance(images, tuple) else explain_inputs(model, images),
         ):  # fmt: skip
             model(*images) if isinstance(images, tuple) else model(images)
     finally:

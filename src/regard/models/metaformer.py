@@ -24,7 +24,7 @@ from regard.projections.identity import IdentityQuery
 from regard.projections.linear import LinearQKV
 from regard.swapping.host_parameters import read_tensors
 
-from .pyramids import checked_indices
+from .pyramids import check_indices
 
 SIZES: dict[str, dict[str, Any]] = {
     "s18": {"depths": (3, 3, 9, 3), "dims": (64, 128, 320, 512)},
@@ -84,7 +84,7 @@ def metaformer(
     name = f"caformer_{size}"
     configs = _stage_configs(mixers, resize, query)
     convolutions = [text == "conv" for text in mixers]
-    indices = checked_indices(options.pop("out_indices", range(4)), 4)
+    indices = check_indices(options.pop("out_indices", range(4)), 4)
     state = _weights(name, pretrained) if pretrained else {}
     model: Any = build_model_with_cfg(
         MetaFormer, name, False, feature_cfg={"flatten_sequential": True, "out_indices": indices},

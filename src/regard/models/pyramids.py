@@ -29,7 +29,7 @@ class Features(nn.Module):
 
     def __init__(self, model: Pyramid, out_indices: Sequence[int]) -> None:
         super().__init__()
-        self.out_indices = checked_indices(out_indices, len(model.feature_info))
+        self.out_indices = check_indices(out_indices, len(model.feature_info))
         self.feature_info = FeatureInfo(model.feature_info, self.out_indices)
         self.model = model
 
@@ -38,7 +38,7 @@ class Features(nn.Module):
         return [maps[index] for index in self.out_indices]
 
 
-def checked_indices(out_indices: Sequence[int], stages: int) -> tuple[int, ...]:
+def check_indices(out_indices: Sequence[int], stages: int) -> tuple[int, ...]:
     """Indices of stages as numbers from 0; negative ones count from the end.
 
     Raises: ConfigError for a stage that does not exist, or if there are no indices.
@@ -65,7 +65,7 @@ def feature_backbone(model: nn.Module, out_indices: Sequence[int] | None = None)
     if not hasattr(model, "forward_intermediates"):
         raise TypeError(f"{type(model).__name__} returns no intermediate features: it has no forward_intermediates")
     blocks = len(model.blocks)  # type: ignore[arg-type]
-    indices = blocks if out_indices is None else checked_indices(out_indices, blocks)
+    indices = blocks if out_indices is None else check_indices(out_indices, blocks)
     return FeatureGetterNet(model, out_indices=indices)
 
 

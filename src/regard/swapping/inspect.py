@@ -177,7 +177,7 @@ def input_channels(model: nn.Module) -> int:
 
 
 @contextmanager
-def explained_inputs(model: nn.Module, example: Example) -> Iterator[None]:
+def explain_inputs(model: nn.Module, example: Example) -> Iterator[None]:
     """Replace an error inside the host's forward pass by one about the input's size. Raises: ConfigError."""
     try:
         yield
@@ -328,7 +328,7 @@ def layer_grids(
     sources, handles = _grid_sources(model, layers)
     outputs: dict[nn.Module, torch.Size] = {}
     try:
-        with explained_inputs(model, example), _kept_attributes(model), stand_ins(model, modules) as twins:
+        with explain_inputs(model, example), _kept_attributes(model), stand_ins(model, modules) as twins:
             for twin in twins.values():
                 twin.register_forward_hook(lambda twin, args, output: outputs.update({twin: _output_shape(output)}))
             calls = layer_calls(model, twins, example)

@@ -12,7 +12,7 @@ from regard.core import ConfigError, Extra, MixerConfig, nearest
 from regard.core.eval_mode import eval_mode
 from regard.models.catalog import user_ports
 from regard.models.create import build_sized, create_model, parse_host
-from regard.swapping.inspect import explained_inputs
+from regard.swapping.inspect import explain_inputs
 from regard.swapping.swap import plan_swap, remove
 
 from .conv_head import ConvHead
@@ -127,7 +127,7 @@ def make_segmenter(
         raise ConfigError(f"there is no head {head!r}; {nearest(name, HEADS)}")
     encoder = _encoder(host, size, channels, 2 if name == "conv" else 1, pretrained, extra)
     example = torch.zeros(1, channels, *size, device=next(encoder.parameters()).device)
-    with explained_inputs(encoder.model, example), eval_mode(encoder):
+    with explain_inputs(encoder.model, example), eval_mode(encoder):
         maps = encoder(example)
     if name == "conv" and len(maps) < 2:
         raise ConfigError(f"head conv needs a host with two maps, {host} has {len(maps)}")

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regard.advice.answer import Question
 from regard.advice.distill import distill_model
-from regard.advice.layer_costs import measured_usage
+from regard.advice.layer_costs import measure_usage
 from regard.advice.learning import Distillation
 from regard.advice.page import short_plan
 from regard.advice.recommend import recommend
@@ -128,7 +128,7 @@ def floor(user: UserModel, images: Float[Tensor, "n 3 height width"]) -> tuple[f
     """Seconds for a picture on one thread: as it is, and without any attention, below which no plan comes."""
     with Substitutes(user.network, [Removed()], user.example) as substitutes:
         plans = {"own": {}, "none": dict.fromkeys(substitutes.names, Removed())}
-        usage = measured_usage(substitutes, plans, images[:1], 5.0)
+        usage = measure_usage(substitutes, plans, images[:1], 5.0)
     return usage["own"].seconds, usage["none"].seconds
 
 

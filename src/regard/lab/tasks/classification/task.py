@@ -38,7 +38,7 @@ from regard.lab.data.streamed.feed import Stream, StreamBatches
 from regard.lab.data.streamed.names import is_stream
 from regard.models.catalog import user_ports
 from regard.models.create import build_sized, create_model, parse_host
-from regard.swapping.inspect import explained_inputs, input_channels
+from regard.swapping.inspect import explain_inputs, input_channels
 from regard.swapping.swap import remove
 
 from ..base import Prediction, Record, Samples, Score, Training, Trial
@@ -204,7 +204,7 @@ class Classification(ValidationPart, ImageTask):
         model = self.built(mixer, outputs, channels, removed)
         if mixer is None and not removed:  # a swap has checked the inputs already
             image = torch.zeros(1, channels, *self.size)
-            with explained_inputs(model, image), eval_mode(model):
+            with explain_inputs(model, image), eval_mode(model):
                 model(image)
         return model
 

@@ -23,7 +23,7 @@ from regard.images.normalise import Statistics
 from regard.images.order import Part, check_parts
 from regard.images.rows import Subset
 from regard.images.streams import generator
-from regard.swapping.inspect import explained_inputs
+from regard.swapping.inspect import explain_inputs
 
 from ..base import Prediction, Record, Score, Training, Trial
 from ..image_task import ImageTask, same_data
@@ -217,7 +217,7 @@ class Boxes(ValidationPart, ImageTask):
         for size in sizes:
             image = torch.zeros(1, channels, *size)
             padding = [(size[0], max(size[1] - 1, 1))] if self.resize != "stretch" else None
-            with torch.inference_mode(), explained_inputs(model, image), eval_mode(model):
+            with torch.inference_mode(), explain_inputs(model, image), eval_mode(model):
                 try:
                     model(image, None, padding, True)
                 except (AssertionError, RuntimeError, ValueError) as error:
