@@ -6,7 +6,7 @@ import random
 import pytest
 
 from regard.advice.layer_costs import Usage
-from regard.advice.search import Budget, added, additive_loss, as_plan, front, read_budget, spread_out
+from regard.advice.search import Budget, added, additive_loss, as_plan, front, of_one_mechanism, read_budget, spread_out
 from regard.core import ConfigError
 from regard.mixers.linear import Linear
 from regard.mixers.softmax import Softmax
@@ -54,6 +54,17 @@ def test_plans_near_the_budget_are_among_those_verified() -> None:
     assert choices[0] in chosen
     assert choices[-1] in chosen
     assert len(chosen) <= 6
+
+
+def test_plans_of_one_mechanism_reach_the_budget_with_few_layers() -> None:
+    losses, costs = problem(1)
+    for choice in (found := of_one_mechanism(losses, costs, "latency", -0.5)):
+        (mixer,) = set(choice.values()) - {None}
+        assert added(choice, costs, "latency") <= -0.5
+        last = max(as_plan(choice), key=lambda name: losses[name][mixer] / (1 - costs[name][mixer].seconds))
+        assert added(choice | {last: None}, costs, "latency") > -0.5
+    assert [additive_loss(choice, losses) for choice in found] == sorted(additive_loss(c, losses) for c in found)
+    assert of_one_mechanism(losses, costs, "latency", -10.0) == []
 
 
 def test_budgets_as_text() -> None:

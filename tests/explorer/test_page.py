@@ -27,7 +27,9 @@ def test_two_models_in_one_call() -> None:
     model = create_model(HOST)
     page = explore(model, "flower", MiTA(m=4, k=4))
     (picture,) = data_of(page.html)["pictures"]
-    assert [one["label"] for one in picture["models"]] == ["VisionTransformer", "MiTA(m=4, k=4)"]
+    first, second = (one["label"] for one in picture["models"])
+    assert "VisionTransformer" in first
+    assert second == "MiTA(m=4, k=4)"
     assert picture["change"].startswith("Change of the output (scores)")
     assert all(len(one["layers"]) == 3 for one in picture["models"])
     assert "flower.jpg by dany13" in page.html

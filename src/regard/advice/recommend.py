@@ -9,10 +9,11 @@ the accuracy after fine-tuning is the divergence of the output of the whole plan
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,18 +35,20 @@ from .answer import Question, Recommendation, VerifiedPlan
 from .attention_use import attention_use
 from .distill import PLAN, digest
 from .doubts import doubts
-from .fidelity import AnswerChange, Fidelity, means
+from .fidelity import AnswerChange, Fidelity, OutputChange, means
 from .judges import Judge
 from .judges.choose import judge_text, judged_as
 from .kept import SECONDS_BETWEEN, Kept
 from .layer_costs import OWN, Costs, Usage, layer_costs, measure_usage
 from .learning import Distillation, LayerDistillation
-from .search import added, additive_loss, as_plan, cost_of, front, spread_out
+from .search import added, additive_loss, as_plan, cost_of, front, of_one_mechanism, spread_out
 from .substitutes import Substitutes
 from .user_model import UserModel, split_images, tensors
 
 VERIFIED = 8
 """Plans that are verified end to end."""
+SINGLE = 3
+"""Of these, plans of one mechanism: what changes lose together is not what they lose alone."""
 VERIFYING, LEARNING = 0.25, 0.6
 """The largest share of the time for verifying, and of the rest the share for learning; each change alone has what is
 left."""
@@ -56,6 +59,7 @@ MOST_PIXELS = 2**20
 STATE = "advice.state"
 
 Report = Callable[[str], None]
+LayerErrors = Mapping[tuple[str, MixerConfig], OutputChange]
 
 
 def candidates(model: UserModel, where: str = "*", *, reinitialise: bool = False) -> tuple[MixerConfig, ...]:
@@ -144,7 +148,7 @@ class _Work:
         some = judged[torch.linspace(0, len(judged) - 1, min(4, len(judged))).long()]  # of several classes
         use = attention_use(self.model, some)
         verifying, verified_on = self._verifying(fidelity, once)
-        steps = self._learn(verifying)
+        steps = self._learn(verifying, fidelity)
         alone = self._alone(fidelity, verifying)
         plans, usage = self._verified(verified_on, judged, costs, own, means(alone))
         best, met = self._best(plans)
@@ -211,7 +215,7 @@ class _Work:
         part = fidelity.part(0, self.known["judging"])
         return VERIFIED * once / images * (timing + sum(map(len, part.batches))), part
 
-    def _learn(self, verifying: float) -> int:
+    def _learn(self, verifying: float, fidelity: Fidelity) -> int:
         """Learn the outputs of the original's layers; returns the number of steps that were made."""
         how = Distillation(steps=self.question.steps)
         if "steps" not in self.known:
@@ -222,8 +226,28 @@ class _Work:
         if "learned" in self.known:
             distillation.resume(self.known["layers"])
         else:
-            self.kept.learn(distillation, "layers", self._say, self.known["seconds"], "learned")
+            first = fidelity.part(0, 1)
+            before, errors = {key: value.clone() for key, value in self.substitutes.weights().items()}, first.outputs()
+            self.kept.learn(distillation, "layers", self._say, self.known["seconds"])
+            self._undo(before, errors, first.outputs())
+            self.known |= {"layers": distillation.state() | {"moments": {}}, "learned": distillation.step}
+            self.kept.write()
         return distillation.step
+
+    def _undo(self, before: Mapping[str, Tensor], then: LayerErrors, now: LayerErrors) -> None:
+        """Give the substitutes that learning led away from the layers their weights of before, which few steps do where
+        a mechanism starts from the host's own weights."""
+        worse = {
+            f"{name}|{spell_or_none(mixer)}|"
+            for name, mixer in then
+            if _error(now, name, mixer) > _error(then, name, mixer)
+        }
+        kept = self.substitutes.weights()
+        self.substitutes.load_weights(
+            {key: before[key] if any(map(key.startswith, worse)) else value for key, value in kept.items()}
+        )
+        if worse:
+            self._say(f"{len(worse)} of {len(then)} changes are as before learning, which led them away")
 
     def _affordable(self, how: Distillation, seconds: float) -> dict[str, int]:
         """Steps, and images of each, that fit into the time: first fewer images are taken, then fewer steps."""
@@ -281,7 +305,12 @@ class _Work:
         kind = self.question.budget.kind
         choices = front(losses, costs, kind)
         total = cost_of(own, kind)
-        chosen = spread_out(choices, costs, kind, VERIFIED, (self.question.budget.share - 1) * total)
+        at = (self.question.budget.share - 1) * total
+        single = of_one_mechanism(losses, costs, kind, at)[:SINGLE]
+        spread = spread_out(choices, costs, kind, VERIFIED - len(single), at)
+        chosen = sorted(
+            [*spread, *(each for each in single if each not in spread)], key=lambda c: -added(c, costs, kind)
+        )
         self._say(f"verifying {len(chosen)} of {len(choices)} plans end to end")
         plans = {str(row): as_plan(choice) for row, choice in enumerate(chosen)}
         usage = measure_usage(self.substitutes, plans, self._timed(judged), self._seconds_of_a_plan())
@@ -308,6 +337,11 @@ class _Work:
         if within:
             return min(within, key=lambda plan: plan.loss), True
         return min(plans, key=lambda plan: plan.share(kind)), False
+
+
+def _error(errors: LayerErrors, name: str, mixer: MixerConfig) -> float:
+    """The mean over images; infinite for an output that is no number."""
+    return float(np.nan_to_num(errors[name, mixer].error, nan=math.inf).mean())
 
 
 def _clock(device: torch.device) -> str:

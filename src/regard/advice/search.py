@@ -156,6 +156,28 @@ def spread_out(choices: Sequence[Choice], costs: Costs, kind: str, number: int, 
     return [choices[row] for row in sorted(rows)]
 
 
+def of_one_mechanism(
+    losses: Mapping[str, Mapping[MixerConfig, float]], costs: Costs, kind: str, at: float
+) -> list[Choice]:
+    """For each mechanism a choice of the layers where it loses least for what it saves, so many that the additional
+    cost is at most `at`; those that reach it, the least sum of losses first."""
+    found: list[Choice] = []
+    for mixer in dict.fromkeys(mixer for row in losses.values() for mixer in row):
+        useful = {
+            name: (loss, cost_of(costs[name][OWN], kind) - cost)
+            for name, row in losses.items()
+            for loss, cost, own in _useful(row, costs[name], kind)
+            if own == mixer
+        }
+        choice: dict[str, MixerConfig | None] = dict.fromkeys(costs, OWN)
+        for name in sorted(useful, key=lambda name: useful[name][0] / useful[name][1]):
+            if added(choice, costs, kind) > at:
+                choice[name] = mixer
+        if added(choice, costs, kind) <= at:
+            found.append(choice)
+    return sorted(found, key=lambda choice: additive_loss(choice, losses))
+
+
 def as_plan(choice: Choice) -> dict[str, MixerConfig]:
     """The layers whose attention changes, as a plan of layers."""
     return {name: mixer for name, mixer in choice.items() if mixer is not None}
