@@ -1,6 +1,7 @@
 """Studies on Ray: no run is lost when a node dies, none is done twice, and the results are those of this machine."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ pytest.importorskip("grpc")
 
 from lab.engine.clusters import EPOCHS, STUDY, ray_cluster, results
 from regard.core import ConfigError, DeviceError
+from regard.lab.engine.executors import find_place
 from regard.lab.engine.executors.ray_cluster import RayCluster, _execute
 from regard.lab.engine.progress import Event
 from regard.lab.engine.run_study import run_study
@@ -118,6 +120,17 @@ def test_a_stopped_command_saves_and_a_client_continues(tmp_path: Path) -> None:
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="is ray://HOST:PORT, not 'ray://"):
         RayCluster(address=address)
+
+
+@pytest.mark.parametrize("word", ["ray://user:word@host:6379", "ray://user:wo@rd@host", "rey://user:word@host:6379",
+                                  "user:word@host:6379"])  # fmt: skip
+def test_a_password_in_an_address_is_not_repeated(word: str) -> None:
+    with pytest.raises(ConfigError, match=r"\*\*\*@host") as caught:
+        find_place(word)
+    assert not {"user", "wo"} & set(re.findall(r"\w+", str(caught.value)))
+    assert "word" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"--on ray://\*\*\*@host:6379 takes"):
+        find_place("ray://user:word@host:6379", workers=2)
 
 
 def test_an_address_where_nothing_answers_is_named(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from regard.core import ConfigError, nearest
 
 from .base import Place
-from .ray_cluster import RayCluster
+from .ray_cluster import RayCluster, without_password
 from .slurm import Slurm
 
 WORDS = ("local", "ray", "slurm")
@@ -23,8 +23,9 @@ def find_place(
     Raises: ConfigError for an unknown word, and for a choice that the place does not have.
     """
     name, slashes, address = word.partition("://")
+    shown = without_password(word)
     if name not in WORDS or (slashes and name != "ray"):
-        raise ConfigError(f"there is no place {word!r} to run; {nearest(word, (*WORDS, 'ray://HOST:PORT', 'print'))}")
+        raise ConfigError(f"there is no place {shown!r} to run; {nearest(shown, (*WORDS, 'ray://HOST:PORT', 'print'))}")
     if nodes > 1 and name != "slurm":
         raise ConfigError(
             f"--nodes {nodes} needs a scheduler: take --on slurm, or train one run with: torchrun --nnodes {nodes} "
@@ -33,7 +34,7 @@ def find_place(
     given = {"--workers": workers, "--cpus": cpus, "--memory": memory, "--slurm": options or None}
     taken = {"local": ("--workers",), "ray": ("--cpus", "--memory"), "slurm": ("--cpus", "--memory", "--slurm")}[name]
     if wrong := [option for option, value in given.items() if value is not None and option not in taken]:
-        raise ConfigError(f"--on {word} takes {' and '.join(taken)}: leave out {', '.join(wrong)}")
+        raise ConfigError(f"--on {shown} takes {' and '.join(taken)}: leave out {', '.join(wrong)}")
     if name == "local":
         from .local import Local  # it imports torch
 

@@ -54,9 +54,11 @@ class RayCluster:
     nodes: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        host, _, port = self.address.rpartition(":")
-        if self.address and not (host and port.isdecimal()):
-            raise ConfigError(f"the address of a cluster is ray://HOST:PORT, not 'ray://{self.address}'")
+        host, colon, port = self.address.rpartition(":")
+        if self.address and not (host and colon and port.isdecimal() and "@" not in host):
+            raise ConfigError(
+                f"the address of a cluster is ray://HOST:PORT, not '{without_password(f'ray://{self.address}')}'"
+            )
 
     def slots(self, devices: int) -> int:
         """Runs at the same time on the nodes that are there now. Raises: as `open`."""
@@ -104,8 +106,10 @@ class _Connection:
     def _connect(self, head: str) -> None:
         kind = _service(head) if head else "head"
         if not kind:
-            raise ConfigError(f"no Ray cluster answers at {head}; `ray start --head` prints the address of its head, "
-                              "`ray status` on a node says whether it runs")  # fmt: skip
+            raise ConfigError(
+                f"no Ray cluster answers at {without_password(head)}; `ray start --head` prints the address of its "
+                "head, `ray status` on a node says whether it runs"
+            )
         address = (f"ray://{head}" if kind == "client" else head) or "auto"
         for name in ("ray", "ray.util.client", "ray.util.client.logsclient"):
             logging.getLogger(name).disabled = True  # what matters is said in Regard's own lines
@@ -266,6 +270,13 @@ class RayTasks(Executor):
             self.ray.wait(tasks, num_returns=len(tasks), timeout=STOP_SECONDS)
         self.connection.close()
         self.mark.unlink(missing_ok=True)
+
+
+def without_password(address: str) -> str:
+    """An address for messages: what stands before @, a user and a password, is hidden."""
+    before, at, host = address.rpartition("@")
+    scheme, slashes, _ = before.partition("://")
+    return f"{f'{scheme}://' * bool(slashes)}***@{host}" if at else address
 
 
 def _execute(job: Any, root: str, devices: int, mark: str) -> Ending:

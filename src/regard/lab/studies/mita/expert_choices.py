@@ -1,7 +1,7 @@
 """Which keys the experts of a trained MiTA network gather, and which queries are routed to them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,10 +29,12 @@ def choices(model: nn.Module, inputs: Float[Tensor, "B C H W"]) -> dict[str, Cho
     """
     chosen: dict[str, Choice] = {}
     mixers: dict[str, Any] = {name: model.get_submodule(name).mixer for name in swapped_layers(model, "*")}
-    of_mita = [name for name, mixer in mixers.items() if isinstance(getattr(mixer, "operator", None), MiTAOperator)]
-    if not of_mita:
+    mixers = {
+        name: mixer for name, mixer in mixers.items() if isinstance(getattr(mixer, "operator", None), MiTAOperator)
+    }
+    if not mixers:
         raise UnsupportedError(f"{type(model).__name__} has no layer with MiTA, so no expert chooses keys")
-    handles = [mixers[name].register_forward_hook(partial(_record, chosen, name), with_kwargs=True) for name in of_mita]
+    handles = [mixer.register_forward_hook(_recorder(chosen, name), with_kwargs=True) for name, mixer in mixers.items()]
     try:
         with torch.no_grad():
             model.eval()(inputs)
@@ -42,11 +44,11 @@ def choices(model: nn.Module, inputs: Float[Tensor, "B C H W"]) -> dict[str, Cho
     return chosen
 
 
-def _record(
-    chosen: dict[str, Choice], name: str, mixer: Any, args: tuple, kwargs: dict[str, Any], output: Tensor
-) -> None:
-    """A hook that keeps the choice of a layer."""
-    chosen[name] = _choice(mixer, *args, **kwargs)
+def _recorder(chosen: dict[str, Choice], name: str) -> Callable[..., None]:
+    def record(mixer: Any, args: tuple, kwargs: dict[str, Any], output: Tensor) -> None:
+        chosen[name] = _choice(mixer, *args, **kwargs)
+
+    return record
 
 
 def _choice(mixer: Any, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Choice:

@@ -6,7 +6,6 @@ whose runs the maps are read; the ViT of Table 1 is shown beside them where that
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -39,7 +38,8 @@ _READ: dict[str, tuple[str, tuple[str, ...], str]] = {
 }
 
 
-class Network(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Network:
     """A trained network and the glob of the layers that are read. label: its row and table."""
 
     label: str
@@ -77,7 +77,8 @@ def maps_of(model: nn.Module, inputs: Float[Tensor, "B C H W"], layers: str = "*
     return maps
 
 
-class MapStatistics(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class MapStatistics:
     """Means over images, heads and queries of one layer; a row of its map is scaled to sum to 1 over the grid cells.
 
     cells: exp(entropy) of a row, the number of equal weights with the same entropy. distance: from the query, in cells.
@@ -97,9 +98,16 @@ def map_statistics(maps: Maps) -> MapStatistics:
     rows = rows / rows.sum(-1, keepdim=True).clamp_min(1e-30)
     axes = [torch.arange(side, dtype=rows.dtype) for side in (grid.height, grid.width)]
     centres = torch.cartesian_prod(*axes)
-    distances = (rows * torch.cdist(centres, centres)).sum(-1)
-    changes = ((rows - rows.mean(over, keepdim=True)).abs().sum(-1) / 2 for over in (2, 0))  # queries, images
-    return MapStatistics(*(float(each.mean()) for each in (effective_cells(rows), distances, *changes)))
+    return MapStatistics(
+        cells=float(effective_cells(rows).mean()),
+        distance=float((rows * torch.cdist(centres, centres)).sum(-1).mean()),
+        by_query=_change(rows, 2),
+        by_image=_change(rows, 0),
+    )
+
+
+def _change(rows: Tensor, over: int) -> float:
+    return float((rows - rows.mean(over, keepdim=True)).abs().sum(-1).mean() / 2)
 
 
 def networks(source: Source) -> tuple[list[Network], list[str]]:
@@ -116,7 +124,7 @@ def networks(source: Source) -> tuple[list[Network], list[str]]:
         for row in rows:
             label = f"{row} ({table})"
             if row in keys:
-                networks.append(Network(label, source.run(keys[row]), layers))
+                networks.append(Network(label=label, run=source.run(keys[row]), layers=layers))
             elif study == _STUDY:
                 missing.append(label)
     if not networks:
@@ -186,7 +194,8 @@ def figure5(source: Source) -> Sequence[Sheet | Picture]:
 def _lines(label: str, layers: Mapping[str, Maps]) -> list[tuple[Cell, ...]]:
     lines: list[tuple[Cell, ...]] = []
     for depth, (layer, maps) in enumerate(layers.items(), 1):
-        numbers = (round(value, digits) for value, digits in zip(map_statistics(maps), (2, 2, 4, 4), strict=True))
+        mean = map_statistics(maps)
+        numbers = (round(mean.cells, 2), round(mean.distance, 2), round(mean.by_query, 4), round(mean.by_image, 4))
         lines.append((label, depth, layer, maps.grid.cells, *numbers))
     return lines
 

@@ -29,7 +29,7 @@ METAFORMER_RECIPE = replace(
 S18, B36 = "drop_path_rate=0.15", "drop_path_rate=0.6, drop_rate=0.5"
 """Stochastic depth of S18; B36 has more, and dropout before its classifier."""
 METAFORMER_TASK = imagenet(f"caformer_s18({S18})")
-_METAFORMER_NOTE = (
+METAFORMER_NOTE = (
     "Paper scale follows the scripts of MetaFormer: 300 epochs and 10 at the lowest rate, random erasing, and "
     "stochastic depth 0.15 (S18), or 0.6 with dropout 0.5 of the head (B36). There are no controls at paper scale: the "
     "gate is judged at the small scales."
@@ -40,8 +40,7 @@ START_NOTE = (
     "worse there (`ska_table1`). Logits have the factor d^-0.5 of the authors' code unless a row says otherwise; "
     "Section 4.1 and Algorithm 1 have none."
 )
-METAFORMER_NOTES = (_METAFORMER_NOTE, START_NOTE)
-PARAMS_S18 = 28_973_778
+PARAMS_CSKA_S18 = 28_973_778
 """CSKAFormer-S18 with CSKA of 4 heads of width 32 in its second stage."""
 _PRINTED = {row.label: row for row in printed_rows() if row.table == "SKA Table 1"}
 _NOTES = {

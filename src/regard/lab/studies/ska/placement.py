@@ -9,14 +9,24 @@ from regard.lab.tasks.classification import Classification
 from regard.lab.train.recipe import Recipe
 from regard.mixers import CSKA
 
-from .models import B36, METAFORMER_NOTES, METAFORMER_RECIPE, METAFORMER_TASK, PARAMS_S18, S18, metaformer, paper_stages
+from .models import (
+    B36,
+    METAFORMER_NOTE,
+    METAFORMER_RECIPE,
+    METAFORMER_TASK,
+    PARAMS_CSKA_S18,
+    S18,
+    START_NOTE,
+    metaformer,
+    paper_stages,
+)
 
 _ATTENTION, _SKA, _CSKA = (("conv", kind, "attn", "attn") for kind in ("conv", "ska", "cska"))
 # label -> (stages; options of the size; millions of parameters, GFLOPs and top-1 as printed; parameters by hand)
 _TABLE2 = {
     "CAFormer-S18": (_ATTENTION, S18, (26, 8.2, 83.3), 26_341_656),
     "SKAFormer-S18": (_SKA, S18, (26, 8.0, 82.3), 26_555_922),
-    "CSKAFormer-S18": (_CSKA, S18, (28, 8.2, 83.4), PARAMS_S18),
+    "CSKAFormer-S18": (_CSKA, S18, (28, 8.2, 83.4), PARAMS_CSKA_S18),
     "CAFormer-B36": (_ATTENTION, B36, (99, 46.4, 85.5), 98_753_614),
     "SKAFormer-B36": (_SKA, B36, (97, 45.6, 83.9), 100_074_550),
     "CSKAFormer-B36": (_CSKA, B36, (119, 48.4, 85.7), 119_417_398),
@@ -79,7 +89,7 @@ def _heads(host: str, numbers: tuple[int, ...]) -> tuple[Row, ...]:
 # one head more has 784 further biases in each of 3 layers
 _PAPER_HEADS = tuple(
     Row(f"{heads} heads", None, host=metaformer(paper_stages(_CSKA), "cskaformer_s18", f"heads={heads}", S18),
-        exact={"params": PARAMS_S18 + 3 * 784 * (heads - 4)})
+        exact={"params": PARAMS_CSKA_S18 + 3 * 784 * (heads - 4)})
     for heads in (2, 1, 4, 8, 16)
 )  # fmt: skip
 _SMOKE = Classification(host="skaformer_desk", data="digits", size=(32, 32))
@@ -111,8 +121,7 @@ TABLE2 = Study(
     settings=_settings(_SMALL2, (*_ROWS2, *_FOREIGN), METAFORMER_RECIPE, 5),
     claims=paper_claims(_ROWS2),
     notes=(
-        *METAFORMER_NOTES,
-        _DESK_NOTE,
+        *(METAFORMER_NOTE, START_NOTE, _DESK_NOTE),
         "The printed FLOPs of the CSKA rows are impossible; see the analysis `errata`.",
         "The rows below those of the paper are networks that it cites from others, whose own recipes differ: here they "
         "are trained as the paper's are. docs/papers.md has the networks that no installed package has.",
@@ -135,7 +144,7 @@ TABLE5 = Study(
     ),
     notes=(
         "C is a separable convolution, A attention; the letters are the four stages.",
-        *(_STOP_NOTE, _DESK_NOTE, *METAFORMER_NOTES),
+        *(_STOP_NOTE, _DESK_NOTE, METAFORMER_NOTE, START_NOTE),
     ),
 )
 FIGURE3 = Study(
@@ -158,6 +167,7 @@ FIGURE3 = Study(
         "The figure's speed is `images_per_second` (training) and `inference_per_second` of each run.",
         "The paper's figure is of CSKAFormer-S18 on ImageNet, after 160 of 310 epochs, and prints no numbers, not "
         "even those of heads.",
-        *METAFORMER_NOTES,
+        METAFORMER_NOTE,
+        START_NOTE,
     ),
 )

@@ -5,7 +5,7 @@ from regard.lab.studies.controls import CONTROLS, small_settings
 from regard.lab.studies.papers import SKA_PAPER
 from regard.mixers import CSKA, Softmax
 
-from .models import METAFORMER_NOTES, METAFORMER_RECIPE, METAFORMER_TASK, PARAMS_S18, S18, metaformer
+from .models import METAFORMER_NOTE, METAFORMER_RECIPE, METAFORMER_TASK, PARAMS_CSKA_S18, S18, START_NOTE, metaformer
 
 _SMALL = (
     Row("attention", Softmax(), notes=("Projected keys, for context.",)),
@@ -22,7 +22,7 @@ _SMALL = (
 def _row(label: str, options: str, top1: float) -> Row:
     spelled = ", ".join(filter(None, (options, "init='paper'")))
     host = metaformer(("conv", f"CSKA({spelled})", "attn", "attn"), "cskaformer_s18", S18)
-    return Row(label, None, host=host, paper={"params": 28e6, "top1": top1}, exact={"params": PARAMS_S18})
+    return Row(label, None, host=host, paper={"params": 28e6, "top1": top1}, exact={"params": PARAMS_CSKA_S18})
 
 
 _PAPER = (
@@ -49,6 +49,7 @@ STUDY = Study(
     ),
     notes=(
         "Weights of the other activations are not divided by the number of keys, since the paper mentions no division.",
-        *METAFORMER_NOTES,
+        METAFORMER_NOTE,
+        START_NOTE,
     ),
 )
