@@ -140,7 +140,7 @@ def test_one_head_can_be_drawn_and_an_unknown_one_is_refused():
     maps = pictures.attention_maps(model(), image())
     widths = [Image.open(io.BytesIO(pictures.draw(maps, "", trained=True, head=head))).width for head in ("all", "1")]
     assert widths[0] > widths[1]
-    with pytest.raises(ConfigError, match="from 0 to 1"):
+    with pytest.raises(ConfigError, match="mean or 0 to 1"):
         pictures.draw(maps, "", trained=True, head="2")
 
 
