@@ -93,7 +93,7 @@ def test_a_part_is_one_head_or_group() -> None:
     assert drawn("factors", "terms", "all")[1] > 2 * drawn("factors", "terms", "1")[1]
     assert drawn("deformable", "offsets", "")[0] > drawn("deformable", "offsets", "0")[0]
     for name, view in (("factors", "terms"), ("dynamic", "kernels"), ("deformable", "offsets")):
-        with pytest.raises(ConfigError, match="give all, mean or a number"):
+        with pytest.raises(ConfigError, match="give all, mean or 0"):
             drawn(name, view, "4")
 
 

@@ -105,5 +105,5 @@ def select_parts(values: Float[Tensor, "g ..."], part: str, kind: str) -> list[t
     if part == "all":
         return [mean, *((f"{kind} {i}", value) for i, value in enumerate(values))]
     if not part.isdecimal() or int(part) >= len(values):
-        raise ConfigError(f"no {kind} {part!r}: give all, mean or a number from 0 to {len(values) - 1}")
+        raise ConfigError(f"no {kind} {part!r}: give all, mean or 0 to {len(values) - 1}")
     return [(f"{kind} {part}", values[int(part)])]
