@@ -177,7 +177,7 @@ def test_retune_keeps_every_parameter():
     assert torch.equal(model(x), before)
     with pytest.raises(ConfigError, match="did you mean|known"):
         retune(model, mm=3)
-    with pytest.raises(ConfigError, match="would change the parameters"):
+    with pytest.raises(ConfigError, match="would change parameters"):
         retune(model, dwc=3)
 
 
@@ -243,7 +243,7 @@ def test_retune_freezes_and_thaws_nothing():
     model.head.requires_grad_(True)
     retune(model, m=24, k=24)
     assert [name for name, value in model.named_parameters() if value.requires_grad] == ["head.weight", "head.bias"]
-    with pytest.raises(ConfigError, match="would change the parameters"):
+    with pytest.raises(ConfigError, match="would change parameters"):
         retune(model, dwc=3)
     assert not model.blocks[0].attn.qkv.weight.requires_grad
 
