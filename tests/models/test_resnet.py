@@ -327,7 +327,7 @@ def test_wrong_use_leaves_the_model_alone() -> None:
         with pytest.raises(ConfigError, match=r"attend: stages is .*a list \(each entry a whole number\) is expected"):
             attend(model, E0110, stages=stages)
     for options in ({"kernel": 5}, {"dilation": 3}, {"extra": "zero"}, {"axes": 1}, {"axes": 1, "causal": True}):
-        with pytest.raises(ConfigError, match=f"{list(options)[-1]}=.*these come from the convolution"):
+        with pytest.raises(ConfigError, match=f"{list(options)[-1]}=.*these come from the replaced convolution"):
             attend(model, None, deformable=DeformableConv(**options))
     with pytest.raises(ConfigError, match="deformable is True, False or a DeformableConv with its options, not 'Conv"):
         attend(model, None, deformable="Conv()")
