@@ -101,7 +101,7 @@ def test_late_imports_of_lab_name_the_extra() -> None:
 
 REQUIRED_BY_CALLERS = [
     "distributed.py: in_processes: lightning_fabric",
-    "execute.py: _in_folder: lightning_fabric",
+    "environment.py: make_fabric: lightning_fabric",
     "sharding.py: sharding_strategy: lightning_fabric",
     "torchrun.py: fabric_of: lightning_fabric",
 ]

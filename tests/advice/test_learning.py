@@ -99,7 +99,7 @@ def test_a_killed_distillation_leaves_a_state_and_no_model(tmp_path: Path, monke
         return (tmp_path / out / "model.safetensors").read_bytes()
 
     with pytest.raises(Killed):
-        distilled("out", kill=4)
+        distilled("out", kill=5)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["distill.state"]
     with pytest.raises(StoreError, match=r"distill\.state is of another question.*choose another folder"):
         distilled("out", "*=Linear()")

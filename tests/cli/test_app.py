@@ -329,7 +329,7 @@ def test_sizes_are_height_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "arguments"), [("eval", "RUN"), ("predict", "MODEL FILES..."), ("swap-check", "MODEL MECHANISM")]
+    ("verb", "arguments"), [("eval", "MODEL"), ("predict", "MODEL FILES..."), ("swap-check", "MODEL MECHANISM")]
 )
 def test_a_usage_line_has_arguments_in_capitals(verb: str, arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Newer versions of the parser would write {key}."""

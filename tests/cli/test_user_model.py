@@ -108,7 +108,7 @@ def test_finetuning_starts_from_a_files_weights(own_module: str, capsys: pytest.
     still = ["--set", "recipe.lr=1e-12", "--set", "recipe.epochs=1", "--set", "recipe.weight_decay=0.0"]
     command += [*still, "--set", "task.limit=32"]
     assert run([*command, "--mean", "0.25,0.25,0.25", "--std", "1,1,1"]) == 2
-    assert "are of 3 channels, images of digits-canvas have 1" in capsys.readouterr().err
+    assert "are of 3 channels, the images of digits-canvas have 1" in capsys.readouterr().err
     assert run([*command, "--mean", "0.25", "--std", "1"]) == 0
     (folder,) = (path.parent for path in Path("results").glob("*/outcome.json"))
     trained = load_run(folder).state_dict()

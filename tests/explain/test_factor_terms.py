@@ -184,7 +184,7 @@ def test_what_has_no_terms_is_refused() -> None:
     model = factors_model(VIT, Factors(terms="0010"))
     with pytest.raises(ConfigError, match="blocks.0.attn, blocks.1.attn"):
         term_maps(model, image(), layers="stages.*")
-    with pytest.raises(GridError, match="rows are 0 to 2, columns 0 to 4"):
+    with pytest.raises(GridError, match="rows 0 to 2, columns 0 to 4"):
         term_maps(model, image(), (3, 0))
 
 
@@ -218,7 +218,7 @@ def test_heads_are_picked_by_mean_number_or_all() -> None:
         ("head 1", 3.0),
     ]
     assert [float(value) for _, value in select_parts(values, "1", "head")] == [3.0]
-    with pytest.raises(ConfigError, match="from 0 to 1"):
+    with pytest.raises(ConfigError, match="mean or 0 to 1"):
         select_parts(values, "2", "head")
 
 

@@ -63,11 +63,30 @@ def test_a_swapped_model_is_read_by_its_own_weights() -> None:
     torch.testing.assert_close(found, total, rtol=1e-4, atol=1e-6)
 
 
+def test_layers_that_are_shared_or_left_as_they_are_count_too() -> None:
+    model, x = vit()
+    draw_large_weights(model.eval())
+    whole = rollout(model, x)
+    torch.testing.assert_close(rollout(swap(model, Softmax(), "blocks.0.*"), x), whole, rtol=1e-4, atol=1e-6)
+    model.blocks[1] = model.blocks[0]
+    with capture(model) as maps, torch.no_grad():
+        model(x)
+    twice = rollout(model, x)
+    step = maps["blocks.0.attn"].mean(1) + torch.eye(whole.shape[-1])  # of the second call
+    assert not torch.allclose(twice, step / step.sum(-1, keepdim=True))
+    frozen = rollout(model.requires_grad_(False), x, score=lambda logits: logits[:, 0])
+    assert frozen.shape == twice.shape
+
+
 def test_what_cannot_be_is_refused() -> None:
     model, x = vit()
     swap(model, Softmax())
-    with pytest.raises(ShapeError, match="expected one for each image"):
+    with pytest.raises(ShapeError, match="expected one for each"):
         rollout(model, x, score=lambda logits: logits)
+    with pytest.raises(ShapeError, match="expected one for each"):
+        rollout(model, x, score=lambda logits: logits[:-1, 0])
+    with pytest.raises(UnsupportedError, match="has no gradient"):
+        rollout(model, x, score=lambda logits: logits.argmax(1).float())
     windows, x = swin()
     with pytest.raises(UnsupportedError, match="name layers of the same tokens"):
         rollout(swap(windows, Softmax()), x)

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from published_layers import mita_by_query
 from regard.core import ConfigError, StoreError
 from regard.models.authors_weights import load_mita
 from regard.models.create import create_model
-from regard.testing.external.published_layers import mita_by_query
 
 LANDMARKS, KEYS = 9, 7
 

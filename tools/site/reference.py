@@ -14,8 +14,8 @@ from .mechanisms import page_of as mechanism_page
 SOURCE = ROOT / "src" / "regard"
 PACKAGES = (
     "core", "files", "projections", "mixers", "mixers/shared", "testing", "swapping", "swapping/ports", "models",
-    "images", "measure", "explain", "pages", "advice", "lab", "lab/data", "lab/results", "lab/statistics", "lab/tasks",
-    "lab/train", "lab/engine", "lab/studies", "lab/report",
+    "images", "measure", "explain", "pages", "advice", "explorer", "lab", "lab/data", "lab/results", "lab/statistics",
+    "lab/tasks", "lab/train", "lab/engine", "lab/studies", "lab/report",
 )  # fmt: skip
 """Folders of src/regard with a page; mechanisms have their own pages, and verbs their help."""
 

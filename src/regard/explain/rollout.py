@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from regard.core import ShapeError, UnsupportedError
 from regard.core.eval_mode import eval_mode
 from regard.swapping.capture import readable_mixers, with_regard_softmax
-from regard.swapping.layer import Port
 
 Score = Callable[[Any], Float[Tensor, " B"]]
 """Of a model's output: a number for each image, such as `lambda logits: logits[:, 3]`."""
@@ -25,29 +24,32 @@ def rollout(
 
     score: makes it the gradient-weighted form (Chefer et al. 2021, Eqs. 5 and 6): a layer adds A' R to R, where A' is
     the mean over heads of the positive part of A times the gradient of the score with respect to A. images: as the
-    model expects them. layers: a glob on layer names, in the order in which they are called. A model that is not
+    model expects them. layers: a glob on layer names, in the order in which they are called. A layer that is not
     swapped is read as by `with_regard_softmax`, and no model is changed. float32, on the CPU; O(N^2 H) memory.
     Raises: as `capture`; UnsupportedError for layers of different tokens, or in windows; ShapeError for a score of
     another shape.
     """
-    swapped = any(isinstance(module, Port) for module in model.modules())
-    reader = model if swapped else with_regard_softmax(model, images, layers)
-    calls: dict[str, tuple[Any, ...]] = {}
+    reader = with_regard_softmax(model, images, layers)
+    calls: list[tuple[str, Any, tuple[Any, ...], dict[str, Any], Tensor]] = []
 
     def recorder(name: str) -> Callable[..., None]:
         def record(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            calls[name] = operator, args, kwargs, output
+            calls.append((name, operator, args, kwargs, output))
 
         return record
 
+    gradients: list[Tensor] = []
     with eval_mode(reader), ExitStack() as stack, torch.inference_mode(False), torch.set_grad_enabled(bool(score)):
         for name, mixer in readable_mixers(reader, layers).items():
             stack.callback(mixer.operator.register_forward_hook(recorder(name), with_kwargs=True).remove)
-        output = reader(images)
-        gradients = _gradients(score(output), [out for *_, out in calls.values()]) if score is not None else []
+        if score is None:
+            reader(images)
+        else:  # inputs with gradients, as all weights may be frozen
+            scores = score(reader(images.detach().clone().requires_grad_()))
+            gradients = _gradients(scores, len(images), [out for *_, out in calls])
     total: Tensor | None = None
     with torch.no_grad():
-        for number, (name, (operator, (q, k, v), kwargs, _)) in enumerate(calls.items()):
+        for number, (name, operator, (q, k, v), kwargs, _) in enumerate(calls):
             weights = operator.weights(q, k, v, **kwargs)
             if gradients:  # the output is A v, so that its gradient times v is that of A
                 weights = (weights * (gradients[number] @ v.mT)).clamp_min(0)
@@ -71,8 +73,10 @@ def _eye(like: Float[Tensor, "B N M"]) -> Float[Tensor, "B N M"]:
     return torch.eye(*like.shape[1:]).expand(len(like), -1, -1)
 
 
-def _gradients(scores: Tensor, outputs: list[Tensor]) -> list[Tensor]:
-    """Of the scores, with respect to the outputs of operators. Raises: ShapeError."""
-    if scores.ndim != 1:
-        raise ShapeError(f"score gives {tuple(scores.shape)} numbers, expected one for each image")
+def _gradients(scores: Tensor, images: int, outputs: list[Tensor]) -> list[Tensor]:
+    """Of the scores, with respect to the outputs of operators. Raises: ShapeError, UnsupportedError."""
+    if scores.shape != (images,):
+        raise ShapeError(f"score gives {tuple(scores.shape)} numbers, expected one for each of {images} images")
+    if not scores.requires_grad:
+        raise UnsupportedError("the score has no gradient: it does not depend on the output, or not smoothly")
     return list(torch.autograd.grad(scores.sum(), outputs))

@@ -15,7 +15,6 @@ from regard.core import Grid, UnsupportedError
 from regard.core.eval_mode import eval_mode
 from regard.explain.rollout import rollout
 from regard.swapping.capture import capture, readable_mixers, with_regard_softmax
-from regard.swapping.layer import Port
 from regard.swapping.shared_state import swapped_layers
 
 LEVELS, SIGNED_LEVELS = 255, 127
@@ -79,7 +78,8 @@ class Reading:
 
 
 def read_weights(model: nn.Module, image: Float[Tensor, "C H W"], layers: str, most: int) -> Reading:
-    """The weights of the layers of a model, which is not changed; its own attention is read by Regard's softmax.
+    """The weights of the layers of a model, which is not changed; its own attention, also in single
+    layers, is read by Regard's softmax.
 
     image: as the model expects it. layers: a glob on layer names. most: bytes that they may take; where it would be
     more, cells are joined (`Weights.stride`), the same number in all layers.
@@ -87,8 +87,7 @@ def read_weights(model: nn.Module, image: Float[Tensor, "C H W"], layers: str, m
     """
     first = next(model.parameters())
     inputs = image[None].to(first.device, first.dtype)
-    swapped = any(isinstance(module, Port) for module in model.modules())
-    reader = model if swapped else with_regard_softmax(model, inputs, layers)
+    reader = with_regard_softmax(model, inputs, layers)
     found: dict[str, Weights] = {}
     left_out: dict[str, str] = {}
     with torch.no_grad(), eval_mode(reader):
