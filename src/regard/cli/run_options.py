@@ -200,15 +200,15 @@ def make_run(
         if not 0 < options.val < 1:
             raise ConfigError(f"--val is a share between 0 and 1, such as 0.1, not {options.val}")
         given |= {"val": options.val, "val_seed": options.seed}
+    own = {name: value for name, value in given.items() if value and name != "data"}
+    for name in own:
+        if name not in kind.__dataclass_fields__:
+            raise ConfigError(f"--{name} has no meaning for --task {task}")
     if data in kind.sets and Path(data).is_dir():
         print(f"{data} is a built-in set; for the folder of this name write ./{data}", file=sys.stderr)
     data = (data if data in kind.sets else absolute(data)) or kind.example_data
     fields = {"task": dict(kind.__dataclass_fields__), "recipe": Recipe.__dataclass_fields__}
     del fields["task"]["extra"]  # the option --import
-    own = {name: value for name, value in given.items() if value and name != "data"}
-    for name in own:
-        if name not in fields["task"]:
-            raise ConfigError(f"--{name} has no meaning for --task {task}")
     refuse_twice(changes, given)
     if options.digest and data in kind.sets:
         raise ConfigError(f"--digest is for your own images, and {data} is a built-in set: leave it out")
