@@ -20,7 +20,7 @@ def row_entries(
     study_data: StudyData, table: Table, kinds: Sequence[str], styles: Sequence[figures.RowStyle]
 ) -> list[dict[str, Any]]:
     """One entry for each row: its statistics from the table, its style, and a small chart of its interval."""
-    metric, entries = study_data.snapshot["metric"], []
+    metric, entries = study_data.snapshot["metric"], list[dict[str, Any]]()
     for index, (description, line, style) in enumerate(zip(study_data.rows, table.rows, styles, strict=True)):
         values = [(run.seed, run.metrics[metric]) for run in study_data.of(index) if metric in run.metrics]
         dashes = "none" if style.dash == "solid" else " ".join(str(step * 1.6) for step in style.dash[1])
