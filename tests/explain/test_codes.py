@@ -173,7 +173,7 @@ def test_what_is_compared_can_be_kept_as_json():
         (
             lambda: compare({"a": {"codes.weight": torch.ones(3, 8)}, "b": {"codes.weight": torch.ones(3, 4)}}),
             DataError,
-            "8 and of 4",
+            "8 and 4",
         ),
         (lambda: regression([1.0], [1.0, 2.0]), DataError, "do not form pairs"),
         (lambda: transfer({"a": {"s": 1.0}}, "t"), DataError, "'t'"),

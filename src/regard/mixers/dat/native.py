@@ -73,7 +73,9 @@ def _each_sample(operator):  # type: ignore[no-untyped-def]
 
     def rule(info, in_dims, *args):  # type: ignore[no-untyped-def]
         calls = [
-            operator(*(x if axis is None else x.select(axis, i) for x, axis in zip(args, in_dims, strict=True)))
+            operator(
+                *(x.select(axis, i) if isinstance(axis, int) else x for x, axis in zip(args, in_dims, strict=True))
+            )
             for i in range(info.batch_size)
         ]
         if isinstance(calls[0], Tensor):
