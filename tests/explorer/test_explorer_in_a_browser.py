@@ -51,6 +51,7 @@ def test_pointing_shows_the_weights(browser, tmp_path: Path, mixer: str) -> None
     name, (_, heads, tokens, _) = list(maps)[1], maps["blocks.1.attn"].shape
     prefix = tokens - 64
     page.keyboard.press("1")
+    page.keyboard.press("+")
     page.keyboard.press("-")
     assert page.evaluate("[at.layer, at.head]") == [1, 1]
     for reverse in (False, True):
