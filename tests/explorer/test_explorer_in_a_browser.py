@@ -1,6 +1,5 @@
 """The explorer in a real browser: pointing shows the weights that `capture` gives. Needs Chromium."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +12,6 @@ from regard.swapping.capture import with_regard_softmax
 from small_hosts import draw_large_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api")
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no Chromium on this machine; apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.mark.parametrize("mixer", ["", "MiTA(m=4, k=4)", "Agent(m=4)", "TopK(k=4)", "SKA()"])

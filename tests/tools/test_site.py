@@ -1,8 +1,8 @@
 """The site: its pages are complete, its links lead somewhere, it asks no network, and its search works from files."""
 
 import re
-import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -196,27 +196,21 @@ def test_the_site_is_small(site: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_search_works_from_files_and_nothing_is_asked_of_the_network(site: Path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium on this machine; apt-get install chromium")
+def test_search_works_from_files_and_nothing_is_asked_of_the_network(site: Path, browser: Any) -> None:
     requests: list[str] = []
     errors: list[str] = []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto((site / "mechanisms" / "MiTA.html").as_uri())
-        page.locator(".md-search__input").click()
-        page.keyboard.type("static keys")
-        found = page.locator(".md-search-result__link").first
-        found.wait_for(timeout=20_000)
-        target = found.get_attribute("href") or ""
-        for name in ("index.html", "papers/ska.html", "reference/core.html", "docs/choosing.html"):
-            page.goto((site / name).as_uri())
-        browser.close()
+    page = browser.new_page()
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto((site / "mechanisms" / "MiTA.html").as_uri())
+    page.locator(".md-search__input").click()
+    page.keyboard.type("static keys")
+    found = page.locator(".md-search-result__link").first
+    found.wait_for(timeout=20_000)
+    target = found.get_attribute("href") or ""
+    for name in ("index.html", "papers/ska.html", "reference/core.html", "docs/choosing.html"):
+        page.goto((site / name).as_uri())
+    page.close()
     assert ".html" in target
     assert errors == []
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
