@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 INK, MUTED, RULE, CONTROL = "#0b0001", "#0b0002", "#0b0003", "#0b0004"
-_VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", CONTROL: "--control"}
+VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", CONTROL: "--control"}
 
 # Colours that people with the common colour vision deficiencies can distinguish, for a light and a dark page, with a
 # contrast of at least 4.5:1. Rows after the sixth repeat a colour with another dash and marker.
@@ -171,7 +171,7 @@ def apply_theme(figure: Figure, title: str) -> str:
     for side in ("width", "height"):
         text = re.sub(rf'(<svg\b[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
     text = text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
-    for placeholder, variable in _VARIABLES.items():
+    for placeholder, variable in VARIABLES.items():
         text = text.replace(placeholder, f"var({variable})")
     text = re.sub(r"#0a00([0-9a-f]{2})", lambda match: f"var(--c{int(match[1], 16)})", text)
     text = re.sub(r'id="outline-(\d+)"', r'class="outline" data-outline="\1"', text)

@@ -35,9 +35,7 @@ def palette() -> dict[str, Markup]:
 
 def plain_figure(figure: Figure, format: str) -> bytes:
     """A figure that was drawn with placeholders in the light theme's colours. format: svg, pdf or png."""
-    light = SHADES["light"]
-    colours = {figures.INK: light["ink"], figures.MUTED: light["muted"], figures.RULE: light["rule"]}
-    colours |= {figures.CONTROL: light["control"]}
+    colours = {place: SHADES["light"][name.removeprefix("--")] for place, name in figures.VARIABLES.items()}
     colours |= {f"#0a00{index:02x}": colour for index, colour in enumerate(figures.LIGHT)}
     for artist in figure.findobj():
         for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
@@ -45,7 +43,7 @@ def plain_figure(figure: Figure, format: str) -> bytes:
             if is_color_like(value) and to_hex(value) in colours:
                 getattr(artist, f"set_{part}")(to_rgba(colours[to_hex(value)], to_rgba(value)[3]))
     out = io.BytesIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "regard", "text.parse_math": False}):
+    with matplotlib.rc_context(figures.STYLE):
         metadata = {"Date": None} if format == "svg" else {"CreationDate": None} if format == "pdf" else {}
         figure.savefig(out, format=format, dpi=200, metadata=metadata)
     return out.getvalue()

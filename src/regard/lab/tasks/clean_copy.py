@@ -15,7 +15,7 @@ from regard.core import ConfigError, DataError, StoreError
 from regard.files.atomic import json_text, write_atomically
 from regard.files.paths import user_path
 from regard.images import own
-from regard.images.images import Source, decode, opened
+from regard.images.images import Source, decode, header, opened
 from regard.lab.data.streamed.names import is_stream
 
 from .check_data import TASK_OF, kind_of
@@ -26,7 +26,6 @@ from .segmentation import data as segmentation
 
 UNCHANGED = {"JPEG": ".jpg", "PNG": ".png"}
 """Formats of files that are copied as they are, if they are upright and grey or RGB."""
-_ORIENTATION = 274
 
 
 def write_clean_copy(
@@ -137,9 +136,9 @@ def _write_image(source: Source, stem: Path) -> Path:
     stem.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(source, Path):
         with opened(source) as image:
-            suffix = UNCHANGED.get(image.format or "", "")
-            if suffix and image.mode in ("L", "RGB") and image.getexif().get(_ORIENTATION, 1) == 1:
-                return Path(shutil.copyfile(source, f"{stem}{suffix}"))
+            suffix = UNCHANGED.get(image.format or "", "") if image.mode in ("L", "RGB") else ""
+        if suffix and header(source)[1] == 1:
+            return Path(shutil.copyfile(source, f"{stem}{suffix}"))
     return _write_png(pixels, Path(f"{stem}.png"))
 
 
