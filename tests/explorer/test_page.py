@@ -48,6 +48,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     found = data_of(out.read_text())["pictures"]
     assert [one["name"] for one in found] == ["a.png", "b <_script>.png"]
     assert "untrained weights" in out.read_text()
+    (tmp_path / "more").mkdir()
+    Image.fromarray(255 - pixels).save(tmp_path / "more" / "a.png")
+    both = [pictures[0], str(tmp_path / "more" / "a.png")]
+    assert run(["explore", HOST, *both, "--out", str(out)]) == 0
+    assert [one["name"] for one in data_of(out.read_text())["pictures"]] == both  # of one name in two folders
     assert "MB" in capsys.readouterr().out
     (tmp_path / "bad.png").write_bytes(b"no image")
     for words, message in (

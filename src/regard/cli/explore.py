@@ -46,9 +46,10 @@ def explore(
     check_writable(out)
     extra = imported(modules)
     user = read_model(model, results, extra, options)
+    names = [Path(text).name for text in pictures]
     shown, credits = {}, []
-    for text in pictures:
-        shown[Path(text).name], credit = picture_of(user, text)
+    for text, name in zip(pictures, names, strict=True):
+        shown[name if names.count(name) == 1 else text], credit = picture_of(user, text)
         credits.append(credit)
     second = swapped_copy(user, mixer or plan, extra) if mixer or plan else None
     page = make_page(user, shown, second, layers, "; ".join(filter(None, credits)))
