@@ -33,7 +33,7 @@ def test_weights_are_those_of_capture(mixer: str) -> None:
     assert [weights.name for weights in reading.layers] == [*maps, "rollout over all layers"]
     for weights in reading.layers[:-1]:
         expected = maps[weights.name][0]
-        half = expected.abs().amax(-1, keepdim=True) * (0.5 * weights.step) + 1e-7
+        half = expected.abs().amax(-1, keepdim=True) * (0.5 / weights.levels) + 1e-7
         assert ((decoded(weights) - expected).abs() <= half).all()
     total = rollout(reader, x[:1])
     torch.testing.assert_close(decoded(reading.layers[-1]), total, rtol=0, atol=0.5 / 255)

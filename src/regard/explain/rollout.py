@@ -47,26 +47,46 @@ def rollout(
         else:  # inputs with gradients, as all weights may be frozen
             scores = score(reader(images.detach().clone().requires_grad_()))
             gradients = _gradients(scores, len(images), [out for *_, out in calls])
-    total: Tensor | None = None
+    total = Rollout()
     with torch.no_grad():
         for number, (name, operator, (q, k, v), kwargs, _) in enumerate(calls):
             weights = operator.weights(q, k, v, **kwargs)
-            if gradients:  # the output is A v, so that its gradient times v is that of A
-                weights = (weights * (gradients[number] @ v.mT)).clamp_min(0)
-            mean = weights.mean(1).float().cpu()
-            total = _eye(mean) if total is None else total
-            if mean.shape != total.shape or len(mean) != len(images):
+            if weights.shape[0] != len(images) or not total.fits(weights):
                 raise UnsupportedError(
-                    f"{name} has weights of {tuple(mean.shape)}, and layers before it of {tuple(total.shape)}: name "
-                    "layers of the same tokens"
+                    f"{name} has weights of {tuple(weights.shape)}, not of {len(images)} images and the tokens of the "
+                    "layers before: name layers of the same tokens"
                 )
-            if gradients:
-                total = total + mean @ total
+            if gradients:  # the output is A v, so that its gradient times v is that of A
+                total.add((weights * (gradients[number] @ v.mT)).clamp_min(0), weighted=True)
             else:
-                mean = mean + _eye(mean)
-                total = (mean / mean.sum(-1, keepdim=True)) @ total
-    assert total is not None
-    return total
+                total.add(weights)
+    return total.shares()
+
+
+class Rollout:
+    """The product over layers, which are added in the order of their calls."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+
+    def fits(self, weights: Float[Tensor, "B H N M"]) -> bool:
+        """Whether they are of the tokens of the layers before."""
+        return self.total is None or self.total.shape[1:] == weights.shape[2:]
+
+    def add(self, weights: Float[Tensor, "B H N N"], *, weighted: bool = False) -> None:
+        """A layer. weighted: by gradients, so that its part is added and not mixed with the residual path."""
+        mean = weights.mean(1).float().cpu()
+        total = _eye(mean) if self.total is None else self.total
+        if weighted:
+            self.total = total + mean @ total
+        else:
+            mean = mean + _eye(mean)
+            self.total = (mean / mean.sum(-1, keepdim=True)) @ total
+
+    def shares(self) -> Float[Tensor, "B N N"]:
+        """Row i: the tokens of the input that token i of the end is of."""
+        assert self.total is not None
+        return self.total
 
 
 def _eye(like: Float[Tensor, "B N M"]) -> Float[Tensor, "B N M"]:

@@ -14,16 +14,15 @@ import torch
 from jaxtyping import UInt8
 from markupsafe import Markup
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from regard.advice.judges import Judge
 from regard.advice.user_model import UserModel
-from regard.core.eval_mode import eval_mode
 from regard.explain.pictures import WARNING, png
 from regard.files.atomic import write_atomically
 from regard.pages.rendering import render_template
 
-from .weights import LEVELS, SIGNED_LEVELS, Reading, read_weights
+from .weights import ROLLOUT, Reading, read_weights
 
 SMALL, LARGE = 10_500_000, 28_000_000
 """Bytes of all weights of a page: of pictures of at most `SMALL_SIDE` pixels, and of larger ones. A file has a third
@@ -73,7 +72,7 @@ def make_page(
         image = user.prepared(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None])[0]
         found = [read_weights(one.network, image, layers, most) for one in shown]
         readings += found
-        entries.append(_entry(name, pixels, shown, found, _change(user, shown, image)))
+        entries.append(_entry(name, pixels, shown, found, _change(user, found)))
     view = {
         "title": " and ".join(one.label for one in shown),
         "source": ", ".join(pictures),
@@ -108,16 +107,12 @@ def _data_uri(pixels: Pixels) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"
 
 
-def _change(user: UserModel, shown: Sequence[Shown], image: Tensor) -> str:
+def _change(user: UserModel, found: Sequence[Reading]) -> str:
     """How far the second model's output is from the first one's, as a sentence."""
-    if len(shown) < 2:
+    if len(found) < 2:
         return ""
-    outputs = []
-    for one in shown:
-        with eval_mode(one.network), torch.no_grad():
-            outputs.append(one.network(image[None]))
-    judge: Judge = user.judges_of(outputs[0])[0]
-    distance, agrees = judge.change(*map(judge.read, outputs))
+    judge: Judge = user.judges_of(found[0].output)[0]
+    distance, agrees = judge.change(*(judge.read(reading.output) for reading in found))
     return f"Change of the output ({judge}): {float(distance[0]):.3g}{judge.unit} ({judge.distance})." + (
         f" {judge.kept}: {100 * float(agrees[0]):.0f} %." if agrees.isfinite().all() and not judge.shares else ""
     )
@@ -135,7 +130,7 @@ def _left_out(shown: Sequence[Shown], readings: Sequence[Reading]) -> list[str]:
 def _notes(readings: Sequence[Reading]) -> list[str]:
     """How weights are rounded and joined, and what the rollout is."""
     layers = [weights for reading in readings for weights in reading.layers]
-    levels = SIGNED_LEVELS if any(weights.signed for weights in layers) else LEVELS
+    levels = min(weights.levels for weights in layers)
     notes = [
         "Weights have 8 bits: each is exact to half a step; a step is the largest weight of its row, divided by "
         f"{levels}."
@@ -145,7 +140,7 @@ def _notes(readings: Sequence[Reading]) -> list[str]:
             f"There are too many for one page: {stride} x {stride} cells are one, of which queries are averaged and "
             "keys added. Entropy, distance and shares are of all cells."
         )
-    if any(weights.name.startswith("rollout") for weights in layers):
+    if any(weights.name == ROLLOUT for weights in layers):
         notes.append(
             "Rollout over all layers: the product of the layers' weights, averaged over heads, each with the residual "
             "path beside it (Abnar and Zuidema 2020)."

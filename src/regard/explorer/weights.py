@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from regard.core import Grid, UnsupportedError
 from regard.core.eval_mode import eval_mode
-from regard.explain.rollout import rollout
+from regard.explain.rollout import Rollout
 from regard.swapping.capture import capture, readable_mixers, with_regard_softmax
 from regard.swapping.shared_state import swapped_layers
 
 LEVELS, SIGNED_LEVELS = 255, 127
 """Steps between zero and the largest weight of a row; of maps with negative weights."""
+ROLLOUT = "rollout over all layers"
+"""The name of the last layer, which is the product of the others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +44,9 @@ class Weights:
     places: Int32[np.ndarray, "W T"] | None = None
 
     @property
-    def step(self) -> float:
-        """Half of it is the largest error of a weight, as a share of the largest of its row."""
-        return 1 / (SIGNED_LEVELS if self.signed else LEVELS)
+    def levels(self) -> int:
+        """Steps between zero and the largest weight of a row, of which half a one is the largest error."""
+        return SIGNED_LEVELS if self.signed else LEVELS
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the page; arrays as base64."""
@@ -52,7 +54,7 @@ class Weights:
         return {
             "name": self.name, "heads": len(self.codes), "stride": self.stride, "rows": rows, "columns": columns,
             "prefix": self.grid.prefix, "suffix": self.grid.suffix, "zero": 128 if self.signed else 0,
-            "levels": SIGNED_LEVELS if self.signed else LEVELS, "codes": _base64(self.codes),
+            "levels": self.levels, "codes": _base64(self.codes),
             "scales": _base64(self.scales.astype("<f4")),
             **{key: _short(getattr(self, key)) for key in ("entropy", "distance", "extra")},
             "places": None if self.places is None else self.places.tolist(),
@@ -78,8 +80,8 @@ class Reading:
 
 
 def read_weights(model: nn.Module, image: Float[Tensor, "C H W"], layers: str, most: int) -> Reading:
-    """The weights of the layers of a model, which is not changed; its own attention, also in single
-    layers, is read by Regard's softmax.
+    """The weights of the layers of a model, which is not changed; its own attention, also in single layers, is read by
+    Regard's softmax.
 
     image: as the model expects it. layers: a glob on layer names. most: bytes that they may take; where it would be
     more, cells are joined (`Weights.stride`), the same number in all layers.
@@ -93,15 +95,19 @@ def read_weights(model: nn.Module, image: Float[Tensor, "C H W"], layers: str, m
     with torch.no_grad(), eval_mode(reader):
         places = _places(reader, inputs, layers, left_out)
         stride = _stride(places.values(), most)
+        alike = len({place.grid for place in places.values()}) == 1 and not left_out
+        total = Rollout() if alike and all(place.windows is None for place in places.values()) else None
         with ExitStack() as stack:
             for name, place in places.items():
-                stack.enter_context(capture(reader, name, reduce=_keeper(found, place, stride)))
+                stack.enter_context(capture(reader, name, reduce=_keeper(found, place, stride, total)))
             output = reader(inputs)
     if not found:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UnsupportedError(f"no layer has weights between all tokens of the picture{reasons and f' ({reasons})'}")
-    joined = _joined(reader, inputs, layers, found, stride, left_out)
-    return Reading((*found.values(), *joined), left_out, output)
+    if total is not None and len(found) > 1:
+        (grid,) = {place.grid for place in places.values()}
+        found[ROLLOUT] = encode(ROLLOUT, total.shares(), grid, stride)
+    return Reading(tuple(found.values()), left_out, output)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,8 +182,12 @@ def _stride(places: Collection[_Place], most: int) -> int:
     return next((s for s in range(1, largest) if sum(each.size(s) for each in places) <= most), largest)
 
 
-def _keeper(found: dict[str, Weights], place: _Place, stride: int) -> Callable[[str, Tensor], None]:
+def _keeper(
+    found: dict[str, Weights], place: _Place, stride: int, total: Rollout | None
+) -> Callable[[str, Tensor], None]:
     def keep(name: str, weights: Tensor) -> None:
+        if total is not None:
+            total.add(weights)
         found[name] = (
             encode(name, weights[0], place.grid, stride)
             if place.windows is None
@@ -185,20 +195,6 @@ def _keeper(found: dict[str, Weights], place: _Place, stride: int) -> Callable[[
         )
 
     return keep
-
-
-def _joined(
-    reader: nn.Module, inputs: Tensor, layers: str, found: Mapping[str, Weights], stride: int, left_out: dict[str, str]
-) -> list[Weights]:
-    """The rollout over all layers, as a last one, where they have the same tokens."""
-    grids = {weights.grid for weights in found.values()}
-    windows = any(weights.places is not None for weights in found.values())
-    if len(grids) != 1 or windows or left_out or len(found) < 2:
-        return []
-    (grid,) = grids
-    with suppress(UnsupportedError):
-        return [encode("rollout over all layers", rollout(reader, inputs, layers), grid, stride)]
-    return []
 
 
 def encode(name: str, weights: Float[Tensor, "H N M"], grid: Grid, stride: int) -> Weights:
