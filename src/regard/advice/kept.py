@@ -57,12 +57,12 @@ class Kept:
 
     def learn(
         self, learning: LayerDistillation | OutputDistillation, part: str, say: Callable[[str], None],
-        seconds: float = math.inf, ended: str = "",
+        seconds: float = math.inf,
     ) -> None:  # fmt: skip
         """Learn to the end, or for so many seconds; from where `part` of the state is, and writing it on the way.
 
         say: called with a line of progress about every `SECONDS_BETWEEN` seconds. What is only needed for further
-        steps is not kept at the end. ended: the name by which the number of steps is kept at the end.
+        steps is not kept at the end.
         """
         steps = learning.how.steps
         if part in self.content:
@@ -83,7 +83,6 @@ class Kept:
                 self.content[part] = learning.state()
                 self.write()
         self.content[part] = learning.state() | {"moments": {}}
-        self.content |= {ended: learning.step} if ended else {}
         self.write()
 
     @contextmanager

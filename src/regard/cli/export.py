@@ -12,7 +12,7 @@ from regard.core import ConfigError, UnsupportedError
 from .given import grouped
 from .imports import Imports, imported
 from .run_options import ResultsOption, path_option
-from .trained import TrainedArgument, read_trained
+from .trained import TrainedArgument, read_trained, say_numbers
 from .user_model import ModelOptions
 
 
@@ -35,6 +35,7 @@ def export(
     if onnx.suffix != ".onnx":
         raise ConfigError(f"--onnx names a file that ends in .onnx, not {onnx}")
     trained = read_trained(model, results, imported(modules), options, best, any_output=True)
+    say_numbers(model, trained)
     task, record = trained.task, trained.record
     if task is not None and task.no_export:
         raise UnsupportedError(f"--task {task.name} cannot be exported to ONNX: {task.no_export}")

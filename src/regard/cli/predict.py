@@ -14,7 +14,7 @@ from .exit_codes import WRONG_USE
 from .given import grouped
 from .imports import Imports, imported
 from .run_options import DeviceOption, ResultsOption, RootOption, find_device, path_option, use_data
-from .trained import TrainedArgument, read_trained
+from .trained import TrainedArgument, read_trained, say_numbers
 from .user_model import ModelOptions
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def predict(
     ids = None if annotations is None else _image_ids(annotations)
     torch_device = find_device(device)
     trained = read_trained(model, results, imported(modules), options, best)
+    say_numbers(model, trained)
     task = cast("Task", trained.task)
     sources = _sources(files, task.takes_text)
     network = ModelAtPrecision(trained.network.to(torch_device), trained.precision).eval()

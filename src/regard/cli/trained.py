@@ -87,6 +87,12 @@ def read_trained(
     )
 
 
+def say_numbers(text: str, trained: Trained) -> None:
+    """Say so where labels are numbers, as the names of the classes are not known."""
+    if not trained.named:
+        progress(f"{text} has no names of classes: labels are the numbers of its outputs, from 0")
+
+
 def _scores_alone(network: "nn.Module", judge: "Judge") -> "nn.Module":
     """A network that gives the class scores among its outputs."""
     from torch import nn
@@ -121,8 +127,6 @@ def _of_user(text: str, results: Path, extra: Extra, options: ModelOptions, any_
             raise UnsupportedError(f"{text} gives {judge}, no class scores, which alone this command predicts")
         return Trained(user.network, None, record, "32-true", lambda: (user.example,))
     scores, names = judge.read(output), user.data.get("class_names")
-    if not names:
-        progress(f"{text} has no names of classes: labels are the numbers of its outputs, from 0")
     known = names or [str(label) for label in range(scores.shape[1])]
     if len(known) != scores.shape[1]:
         raise ConfigError(f"{text} names {len(known)} classes, but its model has {scores.shape[1]}: save it again")

@@ -81,12 +81,7 @@ def check_data(
     if is_stream(data):
         _refuse_unused(data, "classification", given)
         return _stream(data, kind)
-    path = user_path(data, DataError)
-    if not path.exists():
-        raise DataError(f"{data} does not exist; expected a folder or a table")
-    if any(data in task.sets for task in TASKS if kind in ("", task.name)):
-        raise DataError(f"{data} is the name of a built-in set, which training takes; for the folder write ./{data}")
-    path = path.resolve()
+    path = path_to_check(data, kind)
     kind = kind or kind_of(path, source, target)
     _refuse_unused(data, kind, given)
     report = DataReport(kind)
@@ -103,6 +98,16 @@ def check_data(
         else:
             _classification(path, report)
     return report
+
+
+def path_to_check(data: str, kind: str) -> Path:
+    """The folder or table of the user's own data. Raises: DataError if there is none, or for the name of a set."""
+    path = user_path(data, DataError)
+    if not path.exists():
+        raise DataError(f"{data} does not exist; expected a folder or a table")
+    if any(data in task.sets for task in TASKS if kind in ("", task.name)):
+        raise DataError(f"{data} is the name of a built-in set, which training takes; for the folder write ./{data}")
+    return path.resolve()
 
 
 def _refuse_unused(data: str, kind: str, given: Mapping[str, object]) -> None:

@@ -13,12 +13,11 @@ import numpy as np
 
 from regard.core import ConfigError, DataError, StoreError
 from regard.files.atomic import json_text, write_atomically
-from regard.files.paths import user_path
 from regard.images import own
 from regard.images.images import Source, decode, header, opened
 from regard.lab.data.streamed.names import is_stream
 
-from .check_data import TASK_OF, kind_of
+from .check_data import TASK_OF, kind_of, path_to_check
 from .detection import data as detection
 from .detection import masks
 from .detection.scenes import Objects
@@ -41,14 +40,15 @@ def write_clean_copy(
     Raises: ConfigError for data that are no images, and for a folder that has something in it or lies in the data;
     DataError for what a training refuses; StoreError.
     """
-    path = user_path(data, DataError).resolve()
-    kind = "" if is_stream(data) else kind or kind_of(path)
+    if is_stream(data):
+        raise ConfigError(f"--fix writes images of files, not of the stream {data}")
+    path = path_to_check(data, kind)
+    kind = kind or kind_of(path)
     if kind not in ("classification", "segmentation", *TASK_OF):
         raise ConfigError(f"--fix writes images with classes, boxes or masks, not {data}")
     if (out.exists() and (not out.is_dir() or any(out.iterdir()))) or out.resolve().is_relative_to(path):
         raise ConfigError(f"--fix writes to a new folder outside of the data: {out} is in use")
     try:
-        out.mkdir(parents=True, exist_ok=True)
         if kind == "classification":
             written = _write_classes(path, out)
         elif kind == "segmentation":
@@ -79,6 +79,7 @@ def _write_classes(path: Path, out: Path) -> Iterator[str]:
 
 def _write_masks(path: Path, out: Path, void: int, classes: int, exif: str) -> Iterator[str]:
     found = segmentation.own_set(path, void, classes, "", exif=exif)
+    out.mkdir(parents=True, exist_ok=True)
     (out / "classes.txt").write_text("".join(f"{name}\n" for name in found.classes), encoding="utf-8")
     for split, photos in found.splits.items():
         if split == "val" and photos is found.splits.get("test"):

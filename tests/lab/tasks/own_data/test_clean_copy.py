@@ -115,6 +115,8 @@ def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
     write(tmp_path / "texts" / "train.csv", "text,label\na,0\nb,1\n")
     with pytest.raises(ConfigError, match="--fix writes images"):
         write_clean_copy(str(tmp_path / "texts"), tmp_path / "out")
+    with pytest.raises(DataError, match="does not exist"):
+        write_clean_copy(str(tmp_path / "nowhere"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     write(tmp_path / "crowds" / "train.json", coco(range(4), iscrowd=1))
     pictures(tmp_path / "crowds" / "images", range(4))

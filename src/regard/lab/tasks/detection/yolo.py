@@ -146,13 +146,14 @@ def _names(path: Path, config: dict[str, Any], classes: int) -> list[str]:
 
 def _check_names(path: Path, configs: list[Path], names: list[str]) -> None:
     """Raises: DataError for a file that says other names of the classes, or another number of them."""
-    others = {file: _names_in(_yaml(file)) for file in configs}
+    contents = {file: _yaml(file) for file in configs}
+    others = {file: _names_in(content) for file, content in contents.items()}
     others |= {path / name: words_in(path / name) for name in _NAMES if (path / name).is_file()}
     for file, said in others.items():
         if said != names:
             raise DataError(f"{file} has other names of classes than {next(iter(others)).name}; keep one of them")
-    for file in configs:
-        number = _yaml(file).get("nc", str(len(names)))
+    for file, content in contents.items():
+        number = content.get("nc", str(len(names)))
         if number != str(len(names)):
             raise DataError(f"{file} says nc {number}, but has {len(names)} names; correct one of them")
 
