@@ -21,8 +21,11 @@ WRITING = 0.05
 class Kept:
     """A state of plain values and tensors in a file, for one question; `content` is empty at first.
 
-    file: None keeps nothing. key: of all that the state depends on. other: called with a sentence if the file is of
-    another question, before it is replaced. seconds: spent on it so far, earlier ones too.
+    - file: None keeps nothing.
+    - key: of all that the state depends on.
+    - other: called with a sentence if the file is of another question, before it is replaced.
+    - seconds: spent on it so far, earlier ones too.
+
     Raises: StoreError if the file is damaged, and what `other` raises.
     """
 

@@ -75,6 +75,6 @@ def check(
             notes += [f"{len(found) - SHOWN} further {kind}s; --json has all"] if len(found) > SHOWN else []
         show(report.rows, title=f"{data}: {report.kind}", notes=notes or ["no problems"])
     if report.problems:
-        number = f"{len(report.problems)} problem{'s' * (len(report.problems) > 1)}"
+        number = f"{len(report.problems)} {'problems' if len(report.problems) > 1 else 'problem'}"
         print(f"regard: {number} would stop a training, the first: {report.problems[0]}", file=sys.stderr)
         raise typer.Exit(1)

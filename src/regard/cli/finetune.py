@@ -222,7 +222,8 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
         if store.status(key) != "done":
             raise ConfigError(f"run {key} is not finished; finish it first, with the command that started it")
         if changed := changed_data(run, key):
-            return _start(_saved_weights(run, store, key, changed, extra), results, extra)
+            saved = _saved_weights(run, store, key, changed, extra)
+            return _start(saved, results, extra)
         mixer = "None" if run.removed else "host" if run.mixer is None else spell(run.mixer)
         return _bare(run.task.host), mixer, run.plan, run
     _check_trainable(start)

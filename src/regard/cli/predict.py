@@ -174,4 +174,4 @@ def _draw(task: "Task", predictions: list[dict[str, Any]], out: Path) -> str:
             return ""
         image.save(out / f"{number:04d}-{Path(str(source)).stem[:40]}.png")
         drawn += 1
-    return f" and {drawn} picture{'s' * (drawn != 1)}"
+    return f" and {drawn} {'picture' if drawn == 1 else 'pictures'}"

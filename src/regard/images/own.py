@@ -155,7 +155,8 @@ def load(
     classes, splits = read_splits(path, reserved)
 
     def check() -> None:
-        if digest.__wrapped__(path, kind, reserved) != total:
+        now = digest.__wrapped__(path, kind, reserved)  # of the files as they are, not the one that is kept
+        if now != total:
             digest.cache_clear()
             raise DataError(f"the files of {path} have changed since they were first read: start again")
 

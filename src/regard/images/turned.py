@@ -41,7 +41,7 @@ def annotated_as_stored(
             stored += [file] if size == sides else []
             upright += [file] if size == sides[::-1] else []
     if stored and upright:
-        listed = (f"{', '.join(map(str, files[:5]))}{', ...' * (len(files) > 5)}" for files in (stored, upright))
+        listed = (f"{', '.join(map(str, files[:5]))}{', ...' if len(files) > 5 else ''}" for files in (stored, upright))
         raise DataError(
             "of the pictures of {} that EXIF data turn, some are annotated as stored ({}), some upright ({}); annotate "
             "all in one way, or choose with --exif keep or --exif turn".format(root, *listed)

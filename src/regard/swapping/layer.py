@@ -327,6 +327,8 @@ class Port(HostNames):
         self.source.users.add(self)
 
     def __getattr__(self, name: str) -> Any:
+        """What the layer itself lacks, by the name that it has in the host: a parameter or part of the mixer, else a
+        plain value of the host such as num_heads. The host's own tensors and parts are not given out."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -338,12 +340,13 @@ class Port(HostNames):
             for part in self.parameter_names.get(name, name).split("."):
                 value = getattr(value, part)
         except AttributeError:
-            value = getattr(self.__dict__["_host"][0], name)  # num_heads, scale, ...: what tools read from the host
+            value = getattr(self.__dict__["_host"][0], name)
             if isinstance(value, Tensor | nn.Module):
                 raise
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
+        """Put a parameter or part that has the host's name where the mixer has it."""
         path, _, leaf = self.parameter_names.get(name, name).rpartition(".")
         if name in self.parameter_names and isinstance(value, Tensor):  # functional_call by the host's name
             path, _, leaf = adapted_name(adapters(self.mixer), f"{path}.{leaf}").rpartition(".")

@@ -195,7 +195,9 @@ def headline(claims: Sequence[Judged], gate: Gate, scale: str) -> str:
     if all(claim.verdict.word == "not judged" for claim in claims):
         return f"The {number} {'is' if len(claims) == 1 else 'are'} not judged yet."
     counts = verdict_counts(claims)
-    parts = [f"{n} {'is' if n == 1 else 'are'} {'only ' * (word == 'suggested')}{word}" for word, n in counts.items()]
+    parts = [
+        f"{n} {'is' if n == 1 else 'are'} {'only ' if word == 'suggested' else ''}{word}" for word, n in counts.items()
+    ]
     return f"Of {number}, {listed(parts)}."
 
 

@@ -91,7 +91,7 @@ def _decide(
     while True:
         left = 3600 * hours - (time.monotonic() - start)
         study = tuning.study()
-        plan = _planned(study, scale, store, looks, left, processes, further)
+        plan = _plan_runs(study, scale, store, looks, left, processes, further)
         untuned = tuning.runs_for(plan.labels)
         if not untuned:
             tuning.check_unchanged(study)
@@ -178,7 +178,7 @@ def _looks(study: Study, scale: str, store: Results) -> Looks:
     return looks or Looks()
 
 
-def _planned(
+def _plan_runs(
     study: Study, scale: str, store: Results, looks: Looks, left: float, processes: int, further: Sequence[str]
 ) -> _Plan:
     """The runs of the next interim analyses, seed by seed: of the cheapest ones that keep all processes busy.
@@ -186,47 +186,65 @@ def _planned(
     left: seconds, in which nothing else runs. further: rows that get their first seeds at last.
     """
     possible = study.runs(scale, seeds=2 * looks.pairs[-1])  # with room for runs that fail
-    outcomes = [(row.label, run, store.outcome(run.key)) for row, run in possible]
+    outcomes = {run.key: store.outcome(run.key) for _, run in possible}
     ended = [
-        {"row": label, "seed": run.seed, "key": run.key, "outcome": outcome}
-        for label, run, outcome in outcomes
-        if outcome is not None
+        {"row": row.label, "seed": run.seed, "key": run.key, "outcome": outcomes[run.key]}
+        for row, run in possible
+        if outcomes[run.key] is not None
     ]
     runs, mixed = on_one_device(ended)
     rows: list[dict[str, Any]] = [{"label": row.label, "control": row.control} for row in study.rows(scale)]
     snapshot = {"rows": rows, "scale": scale, "claims": [asdict(claim) for claim in study.claims]}
     controls = [row["label"] for row in rows if row["control"]]
     claims = [claim_rows(claim) for claim in judgeable(snapshot)]
+    compared = [*claims, *((study.baseline, label) for label in controls)]
+
     values = {row["label"]: row_values(runs, row["label"], study.metric) for row in rows}
     gate = gate_differences(values, controls, study.baseline)
     passed = bool(gate_passed(looks, gate))
     times = _Times(possible, store, runs, _estimated(study, scale, store, claims, runs, processes) if passed else {})
     reachable = _reachable(looks, claims, times, left * processes)
-    wanted = next_pairs(looks, claim_differences(snapshot, runs), gate, reachable)
+    pairs = np.concatenate(next_pairs(looks, claim_differences(snapshot, runs), gate, reachable)).tolist()
     ends = [(run["row"], run["seed"]) for run in runs if run["outcome"].get("status") != "done"]
     failed = {label: {seed for row, seed in ends if row == label} for label in values}
-    compared = [*claims, *((study.baseline, label) for label in controls)]
-    asked = [(labels, pairs) for labels, pairs in zip(compared, np.concatenate(wanted).tolist(), strict=True) if pairs]
-    seeds_of = [(labels, _seeds_for(pairs, [failed[label] for label in labels])) for labels, pairs in asked]
-    lost = sorted({label for labels, seeds in seeds_of for label in labels if not seeds and failed[label]})
-    needed = [(labels, seeds) for labels, seeds in seeds_of if seeds]
+    asked = [
+        (labels, _seeds_for(number, [failed[label] for label in labels]))
+        for labels, number in zip(compared, pairs, strict=True)
+        if number
+    ]
+
+    needed = [(labels, seeds) for labels, seeds in asked if seeds]
     needed = needed or [((label,), looks.pairs[0]) for label in further]
-    places = {seed: index for index, seed in enumerate(dict.fromkeys(run.seed for _, run in possible))}
-    numbers, lacking = dict.fromkeys(values, 0), 0
-    for labels, seeds in sorted(needed, key=lambda each: times.lacking(*each)):
-        if lacking >= 2 * processes:
-            break
-        numbers |= {label: max(numbers[label], seeds) for label in labels}
-        lacking = sum(places[run.seed] < numbers[label] for label, run, outcome in outcomes if outcome is None)
+    seeds = _cheapest(
+        sorted(needed, key=lambda each: times.lacking(*each)),
+        order=list(dict.fromkeys(run.seed for _, run in possible)),
+        missing=[(row.label, run.seed) for row, run in possible if outcomes[run.key] is None],
+        most=2 * processes,
+    )
     listed = {label for labels in compared for label in labels} | set(further)
     planned = [
         (row, run)
-        for (row, run), (label, _, outcome) in zip(possible, outcomes, strict=True)
-        if places[run.seed] < numbers[label] or (label in listed and outcome is not None)
+        for row, run in possible
+        if run.seed in seeds.get(row.label, ()) or (row.label in listed and outcomes[run.key] is not None)
     ]
-    counts = {label: len(failed[label]) for label in lost}
-    reason = _reason(study.baseline, controls, passed, counts, mixed if asked else ())
-    return _Plan({label for label, number in numbers.items() if number}, planned, reason)
+    lost = {label: len(failed[label]) for labels, number in asked if not number for label in labels if failed[label]}
+    reason = _reason(study.baseline, controls, passed, dict(sorted(lost.items())), mixed if asked else ())
+    return _Plan(seeds.keys(), planned, reason)
+
+
+def _cheapest(
+    needed: Sequence[tuple[Sequence[str], int]], order: Sequence[int], missing: Sequence[tuple[str, int]], most: int
+) -> dict[str, Sequence[int]]:
+    """The seeds of each row: of the comparisons in `needed`, one after another, until `most` runs are missing.
+
+    needed: rows and their number of seeds, the cheapest first. order: of the seeds. missing: runs, as row and seed.
+    """
+    seeds: dict[str, Sequence[int]] = {}
+    for labels, number in needed:
+        if sum(seed in seeds.get(label, ()) for label, seed in missing) >= most:
+            break
+        seeds |= {label: order[: max(number, len(seeds.get(label, ())))] for label in labels}
+    return seeds
 
 
 def _reason(baseline: str, controls: Sequence[str], passed: bool, lost: Mapping[str, int], mixed: Sequence[str]) -> str:

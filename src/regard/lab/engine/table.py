@@ -233,7 +233,8 @@ def _errors(runs: Sequence[Mapping[str, Any]]) -> str:
     for run in sorted(runs, key=lambda run: int(run["seed"])):
         seeds.setdefault(str(run["outcome"].get("error") or "no error was recorded"), []).append(run["seed"])
     return "; ".join(
-        f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}: {error}" for error, numbers in seeds.items()
+        f"{'seeds' if len(numbers) > 1 else 'seed'} {', '.join(map(str, numbers))}: {error}"
+        for error, numbers in seeds.items()
     )
 
 

@@ -200,7 +200,9 @@ def _shared_note(study_data: StudyData) -> str:
     used = [share for share in shared if share is not None]
     reasons = []
     if used:
-        part = f"{100 * max(used):.0f} % of the processors" + f" beside {len(used)}" * (len(used) < len(shared))
+        part = f"{100 * max(used):.0f} % of the processors" + (
+            f" beside {len(used)}" if len(used) < len(shared) else ""
+        )
         reasons = [f"other work, such as other runs of the study, used up to {part}"]
     if len(used) < len(shared):
         reasons.append(f"of {len(shared) - len(used)} it is not known whether they were alone")

@@ -25,7 +25,7 @@ def top1_score(batches: Iterable[tuple[Tensor, Tensor]]) -> Score:
 def check_classes(data: str, classes: Sequence[str], trained: Sequence[str]) -> None:
     """Raises: DataError if the classes of other data are not those of the training data, in their order."""
     if list(classes) != list(trained):
-        shown, expected = (f"{', '.join(names[:5])}{', ...' * (len(names) > 5)}" for names in (classes, trained))
+        shown, expected = (f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" for names in (classes, trained))
         raise DataError(
             f"{data} has other classes ({len(classes)}: {shown}) than the training data ({len(trained)}: {expected}); "
             "give them the same names, in the same order"
@@ -36,7 +36,7 @@ def check_subset(data: str, classes: Sequence[str], trained: Sequence[str]) -> N
     """Raises: DataError if other data have a class that the training data do not have."""
     unknown = [name for name in classes if name not in trained]
     if unknown:
-        shown, known = (f"{', '.join(names[:5])}{', ...' * (len(names) > 5)}" for names in (unknown, trained))
+        shown, known = (f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" for names in (unknown, trained))
         raise DataError(f"{data} has classes that the training data do not have: {shown}; the model has {known}")
 
 

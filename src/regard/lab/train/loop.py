@@ -266,10 +266,10 @@ class Loop:
                 self._report(per_step)
 
     def _agreed(self, stop: bool, save: bool, report: bool, per_step: float) -> list[bool]:
-        """Whether to stop, save and report, for all devices: clocks and signals differ between processes.
+        """Whether to stop, save and report: one answer for all devices, as clocks and signals differ between processes.
 
-        The first one decides about the last two; any of them can be asked to stop. per_step: seconds, of which the next
-        decision depends.
+        Any process can ask to stop; the first one decides about the others. Between two agreements, which are about
+        AGREE_SECONDS apart at `per_step` seconds a step, the answer is no.
         """
         if self.part[1] == 1:
             return [stop, save, report]

@@ -209,13 +209,17 @@ class Factors(HeadMixerConfig):
         """
         if self.execution == "factorised":
             return frozenset()
-        padding, causal = self.query_stride == 1, self.query_stride == self.key_stride == 1 and not self.dwc
-        return frozenset(["bias"] + ["padding"] * padding + ["causal"] * causal)
+        masks = {"bias"}
+        if self.query_stride == 1:
+            masks.add("padding")
+            if self.key_stride == 1 and not self.dwc:
+                masks.add("causal")
+        return frozenset(masks)
 
     @property
     def uses(self) -> str:
         e1, e2, e3, _ = (flag == "1" for flag in self.terms)
-        return "q" * (e1 or e2) + "k" * (e1 or e3) + "v"
+        return ("q" if e1 or e2 else "") + ("k" if e1 or e3 else "") + "v"
 
     @property
     def relative(self) -> bool:

@@ -127,7 +127,8 @@ def factorised(case: Case) -> Tensor:
     work = torch.promote_types(case.v.dtype, torch.float32)
     if case.place is None and not case.window:
         return _one_row(case, case.v.to(work)).to(case.v.dtype).expand(-1, -1, case.grid.tokens, -1)
-    cells = (_product if case.per_query else _kronecker)(case, case.v.to(work))
+    v = case.v.to(work)
+    cells = _product(case, v) if case.per_query else _kronecker(case, v)
     if cells is None:
         return compressed(case)
     cells = cells.flatten(2, 3).to(case.v.dtype)

@@ -30,7 +30,7 @@ class Name:
     def chosen(self) -> str:
         """The choices as they are written, in the order of `CHOICES`."""
         ordered = sorted(self.choices, key=lambda item: CHOICES.index(item[0]))
-        return "?" * bool(ordered) + "&".join("=".join(item) for item in ordered)
+        return "?" + "&".join("=".join(item) for item in ordered) if ordered else ""
 
 
 def is_stream(data: str) -> bool:

@@ -117,7 +117,7 @@ class _Connection:
             self.ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(
-                f"no connection to the Ray cluster{f' at {head}' * bool(head)}: "
+                f"no connection to the Ray cluster{f' at {head}' if head else ''}: "
                 f"{_first_line(error)}; start one with `ray start --head`, or give its address: --on ray://HOST:PORT "
                 "(port 6379 on a machine of the cluster, 10001 on another one)"
             ) from error
@@ -276,7 +276,7 @@ def without_password(address: str) -> str:
     """An address for messages: what stands before @, a user and a password, is hidden."""
     before, at, host = address.rpartition("@")
     scheme, slashes, _ = before.partition("://")
-    return f"{f'{scheme}://' * bool(slashes)}***@{host}" if at else address
+    return f"{f'{scheme}://' if slashes else ''}***@{host}" if at else address
 
 
 def _execute(job: Any, root: str, devices: int, mark: str) -> Ending:

@@ -45,7 +45,7 @@ def _layers(count: int, small: bool) -> ProjectionConfig:
     return SNE(layers=count) if count == 2 else SNE(layers=count, width="matched")
 
 
-_LAYER_LABELS = {count: f"{count} layer{'s' * (count > 1)}" for count in range(1, 5)}
+_LAYER_LABELS = {count: f"{count} {'layers' if count > 1 else 'layer'}" for count in range(1, 5)}
 FIGURE3 = Study(
     name="sne_fig3",
     title="How many layers a query, key or value needs",

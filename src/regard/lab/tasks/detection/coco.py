@@ -332,7 +332,7 @@ class _Finder:
         looked = " or ".join(str(folder) for folder in self.folders)
         found = self.below or {}
         near = next((files[0].name for key, files in found.items() if key.lower() == name.name.lower()), "")
-        more = f", where {len(elsewhere)} images have its name" if elsewhere else f"; there is {near}" * bool(near)
+        more = f", where {len(elsewhere)} images have its name" if elsewhere else f"; there is {near}" if near else ""
         self.reading.wrong(
             f"{self.file}: image {number}, {printable(given)}, is not in {looked}{more}", annotation=False
         )

@@ -54,7 +54,7 @@ def identity(data: str, with_masks: bool, corrupt: str, kind: str = "", exif: st
         return revised(data)
     path, choices = path_of(data), Choices(with_masks, corrupt, exif, kind)
     own = own_splits(path, choices)
-    return f"own:{digest(path, choices)}{'@2' * (corrupt == 'skip' and own.mended)}{'@3' * own.renamed}"
+    return f"own:{digest(path, choices)}{'@2' if corrupt == 'skip' and own.mended else ''}{'@3' if own.renamed else ''}"
 
 
 def path_of(data: str) -> Path:

@@ -159,7 +159,7 @@ class Boxes(ValidationPart, ImageTask):
         train = self.part("train")
         if train.in_memory or not train.key:
             return 0
-        return loaders(recipe.batch * self.size[0] * self.size[1] * (3 + 10 * (self.kind == "segm")))
+        return loaders(recipe.batch * self.size[0] * self.size[1] * (13 if self.kind == "segm" else 3))
 
     def own_statistics(self) -> Statistics:
         """As in `ImageTask`, of at most 500 training images."""
