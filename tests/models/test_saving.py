@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from timm.models.vision_transformer import Block
 from torch import nn
 
 from regard.core import ConfigError, StoreError, SwapError
@@ -172,6 +173,7 @@ def test_forward_hooks_are_not_left_out_silently(mixed, tmp_path):
         ("blocks.0.attn", "num_heads", 4),
         ("blocks.1.attn.mixer.operator", "config", SKA(scale=1.0)),
         ("patch_embed.proj", "padding", (1, 1)),
+        ("blocks.0", "__class__", type("OtherBlock", (Block,), {})),
     ],
 )
 def test_a_change_by_hand_without_a_tensor_is_refused(path, attribute, value, tmp_path):

@@ -189,7 +189,9 @@ def _functions(model: nn.Module) -> dict[str, Any]:
         if "drop" in kind.lower() or kind == "Identity":
             continue  # dropout does nothing in evaluation
         if isinstance(module, _SPEAKING) or not (module.state_dict() or any(True for _ in module.children())):
-            found[name] = f"{kind}({module.extra_repr()})"  # others are compared by their tensors
+            found[name] = f"{kind}({module.extra_repr()})"
+        else:
+            found[name] = kind.removeprefix("FSDP")  # and by its tensors
     return found
 
 
