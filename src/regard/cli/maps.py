@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.core import ConfigError, Extra
+from regard.core import ConfigError
 from regard.files.paths import named_folder
 
 from .given import grouped
@@ -15,8 +15,6 @@ from .run_options import ResultsOption, optional_run, path_option
 from .user_model import ModelArgument, ModelOptions, read_model
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from regard.advice.user_model import UserModel
 
 
@@ -52,6 +50,7 @@ def maps(
 ) -> None:
     """Draw attention maps over an image, or factors, offsets or kernels where a model has them."""
     from regard.explain import pictures, views
+    from regard.explorer.explore import swapped_copy
     from regard.files.atomic import write_atomically
 
     if out.suffix.lower() != ".png" or os.path.realpath(out) == os.path.realpath(image):
@@ -60,7 +59,8 @@ def maps(
     if mixer and (optional_run(model, results) or named_folder(model)):
         raise ConfigError("a run or a saved model has its mechanism: leave --mixer out, which is for other models")
     user = read_model(model, results, extra, options)
-    network, trained = _swapped(user, mixer, extra)
+    seen = swapped_copy(user, mixer, extra) if mixer else user
+    network, trained = seen.network, seen.trained
     view = views.select_view(network, show)
     tensor, shown, credit = _input(user, image)
     names, last = ("*", True) if layer == "last" else (layer, False)
@@ -85,19 +85,6 @@ def _position(text: str) -> tuple[int, int] | None:
     if len(parts) != 2 or not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
         raise ConfigError(f"--query is row,column on the grid of patch tokens, such as 6,7, not {text!r}")
     return int(parts[0]), int(parts[1])
-
-
-def _swapped(user: "UserModel", mixer: str, extra: Extra) -> "tuple[nn.Module, bool]":
-    """The network with the mechanism, and whether its weights are trained: not if the mechanism has new ones."""
-    from regard.mixers.spelling import parse_mixer
-    from regard.swapping.swap import plan_swap
-
-    config = parse_mixer(mixer, extra) if mixer else None
-    if config is None:
-        return user.network, user.trained
-    plan = plan_swap(user.network, config, example=user.example, ports=user.ports)
-    kept_all = not any(site.new for site in plan.sites)
-    return plan.apply().eval(), user.trained and kept_all
 
 
 def _input(user: "UserModel", image: str):  # type: ignore[no-untyped-def]
