@@ -1,6 +1,7 @@
 """The explorer in a real browser: pointing shows the weights that `capture` gives. Needs Chromium."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,22 @@ from regard.swapping.capture import with_regard_softmax
 from small_hosts import draw_large_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
+
+
+def check_views(page: Any) -> None:
+    """The keys of each query's expert, in both directions, and who shares it."""
+
+    def rows(name: str, reverse: str = "false") -> torch.Tensor:
+        page.locator("#view").select_option(name)
+        every = "[...Array(layerOf(0).tokens).keys()]"
+        return torch.tensor(page.evaluate(f"{every}.map((q) => [...shown(layerOf(0), 1, q, {reverse})])"))
+
+    keys = rows("keys of its expert")
+    assert (keys.sum(1) == 4).all()
+    assert torch.equal(rows("keys of its expert", "true"), keys.mT)
+    assert torch.equal(rows("queries of its expert").bool(), (keys[:, None] == keys[None]).all(-1))
+    assert not (rows("keys that no expert has") * keys).any()
+    assert "keys that no expert has" in page.locator("#readout").inner_text()
 
 
 @pytest.mark.parametrize("mixer", ["", "MiTA(m=4, k=4)", "Agent(m=4)", "TopK(k=4)", "SKA()"])
@@ -59,6 +76,8 @@ def test_pointing_shows_the_weights(browser, tmp_path: Path, mixer: str) -> None
     if not mixer:
         assert "Change of the output" in page.locator("#readout").inner_text()
         assert page.locator("#models figure").count() == 3
+    if mixer.startswith("MiTA"):
+        check_views(page)
     assert complaints == []
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
     page.close()

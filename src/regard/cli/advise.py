@@ -139,13 +139,16 @@ def advise(
     hints = [f"page: {page}"]
     if (plan := out / PLAN).exists():
         hints.append(f"plan: {plan}; regard.swap(model, {str(plan)!r}) applies it")
+        given = [*options.given]
+        given += ["--results", str(results)] if results != Path("results") else []
+        given += [part for name in modules or () for part in ("--import", name)]
         if user.trained:
-            given = [*options.given, *(["--judge", judge] if judge else [])]
-            given += ["--results", str(results)] if results != Path("results") else []
-            given += ["--data-root", str(data_root)] if data_root is not None else []
-            given += [part for name in modules or () for part in ("--import", name)]
-            command = ["regard", "distill", model, "--plan", str(plan), "--data", data, *given]
+            judged = ["--judge", judge] if judge else []
+            judged += ["--data-root", str(data_root)] if data_root is not None else []
+            command = ["regard", "distill", model, "--plan", str(plan), "--data", data, *given, *judged]
             hints += ["to teach it, without labels:", f"  {shlex.join(command)}"]
+        command = ["regard", "explore", model, "PICTURE", "--plan", str(plan), *given]
+        hints += ["to see where both look on a picture:", f"  {shlex.join(command)}"]
     lines = wrapped([*answer(result), *(f"not sure: {line}" for line in result.doubts)])
     show(_rows(result, short_plan), notes=[*lines, *hints])
 

@@ -1,5 +1,6 @@
 """`regard distill MODEL --plan PLAN --data DIR`: teach a swapped model to do what the model did, without labels."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,6 +78,7 @@ def distill(
         f"divergence: {outcome.judge.distance}; agreement: {outcome.judge.kept}; both with the original, on "
         f"{outcome.judged} images that it did not learn from",
         f"saved: {out}; {how_to_load(out, user)}",
+        *([f"to see where it looks: regard explore {shlex.quote(str(out))} PICTURE"] if user.saveable else []),
     ]
     show(_rows(outcome), notes=wrapped(notes))
 

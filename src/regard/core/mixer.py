@@ -18,6 +18,7 @@ from .mask import Mask
 from .site import Site
 from .tensors import check_kinds, check_layer_input, check_roles
 from .validation import check_fields
+from .view import View
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +138,17 @@ class Operator(nn.Module):
             first = self(q, k, values, grid=grid, memory=memory, mask=mask)[..., 0].sum((0, 1))  # heads are independent
             rows = [torch.autograd.grad(first[query], values, retain_graph=True)[0][..., 0] for query in queries]
         return torch.stack(rows, 2)
+
+    def views(self, inputs: Inputs) -> tuple[View, ...]:
+        """What a picture of these inputs can show beside the weights, such as the keys of each query's expert.
+
+        Here: the keys that each query chose, of a mechanism whose choice is discrete.
+        """
+        config = getattr(self, "config", None)
+        if config is None or not config.card.discrete:
+            return ()
+        weights = self.weights(inputs.q, inputs.k, inputs.v, grid=inputs.grid, memory=inputs.memory, mask=inputs.mask)
+        return (View("keys that it chose", weights[0] != 0),)
 
 
 class Mixer(nn.Module):

@@ -140,6 +140,8 @@ def _notes(readings: Sequence[Reading]) -> list[str]:
             f"There are too many for one page: {stride} x {stride} cells are one, of which queries are averaged and "
             "keys added. Entropy, distance and shares are of all cells."
         )
+    if hidden := dict.fromkeys(name for reading in readings for name in reading.hidden_views):
+        notes.append(f"Too large for this page, so left out: {'; '.join(hidden)}. Fewer layers make room: --layers.")
     if any(weights.name == ROLLOUT for weights in layers):
         notes.append(
             "Rollout over all layers: the product of the layers' weights, averaged over heads, each with the residual "

@@ -3,7 +3,7 @@
 import base64
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Int32, UInt8
 from torch import Tensor, nn
 
-from regard.core import Grid, UnsupportedError
+from regard.core import Grid, Inputs, Mask, UnsupportedError
 from regard.core.eval_mode import eval_mode
+from regard.core.view import View
 from regard.explain.rollout import Rollout
 from regard.swapping.capture import capture, readable_mixers, with_regard_softmax
 from regard.swapping.shared_state import swapped_layers
@@ -21,6 +22,34 @@ LEVELS, SIGNED_LEVELS = 255, 127
 """Steps between zero and the largest weight of a row; of maps with negative weights."""
 ROLLOUT = "rollout over all layers"
 """The name of the last layer, which is the product of the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class CodedView:
+    """A `regard.core.view.View`. bits: of a set, packed along the tokens; codes, scales, signed: of a map, as in
+    `Weights`. row_of: as in `View`."""
+
+    name: str
+    row_of: Int32[np.ndarray, "H N"] | None
+    bits: UInt8[np.ndarray, "H R bytes"] | None = None
+    codes: UInt8[np.ndarray, "H R T"] | None = None
+    scales: Float[np.ndarray, "H R"] | None = None
+    signed: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes on the page, before base64."""
+        return sum(x.nbytes for x in (self.row_of, self.bits, self.codes, self.scales) if x is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the page; arrays as base64."""
+        values: Any = self.codes if self.bits is None else self.bits
+        about = {"name": self.name, "set": self.bits is not None, "rows": values.shape[1], "values": _base64(values)}
+        of = None if self.row_of is None else _base64(self.row_of.astype("<i4"))
+        map_only = (
+            {} if self.scales is None else _code_facts(self.signed) | {"scales": _base64(self.scales.astype("<f4"))}
+        )
+        return about | {"of": of} | map_only
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +71,7 @@ class Weights:
     distance: Float[np.ndarray, " H"]
     extra: Float[np.ndarray, " H"]
     places: Int32[np.ndarray, "W T"] | None = None
+    views: tuple[CodedView, ...] = ()
 
     @property
     def levels(self) -> int:
@@ -53,12 +83,16 @@ class Weights:
         rows, columns = (-(-side // self.stride) for side in (self.grid.height, self.grid.width))
         return {
             "name": self.name, "heads": len(self.codes), "stride": self.stride, "rows": rows, "columns": columns,
-            "prefix": self.grid.prefix, "suffix": self.grid.suffix, "zero": 128 if self.signed else 0,
-            "levels": self.levels, "codes": _base64(self.codes),
-            "scales": _base64(self.scales.astype("<f4")),
+            "prefix": self.grid.prefix, "suffix": self.grid.suffix, **_code_facts(self.signed),
+            "codes": _base64(self.codes), "scales": _base64(self.scales.astype("<f4")),
+            "views": [view.to_json() for view in self.views],
             **{key: _short(getattr(self, key)) for key in ("entropy", "distance", "extra")},
             "places": None if self.places is None else self.places.tolist(),
         }  # fmt: skip
+
+
+def _code_facts(signed: bool) -> dict[str, int]:
+    return {"zero": 128 if signed else 0, "levels": SIGNED_LEVELS if signed else LEVELS}
 
 
 def _base64(values: np.ndarray) -> str:
@@ -72,11 +106,12 @@ def _short(values: np.ndarray) -> list[float]:
 @dataclass(frozen=True, eq=False)
 class Reading:
     """Of one model: the layers in the order of their calls, the last one the rollout where there is one; why layers
-    are left out, by name; the model's output."""
+    are left out, by name; the model's output; the names of views that are too large for the page."""
 
     layers: tuple[Weights, ...]
     left_out: Mapping[str, str]
     output: Any
+    hidden_views: tuple[str, ...] = ()
 
 
 def read_weights(model: nn.Module, image: Float[Tensor, "C H W"], layers: str, most: int) -> Reading:
@@ -97,9 +132,14 @@ def read_weights(model: nn.Module, image: Float[Tensor, "C H W"], layers: str, m
         stride = _stride(places.values(), most)
         alike = len({place.grid for place in places.values()}) == 1 and not left_out
         total = Rollout() if alike and all(place.windows is None for place in places.values()) else None
+        space = most - sum(place.size(1) for place in places.values()) if stride == 1 else 0
+        shown, hidden = _views_that_fit(places.values(), space)
         with ExitStack() as stack:
             for name, place in places.items():
-                stack.enter_context(capture(reader, name, reduce=_keeper(found, place, stride, total)))
+                views = tuple(view for view in place.views if view.name in shown)
+                stack.enter_context(
+                    capture(reader, name, reduce=_keeper(found, replace(place, views=views), stride, total))
+                )
             output = reader(inputs)
     if not found:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
@@ -107,16 +147,17 @@ def read_weights(model: nn.Module, image: Float[Tensor, "C H W"], layers: str, m
     if total is not None and len(found) > 1:
         (grid,) = {place.grid for place in places.values()}
         found[ROLLOUT] = encode(ROLLOUT, total.shares(), grid, stride)
-    return Reading(tuple(found.values()), left_out, output)
+    return Reading(tuple(found.values()), left_out, output, tuple(hidden))
 
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """Where the tokens of a layer lie. windows: as `Weights.places`."""
+    """Where the tokens of a layer lie. windows: as `Weights.places`. views: of a layer of the whole picture."""
 
     grid: Grid
     heads: int
     windows: Int32[np.ndarray, "W T"] | None = None
+    views: tuple[CodedView, ...] = ()
 
     def size(self, stride: int) -> int:
         """The number of its weights."""
@@ -141,7 +182,8 @@ def _places(reader: nn.Module, inputs: Tensor, layers: str, left_out: dict[str, 
             elif len(args[0]) != 1:
                 left_out[name] = f"attends in {len(args[0])} windows, whose places are not known"
             else:
-                found[name] = _Place(grid, mixer.site.heads)
+                views = mixer.operator.views(_operator_inputs(mixer, *args, **kwargs))
+                found[name] = _Place(grid, mixer.site.heads, views=tuple(map(encode_view, views)))
 
         return hook
 
@@ -155,6 +197,34 @@ def _places(reader: nn.Module, inputs: Tensor, layers: str, left_out: dict[str, 
             stack.callback(mixer.register_forward_pre_hook(record(name), with_kwargs=True).remove)
         reader(inputs)
     return found
+
+
+def _operator_inputs(mixer: Any, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Any = None) -> Inputs:
+    """What the operator gets for the arguments of a layer's forward pass."""
+    inputs: Inputs = mixer.operator_inputs(x, grid, mask, rope)
+    return inputs
+
+
+def encode_view(view: View) -> CodedView:
+    """A view with one bit for each token of a set, and one byte for each number of a map."""
+    of = None if view.row_of is None else view.row_of.to(torch.int32).cpu().numpy()
+    if view.rows.dtype == torch.bool:
+        return CodedView(view.name, of, bits=np.packbits(view.rows.cpu().numpy(), axis=-1))
+    codes, scales, signed = _coded(view.rows.float().cpu())
+    return CodedView(view.name, of, codes=codes, scales=scales, signed=signed)
+
+
+def _views_that_fit(places: Collection[_Place], space: int) -> tuple[set[str], list[str]]:
+    """Names of views that take no more than `space` bytes together, the smallest first; those of the others."""
+    sizes: dict[str, int] = {}
+    for view in (view for place in places for view in place.views):
+        sizes[view.name] = sizes.get(view.name, 0) + view.size
+    fitting: set[str] = set()
+    for name in sorted(sizes, key=lambda name: sizes[name]):
+        space -= sizes[name]
+        if space >= 0:
+            fitting.add(name)
+    return fitting, [name for name in sizes if name not in fitting]
 
 
 def window_places(
@@ -189,7 +259,7 @@ def _keeper(
         if total is not None:
             total.add(weights)
         found[name] = (
-            encode(name, weights[0], place.grid, stride)
+            replace(encode(name, weights[0], place.grid, stride), views=place.views)
             if place.windows is None
             else encode_windows(name, weights, place.grid, place.windows)
         )

@@ -6,7 +6,7 @@ others, but are not pooled into landmarks.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from regard.core import Card, ConfigError, Contract, Grid, Inputs, Operator, ShapeError, Site, operator_function
 from regard.core.cost import Cost, attention_cost
 from regard.core.mask import Mask, hide, softmax_rows
+from regard.core.view import View
 
 from .mita.routing import key_bias, without
 from .shared.checks import check_heads, check_prefix_suffix, check_qkv
@@ -167,19 +168,37 @@ class AgentOperator(Operator):
         return grid if self.config.landmarks == "avg2d" else Grid(1, grid.cells, grid.prefix, grid.suffix)
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        """A padding mask belongs to the keys: it applies to the landmarks of the queries only in self-attention."""
+        key_bias("Agent", inputs.mask, inputs.k[..., 0])
+        form = agent_reference if plain else agent
+        return form(inputs.q, inputs.k, inputs.v, mask=inputs.mask, **self._options(inputs))
+
+    def _options(self, inputs: Inputs) -> dict[str, Any]:
+        """Landmarks, which of them have tokens, and the biases.
+
+        A padding mask belongs to the keys: it applies to the landmarks of the queries only in self-attention.
+        """
         q, grid, mask = inputs.q, inputs.grid, inputs.mask
-        key_bias("Agent", mask, inputs.k[..., 0])
         surface, m = self.surface(grid), self.config.m
         start = 0 if self.config.preset == "official" else None
         keep = mask.keep if mask is not None and inputs.memory is None else None
-        form = agent_reference if plain else agent
-        return form(
-            q, inputs.k, inputs.v, pool_landmarks(q, surface, m, keep=keep, start=start), mask=mask,
-            landmark_keep=None if keep is None else nonempty_landmarks(surface, m, keep, start),
-            collect_bias=None if self.collect is None else self.collect(grid).to(q.dtype),
-            read_bias=None if self.read is None else self.read(grid).mT.to(q.dtype),
-        )  # fmt: skip
+        return {
+            "landmarks": pool_landmarks(q, surface, m, keep=keep, start=start),
+            "landmark_keep": None if keep is None else nonempty_landmarks(surface, m, keep, start),
+            "collect_bias": None if self.collect is None else self.collect(grid).to(q.dtype),
+            "read_bias": None if self.read is None else self.read(grid).mT.to(q.dtype),
+        }
+
+    def views(self, inputs: Inputs) -> tuple[View, ...]:
+        """Where the landmark looks from which each query reads most."""
+        options, k = self._options(inputs), hide(inputs.k, inputs.mask)
+        landmarks, scale = options["landmarks"], inputs.q.shape[-1] ** -0.5
+        to_keys, to_landmarks = landmarks @ k.mT * scale, inputs.q @ landmarks.mT * scale
+        for bias in (key_bias("Agent", inputs.mask, to_keys), options["collect_bias"]):
+            to_keys = to_keys if bias is None else to_keys + bias
+        if options["read_bias"] is not None:
+            to_landmarks = to_landmarks + options["read_bias"]
+        strongest = without(to_landmarks, options["landmark_keep"])[0].argmax(-1)
+        return (View("where its strongest landmark looks", softmax_rows(to_keys)[0], strongest),)
 
 
 class AgentBias(nn.Module):

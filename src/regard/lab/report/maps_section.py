@@ -59,4 +59,5 @@ def _note(maps: Sequence[AttentionMaps], study_data: StudyData) -> str:
     credits = list(dict.fromkeys(row_maps.credit for row_maps in maps if row_maps.credit))
     return (f"{query} to the cells of the picture; a stronger amber is a larger weight. Each map is scaled to its "
             "largest weight. Trained weights of the first seed of each row."
-            + without + "".join(f" Picture: {credit}." for credit in credits))  # fmt: skip
+            + without + "".join(f" Picture: {credit}." for credit in credits)
+            + " To point at a picture of your own: regard explore RUN PICTURE.")  # fmt: skip

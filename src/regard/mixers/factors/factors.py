@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from regard.core import Card, Contract, Cost, Grid, Inputs, Operator, Site, operator_function
 from regard.core.errors import ConfigError, GridError, UnsupportedError
 from regard.core.mask import NO_MASK, Mask, hide, softmax_rows
+from regard.core.view import View
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.precision import without_autocast
 
@@ -32,6 +33,12 @@ from .forms import PRESETS, Tables, inside_window, pairwise, sinusoids, table_si
 from .inputs import Bases, check_case, check_needed, check_numbers, interpolate, scale_of, sort_terms, strided_tokens
 
 __all__ = ["Factors", "factor_logits", "factors", "factors_reference"]
+
+FACTORS = {
+    "E1": "query and key content", "E2": "query content and relative position", "E3": "key content",
+    "E4": "relative position",
+}  # fmt: skip
+"""The four factors in words."""
 
 
 @operator_function
@@ -339,6 +346,25 @@ class FactorsOperator(Operator):
             query_stride=self.config.query_stride, mask=mask, basis=basis, execution=self.config.execution,
         )  # fmt: skip
         return out if self.config.query_stride == 1 else interpolate(out, query_grid, inputs.grid)
+
+    def views(self, inputs: Inputs) -> tuple[View, ...]:
+        """Softmax of each factor alone, for whole grids without strides (the figures of the factors' paper)."""
+        query_grid, q, mask = self._queries(inputs)
+        _, keys, k, v, mask = self._keys(inputs, mask)
+        if inputs.memory is not None or (query_grid, keys) != (inputs.grid, inputs.grid):
+            return ()
+        tables, config = self.tables(query_grid, keys), self.config
+        logits = factor_logits(
+            q, k, terms=config.terms, grid=query_grid, key_grid=keys, tables=tables, u=self.u, t=self.t
+        )
+        scale, inside = (
+            scale_of(config.scale, q, k, v, tables),
+            inside_window(query_grid, keys, config.window, 1, v.device),
+        )
+        shown = {term: part[0] * scale for term, part in logits.items()}
+        if inside is not None:
+            shown = {term: part.masked_fill(~inside, -torch.inf) for term, part in shown.items()}
+        return tuple(View(f"{term}: {FACTORS[term]} alone", softmax_rows(part)) for term, part in shown.items())
 
     def one_query(
         self, index: int, q: Tensor | None, k: Tensor | None, v: Tensor, *, mask: Mask | None = None

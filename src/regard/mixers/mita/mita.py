@@ -18,6 +18,7 @@ from torch import Tensor
 from regard.core import Card, Contract, Cost, Grid, Inputs, Operator, Site, operator_function, refuse_masks
 from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 from regard.core.mask import Mask, hide, softmax_rows
+from regard.core.view import View
 from regard.mixers.shared.checks import check_heads, check_qkv, check_site
 from regard.mixers.shared.executions import Situation, check_execution, choose, holding, trains
 from regard.mixers.shared.heads import HeadMixerConfig
@@ -320,6 +321,31 @@ class MiTAOperator(Operator):
             return out
         refuse_masks(self.config, inputs.mask)
         return out + (ttt_reference if plain else ttt)(*qkv, self.inner.w1, self.inner.w2)
+
+    def views(self, inputs: Inputs) -> tuple[View, ...]:
+        """Where each query's landmark looks (Fig. 3), the keys of its experts and the queries that share its expert
+        (Fig. 4), and the keys that no expert has (Fig. 8)."""
+        q, k, options = inputs.q, inputs.k, self._options(inputs, plain=True)
+        landmarks, keep = options["landmarks"], options["landmark_keep"]
+        probe = landmarks @ hide(k, inputs.mask).mT * q.shape[-1] ** -0.5
+        bias = key_bias("MiTA", inputs.mask, probe)
+        plan = mita_plan(
+            q, k, landmarks, options["top"], experts=self.config.experts, mask=inputs.mask, landmark_keep=keep
+        )
+        looks = softmax_rows(probe if bias is None else probe + bias)[0]
+        if self.config.branches == "compress":
+            return (View("where its landmark looks", looks, plan.experts[0, ..., 0]),)
+        keys = torch.zeros_like(looks, dtype=torch.bool).scatter(-1, plan.keys[0], True)
+        chosen = looks.new_zeros(*q.shape[1:3], looks.shape[1]).scatter(-1, plan.experts[0], 1.0)  # (H, N, m)
+        first = torch.zeros_like(plan.experts[0, ..., 0])
+        lacking = View("keys that no expert has", ~keys.any(1, keepdim=True), first)
+        if self.config.experts > 1:
+            return (View("keys of its experts", chosen @ keys.to(chosen.dtype) > 0), lacking)
+        expert = plan.experts[0, ..., 0]
+        return (
+            View("keys of its expert", keys, expert), View("queries of its expert", chosen.mT > 0, expert),
+            View("where its landmark looks", looks, expert), lacking,
+        )  # fmt: skip
 
     def _options(self, inputs: Inputs, plain: bool) -> dict[str, Any]:
         """The options of `mita` and its reference. Padding belongs to the keys: pooling sees it in self-attention only.

@@ -10,11 +10,13 @@ its own window; a prefix or suffix token attends to all keys, repeat_window.
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import NO_MASK, Card, Cost, Grid, Inputs, Mask, Site, attention_cost, hide, operator_function
 from regard.core.errors import ConfigError, ShapeError, nearest
+from regard.core.view import View
 from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import join_tokens, split_tokens
@@ -142,6 +144,13 @@ class SKAOperator(StaticOperator):
         if self.windowed(memory):
             return self._plain_windows(inputs, keys) if plain else self._windows(inputs, keys)
         return self._attention(q, keys, self.share(v, memory.tokens), inputs.mask, plain)
+
+    def views(self, inputs: Inputs) -> tuple[View, ...]:
+        """How alike the static key of each token's place is to those of the others, by their cosine."""
+        if inputs.memory is not None or self.windowed(inputs.grid):
+            return ()
+        keys = F.normalize(self.keys_on(inputs.grid), dim=-1)
+        return (View("how alike its static key is to others", keys @ keys.mT),)
 
     def _attention(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask | None, plain: bool) -> Tensor:
         form = ska_reference if plain else ska

@@ -1,6 +1,6 @@
 // The explorer: the weights of one query over the picture, by layer and head, for one model or two.
 const DATA = JSON.parse($("#data").textContent);
-const at = {picture: 0, layer: 0, head: "mean", reverse: false, token: -1, y: 0.5, x: 0.5};
+const at = {picture: 0, layer: 0, head: "mean", view: "", reverse: false, token: -1, y: 0.5, x: 0.5};
 const picture = () => DATA.pictures[at.picture];
 const layersOf = (model) => picture().models[model].layers;
 const layerOf = (model) => layersOf(model)[Math.min(at.layer, layersOf(model).length - 1)];
@@ -15,6 +15,10 @@ function decoded(layer) {  // at its first use
     layer.codes = bytes(layer.codes);
     layer.scales = new Float32Array(bytes(layer.scales).buffer);
     layer.tokens = layer.prefix + layer.rows * layer.columns + layer.suffix;
+    for (const view of layer.views) {
+      view.values = bytes(view.values);
+      for (const [name, type] of [["scales", Float32Array], ["of", Int32Array]]) if (view[name]) view[name] = new type(bytes(view[name]).buffer);
+    }
     if (layer.places) {  // in windows: the slot of each cell among the tokens of all windows
       layer.cells = layer.places.flat();
       layer.slots = new Int32Array(layer.tokens);
@@ -33,6 +37,18 @@ function weights(layer, head, query, reverse) {
   }
   return out;
 }
+// The same of a view: a set counts 1 for its tokens.
+function viewed(layer, view, head, query, reverse) {
+  const {tokens, heads} = decoded(layer), out = new Float32Array(tokens), wide = Math.ceil(tokens / 8);
+  for (const h of head === "mean" ? [...Array(heads).keys()] : [head]) for (let other = 0; other < tokens; other++) {
+    const from = reverse ? other : query, to = reverse ? query : other, row = h * view.rows + (view.of ? view.of[h * tokens + from] : from);
+    const value = view.set ? view.values[row * wide + (to >> 3)] >> (7 - (to & 7)) & 1 : (view.values[row * tokens + to] - view.zero) * view.scales[row] / view.levels;
+    out[other] += value / (head === "mean" ? heads : 1);
+  }
+  return out;
+}
+const viewOf = (layer) => layer.views.find((view) => view.name === at.view);
+const shown = (layer, head, query, reverse) => viewOf(layer) ? viewed(layer, viewOf(layer), head, query, reverse) : weights(layer, head, query, reverse);
 const cell = (layer) => [Math.min(layer.rows - 1, Math.floor(at.y * layer.rows)), Math.min(layer.columns - 1, Math.floor(at.x * layer.columns))];
 function queryOf(layer) {
   const further = layer.prefix + layer.suffix;
@@ -82,26 +98,34 @@ function sentence(model, layer, values) {
   let other = 0;
   values.forEach((value, i) => { if (i < layer.prefix || i >= layer.prefix + patches.length) other += value; });
   const [y, x] = cell(layer), from = at.token >= 0 ? $("#token").selectedOptions[0].textContent : `row ${y}, column ${x}`;
+  const start = `${picture().models.length > 1 ? `${picture().models[model].label}: ` : ""}${layer.name}, ${headOf(layer) === "mean" ? "mean of heads" : `head ${headOf(layer)}`}: ${from}`;
+  const view = viewOf(layer);
+  if (view) {
+    const number = values.reduce((sum, value) => sum + value, 0), kind = headOf(layer) === "mean" ? " in the mean of heads" : "";
+    const about = view.set ? `${Number(number.toFixed(1))} tokens${kind}` : `most at row ${Math.floor(best / layer.columns)}, column ${best % layer.columns}`;
+    return `${start}, ${at.reverse ? `queries that have it in "${view.name}"` : view.name}: ${about}.`;
+  }
   const place = `row ${Math.floor(best / layer.columns)}, column ${best % layer.columns} (${percent(patches[best])})`;
   const verb = at.reverse ? `is looked at most from ${place}` : `looks most at ${place}; ${percent(other)} on other tokens`;
-  return `${picture().models.length > 1 ? `${picture().models[model].label}: ` : ""}${layer.name}, ${headOf(layer) === "mean" ? "mean of heads" : `head ${headOf(layer)}`}: ${from} ${verb}.`;
+  return `${start} ${verb}.`;
 }
 
 function draw() {
   const models = picture().models.map((_, i) => i), found = models.map((i) => {
     const layer = decoded(layerOf(i));
-    return [layer, weights(layer, headOf(layer), queryOf(layer), at.reverse)];
+    return [layer, shown(layer, headOf(layer), queryOf(layer), at.reverse)];
   });
   const figures = all("#models>figure");
   found.forEach(([layer, values], i) => {
     paint($("canvas", figures[i]), layer, inside(layer, values));
     markQuery($(".map", figures[i]), layer);
+    $("figcaption", figures[i]).textContent = picture().models[i].label + (viewOf(layer) ? `: ${at.view}` : "");
     drawHeads(figures[i], layer);
   });
   const lines = found.map(([layer, values], i) => sentence(i, layer, values));
   if (models.length > 1) {
     const [[a, old], [b, now]] = found, difference = figures[2];
-    difference.hidden = !sameShape(a, b);
+    difference.hidden = !sameShape(a, b) || Boolean(viewOf(a) || viewOf(b));
     if (!difference.hidden) {
       const change = now.map((value, i) => value - old[i]);
       paint($("canvas", difference), a, inside(a, change));
@@ -136,7 +160,7 @@ function drawHeads(figure, layer) {  // small multiples
     figure.append(box);
   }
   [...box.children].forEach((button, head) => {
-    paint($("canvas", button), layer, inside(layer, weights(layer, head, queryOf(layer), at.reverse)));
+    paint($("canvas", button), layer, inside(layer, shown(layer, head, queryOf(layer), at.reverse)));
     markQuery($(".map", button), layer);
   });
 }
@@ -198,6 +222,11 @@ function build() {
   fill($("#head"), [["mean", "mean"], ["all", "all"], ...Array.from({length: Math.max(...first.map((layer) => layer.heads))}, (_, head) => [head, head])]);
   fill($("#token"), [[-1, "the patch"], ...Array.from({length: further}, (_, token) => [token, token === 0 && first[0].prefix ? "class token (0)" : `token ${token}`])]);
   $("#token").closest("label").hidden = !further;
+  const views = [...new Set(picture().models.flatMap((model) => model.layers.flatMap((layer) => layer.views.map((view) => view.name))))];
+  if (!views.includes(at.view)) at.view = "";
+  fill($("#view"), [["", "weights"], ...views.map((name) => [name, name])]);
+  $("#view").value = at.view;
+  $("#view-label").hidden = !views.length;
   $("#plots").replaceChildren(plot("entropy", "Entropy"), plot("distance", "Distance"), plot("extra", "Other tokens"));
   draw();
 }
@@ -226,7 +255,7 @@ fill($("#picture"), DATA.pictures.map((one, i) => [i, one.name]));
 const choose = {
   picture: (value) => { at.picture = Number(value); build(); }, layer: (value) => { at.layer = Number(value); },
   head: (value) => { at.head = /^\d+$/.test(value) ? Number(value) : value; }, direction: (value) => { at.reverse = value === "to"; },
-  token: (value) => { at.token = Number(value); }, grid: () => {},
+  token: (value) => { at.token = Number(value); }, view: (value) => { at.view = value; }, grid: () => {},
 };
 for (const [name, change] of Object.entries(choose)) $(`#${name}`).addEventListener("input", (event) => { change(event.target.value); draw(); });
 at.layer = Math.max(0, layersOf(0).filter((layer) => !layer.name.startsWith("rollout")).length - 1);

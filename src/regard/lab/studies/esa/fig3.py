@@ -6,14 +6,13 @@ from regard.lab.engine.study import Row, Setting, Study
 from regard.lab.studies.controls import CANVAS, CANVAS_RECIPE, CIFAR, CIFAR_RECIPE, CONTROLS, DEIT_RECIPE, imagenet
 from regard.lab.studies.papers import ESA_PAPER
 from regard.mixers import Factors
+from regard.mixers.factors.factors import FACTORS
 
 from .rows import TERMS, factor_claims
 
-_MEANING = ("query and key content", "query content and relative position", "key content", "relative position")
-
 
 def _meaning(terms: str) -> str:
-    return " + ".join(meaning for bit, meaning in zip(terms, _MEANING, strict=True) if bit == "1")
+    return " + ".join(meaning for bit, meaning in zip(terms, FACTORS.values(), strict=True) if bit == "1")
 
 
 _ROWS = (
