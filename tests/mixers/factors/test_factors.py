@@ -523,29 +523,25 @@ def test_spatial_1_6_conventions_of_the_presets_and_options(options, base, sign,
             assert torch.allclose(table[:, half + delta], expected, rtol=0, atol=1e-12)
 
 
-COMPILED = [({}, "1111"), ({"window": 3}, "0110"), ({"stride": 2}, "0011")]
-REST = [
-    (options, terms)
-    for options in ({}, {"window": 3}, {"stride": 2})
-    for terms in ("1111", "0110", "0011", "0010", "0101", "0000")
-    if (options, terms) not in COMPILED
-]
-
-
 @pytest.mark.untyped
 @pytest.mark.parametrize(
-    ("options", "terms"), [*COMPILED, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)], ids=str
+    ("backend", "terms", "options"),
+    [
+        ("eager", "0110", {"window": 3}),
+        *(
+            pytest.param("aot_eager", *case, marks=pytest.mark.slow)
+            for case in itertools.product(("1111", "0110", "0011", "0010", "0101", "0000"), PLAIN[:3])
+        ),
+    ],
+    ids=str,
 )
-def test_compiles_without_breaks(terms, options):
+def test_compiles_without_breaks_for_one_grid_after_another(backend, terms, options):
     torch._dynamo.reset()
-    grid = Grid(6, 4, 1)
-    layer = Factors(terms, **options).build(Site(16, 2, grid))
-    x = torch.randn(2, grid.tokens, 16)
-    fast = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(fast(x, grid), layer(x, grid), rtol=0, atol=1e-5)
-    other = Grid(5, 20)
-    x = torch.randn(2, other.tokens, 16)
-    assert torch.allclose(fast(x, other), layer(x, other), rtol=0, atol=1e-5)
+    layer = Factors(terms, **options).build(Site(16, 2, Grid(6, 4, 1)))
+    fast = torch.compile(layer, fullgraph=True, backend=backend)
+    for grid in (Grid(6, 4, 1), Grid(5, 20)):
+        x = torch.randn(2, grid.tokens, 16)
+        assert torch.allclose(fast(x, grid), layer(x, grid), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("terms", ["1000", "0110", "1111"])

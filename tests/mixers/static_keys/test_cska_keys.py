@@ -1,6 +1,5 @@
 """CSKA(reading="key"): the convolution makes keys, as the authors' code for Swin does (reading B)."""
 
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -91,14 +90,12 @@ def test_cost_is_that_of_the_built_operator():
             assert cost.macs == 15 * kernel**2 * 8 * 16 + 2 * grid.tokens**2 * 16
 
 
-@pytest.mark.parametrize(("classes", "params"), [(10, 26_883_574), (100, 26_952_784)])
-def test_fact_section4_2_official_cska_swin(classes: int, params: int) -> None:
-    """The count of the authors' CSKA-Swin-T, and its 1.0497 GFLOPs at 10 classes."""
+def test_fact_section4_2_official_cska_swin() -> None:
+    """The count of the authors' CSKA-Swin-T, and its 1.0497 GFLOPs; 100 classes have 90 outputs of 769 more."""
     with torch.device("meta"):
-        model = create_model(f"swin_t_32(keys='window', num_classes={classes})", KEY)
-    assert sum(value.numel() for value in model.parameters()) == params
-    if classes == 10:
-        assert round(2 * count_macs(model, torch.empty(1, 3, 32, 32, device="meta")) / 1e9, 4) == 1.0497
+        model = create_model("swin_t_32(keys='window', num_classes=10)", KEY)
+    assert sum(value.numel() for value in model.parameters()) == 26_883_574 == 26_952_784 - 90 * 769
+    assert round(2 * count_macs(model, torch.empty(1, 3, 32, 32, device="meta")) / 1e9, 4) == 1.0497
 
 
 def test_fact_section4_3_official_cskaformers_have_heads_of_16() -> None:
