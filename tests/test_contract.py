@@ -1,7 +1,8 @@
 """The contract of `regard.testing` over every mechanism and every projection; and that it catches what is wrong."""
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, ClassVar
 
 import pytest
@@ -45,6 +46,25 @@ def test_contract(text: str) -> None:
     report = check(parse(text))
     assert "reference" in report.passed
     assert len(report.grids) >= 3
+
+
+LONG = ("MoBA()", "NSA()", "MiTA(m=9, k=9, experts=2)", "MiTA(m=9, k=9)", "TopK(k=4)")
+"""They route where there are many tokens."""
+
+
+@pytest.mark.parametrize("text", [*samples(), *LONG])
+def test_no_images_give_no_outputs_and_no_gradients(text: str) -> None:
+    for grid in (Grid(14, 14),) if text in LONG else GRIDS:
+        with suppress(ConfigError, GridError):
+            layer = parse(text).build(Site(16, 2, grid))
+            break
+    for form, on in product((layer, layer.reference), (grid, replace(grid, height=grid.height + 5, width=11))):
+        x = torch.zeros(0, on.tokens, 16, requires_grad=True)
+        with suppress(GridError):
+            out = form(x, on)
+            assert out.shape == (0, on.tokens, 16)
+            out.sum().backward()
+            assert x.grad is not None
 
 
 @pytest.mark.parametrize("text", [_slow_pair(pair) for pair in pairs()])

@@ -14,7 +14,6 @@ from small_hosts import draw_large_weights
 def cvt_pair(pixels):
     """transformers' CvT-13, and ours with its weights."""
     transformers = pytest.importorskip("transformers", reason="pip install 'regard[hf]'")
-    print("transformers", transformers.__version__)
     torch.manual_seed(0)
     theirs = transformers.CvtForImageClassification(transformers.CvtConfig(num_labels=7)).double()
     ours = cvt_13(num_classes=7, img_size=pixels).double()

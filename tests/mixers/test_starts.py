@@ -33,6 +33,7 @@ STARTS: dict[str, dict[str, float]] = {
         f"project_{part}.{name}": SMALL for part in "kv" for name in ("cells", "extra")
     },
     "Linformer(m=16)": {f"project_{part}.{name}": 48**-0.5 for part in "kv" for name in ("cells", "extra")},
+    'MiTA(m=16, landmarks="learned")': {"extract.landmarks": SMALL},
     "Window()": {"table": 0},
     "Neighbourhood()": {"table": 0},
     "DAT()": {"table": 0.01, "offset.weight": 192**-0.5},

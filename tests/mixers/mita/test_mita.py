@@ -438,7 +438,6 @@ def test_operators_refuse_what_does_not_fit() -> None:
     landmarks = pool_landmarks(q, Grid(4, 6), 4)
     check_error(ShapeError, "choose between 1 and 24", mita, q, k, v, landmarks, 25)
     check_error(ShapeError, "5 experts per query and there are 4", mita, q, k, v, landmarks, 5, experts=5)
-    check_error(UnsupportedError, "causal", mita, q, k, v, landmarks, 5, mask=Mask(causal=True))
     rows = Mask(bias=torch.zeros(24, 24))
     check_error(UnsupportedError, "key bias, which has one row", mita, q, k, v, landmarks, 5, mask=rows)
     check_error(ConfigError, "branches is one of both, route, compress", mita, q, k, v, landmarks, 5, branches="routes")
