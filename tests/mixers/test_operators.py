@@ -20,7 +20,7 @@ from regard.ops import bra_plan, mita_plan, moba_plan, pool_landmarks, topk_plan
 from regard.testing.subject import gap
 
 F64 = torch.float64
-GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
+GRIDS = (Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(8, 7), Grid(1, 12))
 FORMS = ("dense", "gather", "grouped")
 MITA = ((1, 1, 1, "both"), (4, 5, 1, "both"), (4, 5, 2, "route"), (4, 12, 3, "both"), (1, 12, 1, "route"))
 """Landmarks, keys of each, experts of a query and branches of MiTA."""
@@ -192,8 +192,11 @@ def test_hidden_keys_are_as_if_they_were_not_there(case: Case) -> None:
     assert gap(case.fast(*case.inputs, mask=Mask(keep=keep)), case.fast(q, k[:, :, :5], v[:, :, :5], *more)) < 1e-11
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@every_case
+HALVES = [(case, torch.bfloat16) for case in CASES]
+HALVES += [(case, torch.float16) for case in {(case.name, case.execution): case for case in CASES}.values()]
+
+
+@pytest.mark.parametrize(("case", "dtype"), HALVES, ids=lambda value: getattr(value, "name", str(value)))
 def test_half_precision(case: Case, dtype: torch.dtype) -> None:
     low = [x.detach().to(dtype) for x in case.inputs]
     plan = {} if case.plan is None else {"plan": case.plan(*(x.double() for x in low))}

@@ -80,6 +80,7 @@ OF_TILES = [
 @pytest.mark.parametrize("text", OF_TILES)
 def test_uneven_tiles_compile_whole(text: str) -> None:
     """One graph also where tables are made: 7 x 9 cells in tiles that do not divide them."""
+    torch.compiler.reset()
     grid = Grid(7, 9, 1)
     layer = parse(text).build(Site(16, 2, grid)).eval()
     x = torch.randn(2, grid.tokens, 16)

@@ -4,7 +4,6 @@ so that the branches that only a GPU takes are traced here too."""
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ import regard.mixers.mita.mita as mita_module
 from regard import MIXERS, ConfigError, Grid, MixerConfig, Site, parse
 from regard.core import GridError
 from regard.mixers.shared import block_attention, routed_attention
-from regard.mixers.shared.executions import RULES
 from samples import texts
 
 pytestmark = pytest.mark.untyped
@@ -45,13 +43,7 @@ def trace(layer: nn.Module, grid: Grid, dtype: torch.dtype) -> Tensor:
         return torch.compile(layer, fullgraph=True, backend="eager")(x, grid)
 
 
-def _slow_elsewhere(cls: type[MixerConfig]) -> Any:
-    """What runs otherwise on a GPU, by the table of executions, is traced each time."""
-    named = any(cls.__name__ in mechanisms for mechanisms in RULES)
-    return pytest.param(cls, marks=() if named else pytest.mark.slow, id=cls.__name__)
-
-
-@pytest.mark.parametrize("cls", map(_slow_elsewhere, MIXERS))
+@pytest.mark.parametrize("cls", MIXERS, ids=lambda cls: cls.__name__)
 def test_every_mechanism(cls: type[MixerConfig]) -> None:
     layer, grid = built(texts(cls)[0], (Grid(6, 4, 1), Grid(4, 4), Grid(9, 7, 1), Grid(8, 8)))
     out = trace(layer, grid, torch.float32)
