@@ -64,7 +64,8 @@ def their_name(key):
     return f"{start}layers.{block}.{parts[inner.rpartition('.')[0]]}.{inner.rpartition('.')[2]}"
 
 
-@pytest.mark.parametrize("pixels", [32, pytest.param(48, marks=pytest.mark.slow)])
+@pytest.mark.slow  # the import
+@pytest.mark.parametrize("pixels", [32, 48])
 def test_cvt_13_is_transformers_cvt(pixels):
     theirs, ours = cvt_pair(pixels)
     x = torch.randn(2, 3, pixels, pixels, dtype=torch.float64)

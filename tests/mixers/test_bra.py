@@ -10,8 +10,6 @@ from regard.mixers.bra import BRAPlan
 from regard.ops import bra, bra_plan, bra_reference
 from regard.testing.subject import gap
 
-GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(7, 8), Grid(2, 12))
-
 
 def test_routing_by_hand_on_a_rectangular_grid() -> None:
     """Means over regions, all heads together: the paper's A_r with loops."""

@@ -9,8 +9,6 @@ from regard.core import ConfigError, Grid, GridError, Site, UnsupportedError
 from regard.mixers.flatten import FLatten, flatten, flatten_reference, focused
 from regard.mixers.linear import linear_reference
 
-F64 = torch.float64
-
 
 @pytest.mark.parametrize("over", ["channels", "head"])
 def test_power_1_is_relu_linear_attention(over):

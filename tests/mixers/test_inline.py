@@ -7,8 +7,6 @@ from operators import draw_qkv
 from regard.core import ConfigError, Grid, Site, UnsupportedError
 from regard.mixers.inline import InLine, inline, inline_reference
 
-F64 = torch.float64
-
 
 @pytest.mark.parametrize("keys", [9, 1])
 def test_the_equation(keys):

@@ -10,7 +10,6 @@ from regard.mixers.shared.block_attention import BlockPlan
 from regard.ops import moba, moba_plan
 from regard.testing.subject import gap
 
-GRIDS = (Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
 FORMS = ("dense", "gather", "grouped")
 
 

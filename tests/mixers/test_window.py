@@ -11,8 +11,6 @@ from regard.mixers.spelling import parse
 from regard.ops import softmax_reference, window, window_reference
 from regard.testing.subject import gap
 
-GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
-
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_a_token_is_attended_to_in_its_window_only(shift: int) -> None:

@@ -18,7 +18,6 @@ from regard.mixers.shared.expert_blocks import block_size, lay_out
 from regard.ops import PooledQueries, mita, mita_plan, mita_reference, pool_landmarks, softmax_reference
 from regard.testing.subject import gap
 
-GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
 FORMS = ("dense", "gather", "grouped")
 
 
