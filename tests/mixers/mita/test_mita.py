@@ -88,6 +88,7 @@ def test_one_softmax_is_over_landmarks_and_the_keys_of_every_expert(experts: int
         keys = torch.cat([landmarks[b, h], k[b, h, own]])
         values = torch.cat([softmax_reference(landmarks, k, v)[b, h], v[b, h, own]])
         out[b, h, n] = one_query(q[b, h, n], keys, values)
+    assert gap(mita_reference(q, k, v, landmarks, 9, experts=experts), out) < 1e-12
     for form in FORMS:
         assert gap(mita(q, k, v, landmarks, 9, experts=experts, execution=form), out) < 1e-12
 
