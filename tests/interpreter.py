@@ -6,10 +6,13 @@ The interpreter is chosen when Triton is imported, so a test file runs itself ag
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
+
+from operators import Run
 
 HERE = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,3 +42,14 @@ def close(found: Tensor, expected: Tensor) -> bool:
     """Whether a kernel's result is as near to one in float64 as its number type allows."""
     tolerance = CLOSE[found.dtype]
     return torch.allclose(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def check_close(run: Run, plain: Run, leaves: Sequence[Tensor]) -> None:
+    """Outputs and gradients of a kernel beside those of the plain form in float64, both functions of the leaves."""
+    out = run(*leaves)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected, grad = plain(*exact), torch.randn_like(out)
+    assert close(out, expected)
+    found = torch.autograd.grad(out, leaves, grad)
+    for one, other in zip(found, torch.autograd.grad(expected, exact, grad.double()), strict=True):
+        assert close(one, other)

@@ -52,6 +52,14 @@ def check_gradients(fast: Tensor, plain: Tensor, inputs: Sequence[Tensor], toler
         assert actual.isfinite().all()
 
 
+def check_same(
+    fast: Tensor, plain: Tensor, inputs: Sequence[Tensor], tolerance: float = 1e-12, gradients: float = 1e-11
+) -> None:
+    """Two outputs are equal within a tolerance, and their gradients within another."""
+    assert gap(fast, plain) < tolerance
+    check_gradients(fast, plain, inputs, gradients)
+
+
 def check_transforms(run: Run, inputs: Sequence[Tensor]) -> None:
     """`torch.func`: gradients of a batch and of each image, and a directional derivative, equal those of autograd."""
     inputs = [x.detach().requires_grad_() for x in inputs]

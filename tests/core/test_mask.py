@@ -34,11 +34,6 @@ def test_the_dense_form_is_the_plain_one(causal: bool, padded: bool, bias: tuple
     assert torch.allclose(plain, dense, rtol=0, atol=1e-12)
 
 
-def test_a_query_sees_no_later_key() -> None:
-    logits = Mask(causal=True).added(torch.zeros(1, 1, 3, 3))
-    assert logits.isinf()[0, 0].tolist() == [[False, True, True], [False, False, True], [False, False, False]]
-
-
 def test_a_row_without_keys_is_zero_in_value_and_gradient() -> None:
     logits = torch.tensor([[-torch.inf, -torch.inf], [0.0, 0.0]], requires_grad=True)
     rows = softmax_rows(logits)
@@ -50,10 +45,9 @@ def test_a_row_without_keys_is_zero_in_value_and_gradient() -> None:
 
 
 def test_sizes_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ShapeError, match="as many keys as queries, not 5 keys for 4"):
-        Mask(causal=True).allowed(4, 5, torch.device("cpu"), 2)
-    with pytest.raises(ShapeError, match="keep has 4 keys, the operator has 5"):
-        Mask(keep=KEEP).allowed(4, 5, torch.device("cpu"), 2)
+    sizes, causal = (4, 5, torch.device("cpu"), 2), "as many keys as queries, not 5 keys for 4"
+    check_error(ShapeError, causal, Mask(causal=True).allowed, *sizes)
+    check_error(ShapeError, "keep has 4 keys, the operator has 5", Mask(keep=KEEP).allowed, *sizes)
 
 
 @pytest.mark.untyped
@@ -90,8 +84,8 @@ def test_in_cross_attention_the_mask_counts_the_memory() -> None:
     layer = parse("Softmax").build_cross(Site(16, 2, grid, memory=memory))
     x, y, keep = torch.randn(2, 6, 16), torch.randn(2, 8, 16), torch.ones(2, 8, dtype=torch.bool)
     assert layer(x, grid, Mask(keep=keep), memory=y, memory_grid=memory).shape == x.shape
-    with pytest.raises(ShapeError, match=r"\(batch, keys\) = \(2, 8\)"):
-        layer(x, grid, Mask(keep=keep[:, :6]), memory=y, memory_grid=memory)
+    few, said = Mask(keep=keep[:, :6]), r"\(batch, keys\) = \(2, 8\)"
+    check_error(ShapeError, said, layer, x, grid, few, memory=y, memory_grid=memory)
 
 
 @pytest.mark.untyped
@@ -99,18 +93,17 @@ def test_a_memory_has_the_batch_of_the_queries() -> None:
     grid, memory = Grid(2, 3), Grid(2, 4)
     layer = parse("Softmax").build_cross(Site(16, 2, grid, memory=memory))
     x, y = torch.randn(2, 6, 16), torch.randn(2, 8, 16)
-    with pytest.raises(ShapeError, match=r"the memory has shape \(1, 8, 16\); expected \(2, tokens, 16\)"):
-        layer(x, grid, memory=y[:1], memory_grid=memory)
+    said = r"the memory has shape \(1, 8, 16\); expected \(2, tokens, 16\)"
+    check_error(ShapeError, said, layer, x, grid, memory=y[:1], memory_grid=memory)
 
 
 @pytest.mark.untyped
 def test_operators_name_a_batch_that_does_not_fit() -> None:
     q = torch.zeros(3, 1, 4, 2)
     check_error(ShapeError, "keep has a batch of 2, the operator has 3", Mask(keep=KEEP).dense, q, 4)
-    with pytest.raises(ShapeError, match="keep has a batch of 2, the operator has 1"):
-        softmax_reference(q[:1], q[:1], q[:1], mask=Mask(keep=KEEP))
-    with pytest.raises(ShapeError, match="keep has a batch of 2, the operator has 1"):
-        mita_plan(q[:1], q[:1], q[:1, :, :2], 2, mask=Mask(keep=KEEP))
+    one, said = q[:1], "keep has a batch of 2, the operator has 1"
+    check_error(ShapeError, said, softmax_reference, one, one, one, mask=Mask(keep=KEEP))
+    check_error(ShapeError, said, mita_plan, one, one, one[:, :, :2], 2, mask=Mask(keep=KEEP))
     dense = Mask(keep=KEEP[:1]).dense(q, 4)  # one row for all images
     assert dense is not None
     assert dense.shape == (1, 1, 1, 4)

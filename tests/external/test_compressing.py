@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import published_layers as rewrites
-from regard.core import Grid, Site
-from regard.mixers.spelling import parse
+from regard.core import Grid
 from regard.ops import performer
 from regard.testing.external import largest
 from regard.testing.external.packages import nystrom_pairs
@@ -23,20 +22,6 @@ F64 = torch.float64
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-def layer(text: str, grid: Grid, dim: int = 16, heads: int = 2, **options):
-    """A layer in float64 whose parameters differ from their initial values."""
-    mixer = parse(text).build(Site(dim, heads, grid, **options)).double()
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return mixer
-
-
-def rows(x: torch.Tensor) -> torch.Tensor:
-    """(H, 1, d) as C channels."""
-    return x.flatten()
 
 
 @pytest.mark.slow  # the import
@@ -52,11 +37,11 @@ def test_nystrom_is_that_of_transformers(batch, heads, start):
 def test_linear_of_the_comparison():
     """RMSNorm over C before the heads are split, relu + 1e-6, one head after another."""
     grid = Grid(3, 5, 1)
-    mixer = layer('Linear(feature="relu", norm="rms")', grid)
+    mixer = rewrites.layer('Linear(feature="relu", norm="rms")', grid)
     x = torch.randn(3, 16, 16, dtype=F64)
-    q, k, v = F.linear(x, mixer.qkv.weight, mixer.qkv.bias).chunk(3, -1)
-    q = F.relu(F.rms_norm(q, (16,), rows(mixer.operator.q_norm.weight), 1e-6)) + 1e-6
-    k = F.relu(F.rms_norm(k, (16,), rows(mixer.operator.k_norm.weight), 1e-6)) + 1e-6
+    q, k, v = rewrites.projected(mixer, x)
+    q = F.relu(F.rms_norm(q, (16,), mixer.operator.q_norm.weight.flatten(), 1e-6)) + 1e-6
+    k = F.relu(F.rms_norm(k, (16,), mixer.operator.k_norm.weight.flatten(), 1e-6)) + 1e-6
     outs = []
     for head in (slice(0, 8), slice(8, 16)):
         state, total = k[..., head].mT @ v[..., head], k[..., head].sum(1)
@@ -66,9 +51,9 @@ def test_linear_of_the_comparison():
 
 def test_linformer_as_published():
     grid = Grid(3, 5, 1)
-    mixer = layer("Linformer(m=4)", grid)
+    mixer = rewrites.layer("Linformer(m=4)", grid)
     x = torch.randn(3, 16, 16, dtype=F64)
-    q, k, v = F.linear(x, mixer.qkv.weight, mixer.qkv.bias).chunk(3, -1)
+    q, k, v = rewrites.projected(mixer, x)
     e, f = (torch.cat([p.extra, p.cells], -1)[0] for p in (mixer.operator.project_k, mixer.operator.project_v))
     k, v = torch.einsum("bnc,mn->bmc", k, e), torch.einsum("bnc,mn->bmc", v, f)
     out = F.multi_head_attention_forward(

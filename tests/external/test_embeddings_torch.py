@@ -44,7 +44,6 @@ def test_sne_is_a_sequential_of_torch_for_each_role(layers, activation):
 
 def test_sne_and_psne_are_the_mlp_of_timm():
     layers = pytest.importorskip("timm.layers")
-    print("timm", pytest.importorskip("timm").__version__)
     for config, shared in ((SNE(width=7), False), (PSNE(width=7), True)):
         made, x = drawn(config)
         for i, y in enumerate(made(x, "qkv")):

@@ -14,7 +14,6 @@ from small_hosts import draw_large_weights
 def cvt_pair(pixels):
     """transformers' CvT-13, and ours with its weights."""
     transformers = pytest.importorskip("transformers", reason="pip install 'regard[hf]'")
-    print("transformers", transformers.__version__)
     torch.manual_seed(0)
     theirs = transformers.CvtForImageClassification(transformers.CvtConfig(num_labels=7)).double()
     ours = cvt_13(num_classes=7, img_size=pixels).double()
@@ -65,7 +64,8 @@ def their_name(key):
     return f"{start}layers.{block}.{parts[inner.rpartition('.')[0]]}.{inner.rpartition('.')[2]}"
 
 
-@pytest.mark.parametrize("pixels", [32, pytest.param(48, marks=pytest.mark.slow)])
+@pytest.mark.slow  # the import
+@pytest.mark.parametrize("pixels", [32, 48])
 def test_cvt_13_is_transformers_cvt(pixels):
     theirs, ours = cvt_pair(pixels)
     x = torch.randn(2, 3, pixels, pixels, dtype=torch.float64)

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from operators import check_error
 from regard.core import Grid, Site
@@ -55,14 +54,6 @@ def test_a_replaced_convolution_in_a_resnet():
 def test_content_is_torchs_multihead_attention(terms):
     """1000 without input biases; 1010 with u = the query bias, whatever the key bias; also with padding."""
     assert largest(content_pairs(terms)) < 1e-12
-
-
-def test_content_is_torchs_fused_attention():
-    from regard import ops
-
-    q, k, v = torch.randn(3, 2, 3, 15, 8, dtype=torch.float64)
-    got = ops.factors(q, k, v, terms="1000", grid=Grid(3, 5), scale=None)
-    assert torch.allclose(got, F.scaled_dot_product_attention(q, k, v), rtol=0, atol=1e-12)
 
 
 def test_transformer_xl_is_relative_attention_of_wav2vec2_conformer():

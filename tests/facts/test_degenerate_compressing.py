@@ -111,18 +111,3 @@ def test_equal_keys_average_the_values(text):
     k = k[:, :, :1].expand_as(k)
     out = mechanism(q, k, v, grid=grid)
     assert torch.allclose(out, v.mean(2, keepdim=True).expand_as(out), atol=2e-3)
-
-
-@pytest.mark.parametrize(
-    "text", ["Linear()", "Linear(norm='rms')", "FLatten()", "PolaFormer(position=True)", "InLine()"]
-)
-def test_padding_is_the_shorter_sequence(text):
-    grid, cropped = Grid(1, 12), Grid(1, 7)
-    q, k, v = tensors(grid)
-    torch.manual_seed(1)
-    mechanism = operator(text, grid)
-    keep = torch.zeros(3, 12, dtype=torch.bool)
-    keep[:, :7] = True
-    out = mechanism(q, k, v, grid=grid, mask=Mask(keep=keep))[:, :, :7]
-    expected = mechanism(q[:, :, :7], k[:, :, :7], v[:, :, :7], grid=cropped)
-    assert torch.allclose(out, expected, atol=1e-12)

@@ -33,8 +33,8 @@ def test_a_grid_has_whole_sides_or_is_refused(height: Any, width: Any, prefix: A
     assert all(isinstance(side, int | np.integer) and not isinstance(side, bool) for side in given)
     assert dataclasses.astuple(grid) == given
     assert {type(side) for side in dataclasses.astuple(grid)} == {int}
-    assert grid.height >= 1
-    assert grid.width >= 1
+    assert min(grid.height, grid.width) >= 1
+    assert min(grid.prefix, grid.suffix) >= 0
     assert grid.tokens == grid.prefix + grid.height * grid.width + grid.suffix
 
 

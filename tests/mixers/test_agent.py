@@ -1,4 +1,4 @@
-"""Agent attention: its two steps, the position biases, padding."""
+"""Agent attention: its two steps, position biases on another grid, padding. The layer: published_layers.py."""
 
 from functools import partial
 
@@ -25,15 +25,6 @@ def test_it_is_two_softmax_attentions():
     assert torch.allclose(agent(q, k, v, landmarks), two, atol=1e-12)
 
 
-def test_all_queries_as_landmarks_is_not_softmax():
-    """Section 4.7: with P = I the result is softmax(q q^T) softmax(q k^T) v."""
-    q, k, v, _ = tensors(9)
-    out = agent(q, k, v, q)
-    expected = (q @ q.mT * 8**-0.5).softmax(-1) @ (q @ k.mT * 8**-0.5).softmax(-1) @ v
-    assert torch.allclose(out, expected, atol=1e-12)
-    assert (out - softmax_reference(q, k, v)).abs().max() > 0.05
-
-
 def test_class_and_register_tokens_are_not_pooled():
     grid = Grid(4, 6, 1, 2)
     q, k, v, _ = tensors(27, 27)
@@ -42,39 +33,6 @@ def test_class_and_register_tokens_are_not_pooled():
     changed = q.clone()
     changed[:, :, [0, 25, 26]] = 7.0
     assert torch.allclose(operator(changed, k, v, grid=grid)[:, :, 1:25], out[:, :, 1:25], atol=1e-12)
-
-
-def test_official_pools_from_the_first_token():
-    """Section 2.10-2: the published layer without biases takes the class token for a patch and drops the last patch."""
-    grid = Grid(4, 6, 1)
-    q, k, v, _ = tensors(25, 25)
-    paper, official = (Agent(m=(2, 3), preset=p).operator(Site(16, 2, grid)) for p in ("paper", "official"))
-    image = q[:, :, :-1].unflatten(2, (4, 6)).flatten(0, 1).permute(0, 3, 1, 2)
-    pooled = F.adaptive_avg_pool2d(image, (2, 3)).flatten(2).mT.unflatten(0, (3, 2))
-    assert torch.allclose(official(q, k, v, grid=grid), agent(q, k, v, pooled), atol=1e-12)
-    assert (paper(q, k, v, grid=grid) - official(q, k, v, grid=grid)).abs().max() > 1e-3
-    keep = torch.rand(3, 25) > 0.4
-    masked = [f(q, k, v, grid=grid, mask=Mask(keep=keep)) for f in (official.forward, official.reference)]
-    assert torch.allclose(*masked, atol=1e-12)
-    site = Site(192, 3, Grid(14, 14, 1))
-    assert Agent(preset="official").cost(site) == Agent().cost(site)
-
-
-def test_bias_of_each_landmark_and_cell():
-    """Resized table + rows + columns; prefix and suffix tokens; a rectangular grid that is not 7 x 7."""
-    grid = Grid(4, 9, 1, 2)
-    bias = AgentBias(5, Site(16, 2, grid)).double()
-    values = bias(grid)
-    table = F.interpolate(bias.table, (4, 9), mode="bilinear", align_corners=False)
-    cells = table + bias.rows + bias.columns
-    assert torch.allclose(values[:, :, 1:37], cells.flatten(2), atol=1e-12)
-    assert torch.equal(values[:, :, [0, 37, 38]], bias.extra)
-    bright = AgentBias(1, Site(8, 1, grid))
-    with torch.no_grad():
-        for parameter in bright.parameters():
-            parameter.zero_()
-        bright.rows[..., 2, :] = 1.0
-    assert bright(grid)[0, 0].nonzero().flatten().tolist() == list(range(1 + 18, 1 + 27))  # the third row
 
 
 def test_bias_on_another_grid():
@@ -92,19 +50,6 @@ def test_bilinear_is_torch_interpolation(old, new):
     x = torch.randn(1, 1, old, dtype=F64)
     expected = F.interpolate(x, new, mode="linear", align_corners=False)
     assert torch.allclose(x @ bilinear(old, new, x).mT, expected, atol=1e-12)
-
-
-def test_biases_act_in_the_layer():
-    """B1 on landmarks to keys, B2 on queries to landmarks: a large bias of one landmark and key moves one value."""
-    grid = Grid(4, 6, 1)
-    operator = Agent(m=4, bias=True).operator(Site(16, 2, grid)).double()
-    q, k, v, _ = tensors(25, 25)
-    with torch.no_grad():
-        operator.collect.extra[:, 2] = 100.0  # landmark 2 attends to the class token
-        operator.read.columns[:, 2, :, 3] = 100.0  # tokens of column 3 attend to landmark 2
-    out = operator(q, k, v, grid=grid)[:, :, 1:].unflatten(2, (4, 6))
-    assert torch.allclose(out[:, :, :, 3], v[:, :, :1].expand(-1, -1, 4, -1), atol=1e-9)
-    assert not torch.allclose(out[:, :, :, 2], v[:, :, :1].expand(-1, -1, 4, -1), atol=1e-3)
 
 
 def test_hidden_tokens_may_hold_any_value():
@@ -150,4 +95,3 @@ def test_errors_of_wrong_calls():
     check_error(ShapeError, "landmarks has width 7, q has 8", agent, q, k, v, landmarks[..., 1:])
     with pytest.raises(ShapeError, match=r"read_bias has tokens 4, q has 13"):
         agent(q, k, v, landmarks, read_bias=torch.zeros(2, 4, 13, dtype=F64))
-    check_error(UnsupportedError, "causal", agent, q, k, v, landmarks, mask=Mask(causal=True))

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from operators import check_error, draw_on
-from regard import Axial, Grid, Mask, Site
-from regard.core import UnsupportedError
+from operators import draw_on
+from regard import Axial, Grid, Site
 from regard.ops import axial, axial_reference, softmax_reference
 from regard.testing.subject import gap
 
@@ -71,12 +70,3 @@ def test_counts() -> None:
     site = Site(192, 3, Grid(10, 14))
     for along, keys in (("rows", 14), ("columns", 10), ("both", 24), ("sum", 24), ("cross", 24)):
         assert Axial(along=along).operator_cost(site).macs == 2 * 140 * keys * 192
-
-
-def test_what_is_refused() -> None:
-    grid = Grid(4, 6)
-    q, k, v = draw_on(grid)
-    for along in ("both", "cross"):
-        check_error(
-            UnsupportedError, "axial cannot apply a causal", axial, q, k, v, grid, along, mask=Mask(causal=True)
-        )

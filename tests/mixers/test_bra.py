@@ -5,12 +5,10 @@ import torch
 
 from operators import check_error, check_hidden, draw_on
 from regard import BRA, ConfigError, Grid, Mask, Site
-from regard.core import GridError, ShapeError, UnsupportedError
+from regard.core import GridError, ShapeError
 from regard.mixers.bra import BRAPlan
 from regard.ops import bra, bra_plan, bra_reference
 from regard.testing.subject import gap
-
-GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(7, 8), Grid(2, 12))
 
 
 def test_routing_by_hand_on_a_rectangular_grid() -> None:
@@ -65,14 +63,6 @@ def test_one_token_regions_are_top_k_on_cells() -> None:
     assert gap(bra(q, k, v, grid, (3, 5), 4), expected) < 1e-12
 
 
-def test_heads_choose_together() -> None:
-    grid = Grid(4, 4)
-    q, k, _ = draw_on(grid)
-    joined = [x.transpose(1, 2).flatten(2)[:, None] for x in (q, k)]
-    plans = (bra_plan(*inputs, grid, 2, 2).regions.sort(-1).values for inputs in ((q, k), joined))
-    assert torch.equal(*plans)
-
-
 def test_padding_is_not_averaged_and_empty_regions_come_last() -> None:
     grid = Grid(4, 4, 1)
     q, k, v = (x.detach() for x in draw_on(grid))
@@ -101,7 +91,6 @@ def test_what_is_refused() -> None:
     check_error(GridError, r"nearest: regions=\(4, 6\)", BRA().build, Site(16, 2, grid))
     check_error(ShapeError, "top=5 of 4 regions", bra, q, k, v, grid, 2, 5)
     check_error(ConfigError, "k=5 of 4 regions", BRA, regions=2, k=5)
-    check_error(UnsupportedError, "bra cannot apply a causal mask", bra, q, k, v, grid, 2, 1, mask=Mask(causal=True))
     with pytest.raises(ShapeError, match="plan.regions"):
         bra(q, k, v, grid, 2, 1, plan=BRAPlan(torch.zeros(3, 4, 2, dtype=torch.long)))
     for wrong in (4, -1):  # would be a region of the next or of the last head

@@ -1,11 +1,10 @@
-"""CSWin: stripes query by query and head by head, LePE as the added convolution, counts."""
+"""CSWin: stripes query by query and head by head, counts."""
 
 import pytest
 import torch
 
 from operators import check_error, draw_on
-from regard import ConfigError, CSWin, Grid, Mask, Site
-from regard.core import UnsupportedError
+from regard import ConfigError, CSWin, Grid, Site
 from regard.ops import cswin, cswin_reference, softmax_reference
 from regard.testing.subject import gap
 
@@ -42,18 +41,6 @@ def test_a_stripe_as_wide_as_the_map_is_softmax_attention() -> None:
     assert gap(cswin(q, k, v, grid, 7), softmax_reference(q, k, v)) < 1e-12
 
 
-def test_lepe_is_the_added_convolution() -> None:
-    """Attention(Q, K, V) + DWConv(V), which every mechanism on heads has."""
-    grid = Grid(4, 6)
-    torch.manual_seed(0)
-    layer = CSWin(stripe=2, dwc=3).build(Site(16, 2, grid)).double()
-    x = torch.randn(3, 24, 16, dtype=torch.float64)
-    q, k, v = layer.project(x, "qkv")
-    lepe = layer.dwc(v.transpose(2, 3).flatten(1, 2).unflatten(2, (4, 6))).flatten(2).mT
-    attended = cswin(q, k, v, grid, 2).transpose(1, 2).flatten(2)
-    assert gap(layer(x, grid), layer.proj(attended + lepe)) < 1e-12
-
-
 def test_counts() -> None:
     """The paper, Sec. 3.2: N C (s H + s W) for heads of equal halves."""
     macs = CSWin(stripe=7).operator_cost(Site(192, 6, Grid(14, 28))).macs
@@ -66,4 +53,3 @@ def test_what_is_refused() -> None:
     check_error(ConfigError, "at least 1, not 0", CSWin, stripe=0)
     check_error(ConfigError, "at least 1, not 0", cswin, q, k, v, grid, 0)
     check_error(ConfigError, "two heads or more", CSWin().build, Site(16, 1, grid))
-    check_error(UnsupportedError, "cswin cannot apply a causal", cswin, q, k, v, grid, 2, mask=Mask(causal=True))

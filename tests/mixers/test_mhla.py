@@ -46,14 +46,6 @@ def test_blocks_by_hand():
     assert block.tolist() == [6, *(number for row in rows for number in row), 6, 6]
 
 
-def test_a_query_is_normalised_by_its_own_sum():
-    """Fact of section 4.5: the published normaliser pairs queries of different blocks; weights must sum to 1."""
-    q, k, v = draw_qkv(24, 24)
-    v = torch.ones_like(v)
-    mixing = torch.rand(6, 6, dtype=F64)
-    assert torch.allclose(mhla(q, k, v, mixing, Grid(4, 6), (2, 3), eps=0.0), v, atol=1e-12)
-
-
 @pytest.mark.parametrize("init", ["cos", "linear", "exp", "gaussian", "local"])
 def test_start_of_the_mixture(init):
     """Columns sum to 1; the own block has the largest entry; the extra block starts at the mean."""

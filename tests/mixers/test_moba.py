@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from operators import check_error, draw_on
-from regard import ConfigError, Grid, Mask, MoBA, Site
-from regard.core import ShapeError, UnsupportedError
+from regard import ConfigError, Grid, MoBA, Site
+from regard.core import ShapeError
 from regard.mixers.shared.block_attention import BlockPlan
 from regard.ops import moba, moba_plan
 from regard.testing.subject import gap
 
-GRIDS = (Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
 FORMS = ("dense", "gather", "grouped")
 
 
@@ -65,7 +64,6 @@ def test_what_is_refused() -> None:
     check_error(ShapeError, "top=5 of 4 blocks", moba, q, k, v, grid, (2, 3), 5)
     check_error(ConfigError, r"4 blocks of \(2, 3\); k is at most 4", MoBA(block=(2, 3), k=5).build, Site(16, 2, grid))
     check_error(ConfigError, "at least 1", MoBA, block=0)
-    check_error(UnsupportedError, "cannot apply a causal mask", moba, q, k, v, grid, 4, 1, mask=Mask(causal=True))
     with pytest.raises(ShapeError, match="plan.blocks"):
         moba(q, k, v, grid, 4, 1, plan=BlockPlan(torch.zeros(3, 2, 24, 2, dtype=torch.long)))
     with pytest.raises(ConfigError, match="execution is auto, triton, varlen, dense, gather or grouped, not 'native'"):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from operators import check_error, draw_on
-from regard import ConfigError, Grid, Mask, Neighbourhood, Site, Softmax
-from regard.core import ShapeError, UnsupportedError
+from regard import ConfigError, Grid, Neighbourhood, Site, Softmax
+from regard.core import ShapeError
 from regard.ops import neighbourhood, neighbourhood_reference, softmax_reference
 from regard.testing.subject import gap
 
@@ -79,9 +79,6 @@ def test_counts_and_start() -> None:
     assert (cost.params, cost.macs) == (13 * 13 * 3, 2 * 196 * 49 * 192)
     assert Neighbourhood(window=7, border="cut").operator_cost(site).params == 7 * 7 * 3
     assert Neighbourhood(window=15, border="blocks").operator_cost(site).params == 27 * 27 * 3  # ViL: 4 * 7 - 1
-    operator = Neighbourhood().operator(site)
-    assert (operator.table == 0).all()
-    assert operator.no_weight_decay() == {"table"}
 
 
 def test_products_grow_with_the_tokens() -> None:
@@ -99,4 +96,3 @@ def test_what_is_refused() -> None:
     check_error(ConfigError, "dilation=0", neighbourhood, q, k, v, grid, 3, dilation=0)
     with pytest.raises(ShapeError, match="table has shape"):
         neighbourhood(q, k, v, grid, 3, table=torch.zeros(2, 3, 3, dtype=torch.float64))
-    check_error(UnsupportedError, "a causal mask", neighbourhood, q, k, v, grid, 3, mask=Mask(causal=True))

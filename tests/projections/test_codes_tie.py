@@ -1,6 +1,5 @@
 """One book of codes whatever is done to a model: optimiser, averages, files, first weights, DDP and FSDP2."""
 
-import copy
 import os
 import socket
 from pathlib import Path
@@ -143,9 +142,3 @@ def test_two_processes_train_as_one_and_keep_one_book(sharded, tmp_path):
     assert not torch.allclose(expected[KEY], build().state_dict()[KEY], atol=1e-4)
     for name, value in expected.items():
         assert torch.allclose(found["state"][name], value, rtol=1e-8, atol=1e-10), name
-
-
-def test_a_copy_of_a_copy_keeps_the_tie():
-    model = copy.deepcopy(copy.deepcopy(build()))
-    assert tied(model)
-    assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))

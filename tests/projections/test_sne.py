@@ -1,11 +1,10 @@
-"""Non-linear embeddings: facts E1 to E8 of the mathematics, the tie of the codes, the counts of the paper's tables."""
+"""Non-linear embeddings: codes and their tie, counts of the paper's tables. Beside torch and timm: tests/external."""
 
 import copy
 import io
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from operators import check_error, count_flops
@@ -13,7 +12,7 @@ from regard.core import ConfigError, Grid, Site
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
 from regard.mixers.xca import XCA
-from regard.projections.linear import LinearQKV, project_roles
+from regard.projections.linear import LinearQKV
 from regard.projections.sne import FSNE, PSNE, SNE, Codes, fsne_reference
 
 F64 = torch.float64
@@ -49,23 +48,6 @@ def literal(made, x, role):
     return fsne_reference(x, codes, made.weight1, made.bias1, made.weight2, made.bias2)[0]
 
 
-def test_sne_is_two_layers_for_each_role():
-    made, x = built(SNE(width=7)), tokens()
-    for i, y in enumerate(channels(made, x)):
-        one, two = slice(7 * i, 7 * i + 7), slice(12 * i, 12 * i + 12)
-        hidden = (x @ made.weight1[one].T + made.bias1[one]).clamp_min(0)
-        assert torch.allclose(y, hidden @ made.weight2[two].T + made.bias2[two], atol=1e-12)
-
-
-def test_psne_shares_the_second_layer():
-    made, x = built(PSNE()), tokens()
-    assert made.weight2.shape == (12, 9)
-    for i, y in enumerate(channels(made, x)):
-        one = slice(9 * i, 9 * i + 9)
-        hidden = (x @ made.weight1[one].T + made.bias1[one]).clamp_min(0)
-        assert torch.allclose(y, hidden @ made.weight2.T + made.bias2, atol=1e-12)
-
-
 @pytest.mark.parametrize("qkv_bias", [True, False])
 def test_fused_fsne_equals_the_literal_form(qkv_bias):
     site = Site(dim=12, heads=3, grid=GRID, qkv_bias=qkv_bias)
@@ -91,112 +73,6 @@ def test_fused_fsne_loses_no_precision(dtype):
         want = literal(exact, x, role)
         slack = 4 * (literal(made, x.to(dtype), role) - want).abs().max() + 1e-7
         assert (channels(made, x.to(dtype), role)[0] - want).abs().max() <= slack
-
-
-def test_e1_without_activation_it_is_a_linear_map_of_low_rank():
-    made, x = built(SNE(activation="none"), site=Site(dim=12, heads=3, grid=GRID, qkv_bias=False)), tokens()
-    for i, y in enumerate(channels(made, x)):
-        weight = made.weight2[12 * i : 12 * i + 12] @ made.weight1[6 * i : 6 * i + 6]
-        assert torch.allclose(y, x @ weight.T, atol=1e-12)
-        assert torch.linalg.matrix_rank(weight) == 6
-
-
-def test_e2_psne_is_sne_with_equal_second_layers_and_fsne_is_psne_with_moved_biases():
-    x, shared = tokens(), built(PSNE(width=7))
-    sne = built(SNE(width=7))
-    with torch.no_grad():
-        sne.weight1.copy_(shared.weight1)
-        sne.bias1.copy_(shared.bias1)
-        sne.weight2.copy_(shared.weight2.repeat(3, 1))
-        sne.bias2.copy_(shared.bias2.repeat(3))
-    for a, b in zip(channels(sne, x), channels(shared, x), strict=True):
-        assert torch.allclose(a, b, atol=1e-12)
-    fsne, psne = built(FSNE(code=5, width=7)), built(PSNE(width=7))
-    with torch.no_grad():
-        psne.weight1.copy_(fsne.weight1[:, :12].repeat(3, 1))
-        psne.bias1.copy_((fsne.bias1 + fsne.codebook.weight @ fsne.weight1[:, 12:].T).flatten())
-        psne.weight2.copy_(fsne.weight2)
-        psne.bias2.copy_(fsne.bias2)
-    for a, b in zip(channels(fsne, x), channels(psne, x), strict=True):
-        assert torch.allclose(a, b, atol=1e-12)
-
-
-def test_e3_one_hot_codes_read_the_last_rows_of_the_first_layer():
-    made, x = built(FSNE(code=3, width=7)), tokens()
-    with torch.no_grad():
-        made.codebook.weight.copy_(torch.eye(3))
-    for i, y in enumerate(channels(made, x)):
-        hidden = F.relu(x @ made.weight1[:, :12].T + made.bias1 + made.weight1[:, 12 + i])
-        assert torch.allclose(y, F.linear(hidden, made.weight2, made.bias2), atol=1e-12)
-
-
-def test_e4_equal_codes_make_equal_roles_but_different_gradients():
-    made, x = built(FSNE(code=5, width=7)), tokens()
-    with torch.no_grad():
-        made.codebook.weight.zero_()
-    q, k, v = made(x, "qkv")
-    assert torch.equal(q, k)
-    assert torch.equal(q, v)
-    logits = q @ k.mT
-    assert torch.allclose(logits, logits.mT, atol=1e-12)
-    (logits.softmax(-1) @ v).square().sum().backward()
-    lengths = made.codebook.weight.grad.norm(dim=1)
-    assert lengths.min() > 1e-3
-    assert (lengths.max() - lengths.min()) > 1e-2
-
-
-def test_e5_shared_codes_of_rank_three_can_say_what_own_codes_say():
-    x, common = tokens(), Codes("qkv", 5).double()
-    own = built(FSNE(code=5, width=7, tied=False))
-    tied = built(FSNE(code=5, width=7), shared=common)
-    with torch.no_grad():
-        tied.weight1.copy_(own.weight1)
-        moved = torch.linalg.pinv(common.weight) @ own.codebook.weight @ own.weight1[:, 12:].T
-        tied.weight1[:, 12:] = moved.T
-        for name in ("bias1", "weight2", "bias2"):
-            getattr(tied, name).copy_(getattr(own, name))
-    for a, b in zip(channels(tied, x), channels(own, x), strict=True):
-        assert torch.allclose(a, b, atol=1e-12)
-
-
-def test_e6_twice_the_width_holds_a_linear_projection_exactly():
-    linear, made, x = built(LinearQKV()), built(SNE(width=24)), tokens()
-    eye = torch.eye(12, dtype=F64)
-    with torch.no_grad():
-        nn.init.normal_(linear.bias)
-        for i, (weight, bias) in enumerate(zip(linear.weight.chunk(3), linear.bias.chunk(3), strict=True)):
-            made.weight1[24 * i : 24 * i + 24] = torch.cat([weight, -weight])
-            made.bias1[24 * i : 24 * i + 24] = torch.cat([bias, -bias])
-            made.weight2[12 * i : 12 * i + 12] = torch.cat([eye, -eye], 1)
-        made.bias2.zero_()
-    for a, b in zip(made(x, "qkv"), project_roles(linear, x, "qkv", "qkv", 3), strict=True):
-        assert torch.allclose(a, b, atol=1e-12)
-
-
-def test_e7_a_lifted_width_of_c_holds_it_while_nothing_is_cut():
-    linear, made, x = built(LinearQKV()), built(SNE(width=12)), tokens()
-    lift = (x @ linear.weight.T).abs().max() + 1
-    with torch.no_grad():
-        made.weight1.copy_(linear.weight)
-        made.bias1.fill_(lift)
-        made.weight2.copy_(torch.eye(12).repeat(3, 1))
-        made.bias2.copy_(linear.bias - lift)
-    for a, b in zip(made(x, "qkv"), project_roles(linear, x, "qkv", "qkv", 3), strict=True):
-        assert torch.allclose(a, b, atol=1e-11)
-    assert not torch.allclose(made(3 * x, "q")[0], project_roles(linear, 3 * x, "qkv", "q", 3)[0], atol=1e-3)
-
-
-def test_e8_sharing_the_first_layer_too_needs_codes():
-    """P-SNE with one first layer for all roles cannot tell them apart; F-SNE with other codes can."""
-    made, x = built(PSNE()), tokens()
-    with torch.no_grad():
-        made.weight1.copy_(made.weight1[:9].repeat(3, 1))
-        made.bias1.copy_(made.bias1[:9].repeat(3))
-    q, k, v = made(x, "qkv")
-    assert torch.equal(q, k)
-    assert torch.equal(q, v)
-    q, k, v = built(FSNE())(x, "qkv")
-    assert min((q - k).abs().max(), (q - v).abs().max(), (k - v).abs().max()) > 1e-2
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=spell)
@@ -310,14 +186,6 @@ def test_copies_keep_the_tie_and_have_their_own_codes():
     buffer.seek(0)
     assert tied(torch.load(buffer, weights_only=False))
     assert tied(model.double())
-
-
-def test_state_round_trip_reaches_every_layer():
-    model, other = Owner().double(), Owner().double()
-    x = tokens()
-    assert not torch.allclose(model(x), other(x))
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(model(x), other(x))
 
 
 def test_functional_call_replaces_the_codes_of_every_layer():

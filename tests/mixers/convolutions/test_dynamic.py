@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from operators import check_error, check_layer_transforms
+from factor_inputs import DETECTION, SEGMENTATION, paper_gmacs
+from operators import check_error, check_layer_transforms, check_same
 from regard.core import ConfigError, Grid, Mask, ShapeError, Site
 from regard.mixers.convolutions.dynamic import (
     CHUNK,
@@ -109,26 +110,6 @@ def test_spatial_3_3_on_a_line_it_is_the_published_unfolded_form(kernel, causal)
     assert torch.allclose(layer(x, grid), layer.leave(mixed).transpose(0, 1), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kernel", [3, 5])
-def test_spatial_3_3_on_a_line_it_is_the_published_band_matrix(kernel, causal):
-    """The other path of fairseq's code: kernels written into a band of a (T, T + K - 1) matrix, then one product.
-
-    Padding K // 2 in encoders, K - 1 in decoders: the columns of the band that are cut off on the left.
-    """
-    grid, left = Grid.sequence(7), kernel - 1 if causal else kernel // 2
-    layer = layer_of(DynamicConv(axes=1, kernel=kernel, groups=2, causal=causal), grid)
-    x = torch.randn(2, 7, 8, dtype=torch.float64)
-    h = gated(layer, x)
-    weight = layer.kernels(h).view(2, 7, 2, kernel).softmax(-1).transpose(1, 2)  # (B, H, T, K)
-    band = torch.zeros(2, 2, 7, 7 + kernel - 1, dtype=torch.float64)
-    for t in range(7):
-        band[:, :, t, t : t + kernel] = weight[:, :, t]
-    values = h.view(2, 7, 2, 4).transpose(1, 2)
-    mixed = (band[..., left : left + 7] @ values).transpose(1, 2).flatten(2)
-    assert torch.allclose(layer(x, grid), layer.leave(mixed), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("kernel", [3, 5])
 def test_gradients_of_the_sum_and_of_the_product(kernel):
     x, kernels = inputs(kernel, sides=(3, 4), channels=4)
@@ -150,19 +131,9 @@ def test_the_product_of_matrices_is_the_sum_over_taps(size, sides, causal):
     taps = taps_between(size, sides, causal, maps.device)
     product = by_matrices(maps, kernels.flatten(3).permute(0, 3, 1, 2), taps)
     total = by_taps(F.pad(maps, margins(sides, 1, causal)), kernels, sides)
-    assert torch.allclose(product, total, rtol=0, atol=1e-12)
-    ahead = torch.randn_like(total)
-    for one, other in zip(*(torch.autograd.grad(t, (maps, kernels), ahead) for t in (product, total)), strict=True):
-        assert torch.allclose(one, other, rtol=0, atol=1e-12)
+    check_same(product, total, (maps, kernels), 1e-12, 1e-12)
     rows = kernels.detach().flatten(3).permute(0, 3, 1, 2).requires_grad_()
     assert torch.autograd.gradgradcheck(lambda m, k: by_matrices(m, k, taps), (maps, rows), fast_mode=True)
-
-
-def test_groups_are_contiguous_channels():
-    x, kernels = inputs()
-    out = dynamic_conv(x, kernels, groups=2)
-    apart = [dynamic_conv(x[:, 3 * g : 3 * g + 3], kernels[:, g : g + 1], groups=1) for g in (0, 1)]
-    assert torch.allclose(out, torch.cat(apart, 1), rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -206,10 +177,7 @@ def test_chunks_of_images_are_the_whole_and_keep_little(options, padded, monkeyp
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (sizes.append(t.numel()), t)[1], lambda t: t):
         out = layer(x, grid, mask)
     assert max(sizes) < 2 * kernels
-    plain = layer.reference(x, grid, mask)
-    assert torch.allclose(out, plain, rtol=0, atol=1e-12)
-    found = [torch.autograd.grad(y.square().sum(), list(layer.parameters())) for y in (out, plain)]
-    assert all(torch.allclose(one, other, rtol=0, atol=1e-9) for one, other in zip(*found, strict=True))
+    check_same(out, layer.reference(x, grid, mask), list(layer.parameters()), gradients=1e-9)
 
 
 PUBLISHED = {31: (352.9, 1029.0), 25: (306.8, 840.4), 19: (270.6, 692.1), 13: (244.3, 584.3)}
@@ -218,17 +186,10 @@ PUBLISHED = {31: (352.9, 1029.0), 25: (306.8, 840.4), 19: (270.6, 692.1), 13: (2
 @pytest.mark.parametrize(("kernel", "published"), PUBLISHED.items())
 @pytest.mark.parametrize("accounting", ["paper", "executed"])
 def test_spatial_fact_1_macs_of_the_paper(kernel, published, accounting):
-    """Zhu et al. 2019, Table 3: modules in conv4 and conv5 of a ResNet-50, detection and segmentation."""
-
-    def macs(*places):
-        config = DynamicConv(kernel=kernel)
-        each = (
-            count * config.cost(Site(dim, 8, Grid(h, w)), accounting=accounting).macs for h, w, dim, count in places
-        )
-        return sum(each) / 1e9
-
-    assert macs((50, 84, 256, 6), (25, 42, 512, 3)) + 213.7 == pytest.approx(published[0], abs=0.1)
-    assert macs((96, 96, 256, 6), (96, 96, 512, 4)) + 449.5 == pytest.approx(published[1], abs=0.2)
+    """Zhu et al. 2019, Table 3."""
+    config = DynamicConv(kernel=kernel)
+    assert paper_gmacs(config, DETECTION, accounting) == pytest.approx(published[0], abs=0.1)
+    assert paper_gmacs(config, SEGMENTATION, accounting) == pytest.approx(published[1], abs=0.2)
 
 
 def test_parameters_by_hand():
@@ -237,14 +198,6 @@ def test_parameters_by_hand():
     assert DynamicConv(kernel=3).cost(site).params == 2 * 32**2 + 64 + 32 * 16 * 9 + 32**2 + 32
     assert DynamicConv(kernel=3, kernel_bias=True).cost(site).params == 2 * 32**2 + 64 + 33 * 16 * 9 + 32**2 + 32
     assert DynamicConv(kernel=3, glu=False).cost(site).params == 32**2 + 32 + 32 * 16 * 9 + 32**2 + 32
-
-
-def test_without_the_bias_zero_inputs_give_no_position_a_greater_weight():
-    """The paper's kernel exp(d^T x) has no logit of its own for a position."""
-    grid = Grid(4, 4)
-    layer = layer_of(DynamicConv(kernel=3, groups=2), grid)
-    kernels = layer.predict(torch.zeros(1, 4, 4, 8, dtype=torch.float64), None)
-    assert torch.allclose(kernels, torch.full_like(kernels, 1 / 9), rtol=0, atol=1e-12)
 
 
 def test_half_precision():
@@ -275,8 +228,8 @@ def test_function_transforms_take_plain_sums_and_products(options, kernel, monke
 def test_wrong_use_is_said():
     x, kernels = inputs()
     check_error(ShapeError, "4 groups do not divide 6 channels", dynamic_conv, x, kernels, groups=4)
-    with pytest.raises(ShapeError, match=r"expected \(B, groups, taps, h, w\) = \(3, 3, 9, 4, 7\)"):
-        dynamic_conv(x, kernels, groups=3)
+    said = r"expected \(B, groups, taps, h, w\) = \(3, 3, 9, 4, 7\)"
+    check_error(ShapeError, said, dynamic_conv, x, kernels, groups=3)
     check_error(ShapeError, "8 taps are not 2x2", dynamic_conv, x, kernels[:, :, :8], groups=2)
     check_error(ShapeError, "odd in number", dynamic_conv, x, kernels[:, :, :4], groups=2)
     check_error(ShapeError, "one row", dynamic_conv, x, kernels, groups=2, causal=True)

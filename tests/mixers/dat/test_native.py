@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import check_threads, needs_kernels, runs_kernel
-from operators import check_error
+from kernels import check_once, check_threads, needs_kernels, opcheck, runs_kernel
+from operators import check_same
 from regard import DAT, Grid, Site
-from regard.core import UnsupportedError
 from regard.mixers.dat.dat import DATOperator
 from regard.mixers.dat.native import position_bias_native
 from regard.testing.subject import gap
@@ -44,18 +43,14 @@ def test_it_equals_the_plain_form(grid: Grid, heads: int, groups: int, stride: i
     operator, points = draw(grid, heads, groups, stride)
     plain = operator._bias(points, grid, torch.float64, plain=True)
     fast = position_bias_native(operator.table, points, grid)
-    assert gap(fast, plain) < 1e-13
-    ahead, inputs = torch.randn_like(plain), (operator.table, points)
-    grads = (torch.autograd.grad(out, inputs, ahead) for out in (fast, plain))
-    assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-11
+    check_same(fast, plain, (operator.table, points), 1e-13)
 
 
-def test_gradcheck() -> None:
+def test_gradients_are_those_of_finite_differences_and_have_none() -> None:
     grid = Grid(3, 4, 1)
     operator, points = draw(grid)
-    assert torch.autograd.gradcheck(
-        lambda table, points: position_bias_native(table, points, grid), (operator.table, points)
-    )
+    assert torch.autograd.gradcheck(lambda *x: position_bias_native(*x, grid), (operator.table, points))
+    check_once(position_bias_native(operator.table, points, grid), points)
 
 
 def test_points_that_are_not_finite() -> None:
@@ -83,12 +78,9 @@ def test_threads_change_no_bit() -> None:
 def test_opcheck_and_vmap() -> None:
     grid = Grid(4, 5, 1)
     operator, points = draw(grid)
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(torch.ops.regard.position_bias, (operator.table, points, [4, 5, 1, 0]), test_utils=checks)
-    stacked = torch.stack([points, points.flip(0)]).detach()
-    mapped = torch.vmap(lambda points: torch.ops.regard.position_bias(operator.table.detach(), points, [4, 5, 1, 0]))(
-        stacked
-    )
+    opcheck("position_bias", operator.table, points, [4, 5, 1, 0])
+    stacked, table = torch.stack([points, points.flip(0)]).detach(), operator.table.detach()
+    mapped = torch.vmap(lambda points: torch.ops.regard.position_bias(table, points, [4, 5, 1, 0]))(stacked)
     assert gap(mapped[1], mapped[0].flip(0)) == 0
 
 
@@ -105,10 +97,3 @@ def test_the_default_takes_it_and_a_stretched_table_does_not(monkeypatch: pytest
     assert not taken(Grid(4, 5), 20)
     monkeypatch.setenv("REGARD_NATIVE", "0")
     assert not taken(grid, 24)
-
-
-def test_a_second_derivative_is_refused() -> None:
-    operator, points = draw(Grid(3, 4))
-    bias = position_bias_native(operator.table, points, Grid(3, 4))
-    (grad,) = torch.autograd.grad(bias.square().sum(), points, create_graph=True)
-    check_error(UnsupportedError, "cannot be differentiated twice", grad.sum().backward)

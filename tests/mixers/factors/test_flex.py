@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import factor_inputs
+from operators import check_error
 from regard import Grid, Mask
 from regard.core import UnsupportedError
 from regard.mixers.factors.factors import factors, factors_reference
@@ -17,15 +19,15 @@ GRIDS = {"rectangle": Grid(4, 6), "prefix and suffix": Grid(5, 3, 2, 1), "a row"
 
 
 def inputs(grid: Grid, dtype: torch.dtype = torch.float64, device: str = "cpu") -> tuple[dict, dict]:
-    """q, k and v, and the other arguments: tables, u and t."""
-    torch.manual_seed(0)
-    made = {name: torch.randn(2, 2, grid.tokens, width) for name, width in (("q", 4), ("k", 4), ("v", 5))}
-    tables = [torch.randn(2, 2 * side - 1, 4) for side in (grid.width, grid.height)]
-    u, t = torch.randn(2, 2, 4)
-    moved = [x.to(device, dtype).requires_grad_() for x in (*made.values(), *tables, u, t)]
-    return dict(zip(made, moved[:3], strict=True)), {
-        "grid": grid, "tables": tuple(moved[3:5]), "u": moved[5], "t": moved[6], "scale": 0.7,
-    }  # fmt: skip
+    """q, k and v, and the other arguments, which get gradients."""
+    made, rest = factor_inputs.inputs("", grid, batch=2, e=5)
+
+    def moved(x: Tensor) -> Tensor:
+        return x.to(device, dtype).requires_grad_()
+
+    tables = tuple(map(moved, rest["tables"]))
+    rest = {"grid": grid, "tables": tables, "u": moved(rest["u"]), "t": moved(rest["t"]), "scale": 0.7}
+    return {name: moved(x) for name, x in made.items()}, rest
 
 
 def twin(case: Case) -> Tensor:
@@ -106,5 +108,5 @@ def test_on_a_gpu(terms: str, window: int) -> None:
 
 def test_gradients_on_a_cpu_are_refused() -> None:
     made, rest = inputs(Grid(2, 3))
-    with pytest.raises(UnsupportedError, match=r'gradients on CUDA only.*use "auto"'):
-        factors(**made, **rest, terms="1111", execution="flex")
+    said = r'gradients on CUDA only.*use "auto"'
+    check_error(UnsupportedError, said, factors, **made, **rest, terms="1111", execution="flex")

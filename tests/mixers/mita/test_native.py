@@ -8,8 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import check_threads, needs_kernels, runs_kernel
-from operators import check_error, check_heads_apart
+from kernels import (
+    check_once,
+    check_rounded,
+    check_strides,
+    check_threads,
+    check_vmap,
+    needs_kernels,
+    opcheck,
+    runs_kernel,
+)
+from operators import check_error, check_heads_apart, check_same
 from regard import Grid, Mask, MiTA, Site
 from regard.core import ShapeError, UnsupportedError
 from regard.mixers.mita.routing import MitaPlan
@@ -25,10 +34,6 @@ def draw(n: int, keys: int, m: int, d: int = 8, e: int = 8, seed: int = 0) -> li
     torch.manual_seed(seed)
     shapes = ((n, d), (keys, d), (keys, e), (m, d))
     return [torch.randn(2, 2, *shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-
-
-def gradients(out: Tensor, inputs: list[Tensor], ahead: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(out, inputs, ahead, allow_unused=True, materialize_grads=True)
 
 
 # (queries, keys, landmarks, top, d, e): around the sizes of blocks (32), chunks (128) and vectors (8 in float64)
@@ -50,12 +55,8 @@ def test_it_equals_the_plain_form(size: tuple[int, ...], branches: str, factor: 
     n, keys, m, top, d, e = size
     inputs = draw(n, keys, m, d, e)
     options = {"branches": branches, "landmark_scale": factor, "experts": min(experts, m)}
-    plain = mita_reference(*inputs, top, **options)
     fast = mita(*inputs, top, execution="native", **options)
-    assert gap(fast, plain) < 1e-13
-    ahead = torch.randn_like(plain)
-    for one, other in zip(gradients(fast, inputs, ahead), gradients(plain, inputs, ahead), strict=True):
-        assert gap(one, other) < 1e-12
+    check_same(fast, mita_reference(*inputs, top, **options), inputs, 1e-13, 1e-12)
 
 
 @pytest.mark.parametrize("experts", [1, 3])
@@ -79,29 +80,14 @@ def test_half_precision_with_the_same_plan(dtype: torch.dtype, experts: int) -> 
     plan = mita_plan(*(half[i].detach() for i in (0, 1, 3)), 9, experts=experts)
     whole = [x.detach().double().requires_grad_() for x in half]
     exact = mita_reference(*whole, 9, plan=plan, experts=experts)
-    out = mita(*half, 9, plan=plan, experts=experts, execution="native")
-    assert out.dtype == dtype
-    assert gap(out.double(), exact) < 1e-2 * exact.abs().max().item()
-    ahead = torch.randn_like(exact)
-    for one, other in zip(gradients(out, half, ahead.to(dtype)), gradients(exact, whole, ahead), strict=True):
-        assert one.dtype == dtype
-        assert gap(one.double(), other) < 2e-2 * other.abs().max().item()
+    check_rounded(mita(*half, 9, plan=plan, experts=experts, execution="native"), half, exact, whole, 1e-2, 2e-2)
 
 
 def test_inputs_may_have_any_strides() -> None:
-    """A model's packed q, k, v; keys that samples share; a transposed width."""
-    torch.manual_seed(0)
-    q, k, v = torch.randn(2, 30, 3, 2, 8, dtype=torch.float64).permute(2, 0, 3, 1, 4)
-    landmarks = pool_landmarks(q, Grid(5, 6), 6)
-    static = torch.randn(1, 2, 30, 8, dtype=torch.float64).expand(2, -1, -1, -1)
-    turned = torch.randn(2, 2, 8, 30, dtype=torch.float64).mT
-    for keys, values in ((k, v), (static, v), (turned, turned)):
-        inputs = [x.detach().requires_grad_() for x in (q, keys, values, landmarks)]
-        fast, plain = mita(*inputs, 5, execution="native"), mita_reference(*inputs, 5)
-        assert gap(fast, plain) < 1e-13
-        ahead = torch.randn(2, 30, 2, 8, dtype=torch.float64).transpose(1, 2)
-        grads = (gradients(out, inputs, ahead) for out in (fast, plain))
-        assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-12
+    check_strides(
+        lambda *x: mita(*x, 5, execution="native"), lambda *x: mita_reference(*x, 5),
+        lambda q: (pool_landmarks(q, Grid(5, 6), 6),),
+    )  # fmt: skip
 
 
 def test_threads_change_no_bit() -> None:
@@ -119,11 +105,8 @@ def test_padding_bias_and_left_out_landmarks(branches: str, experts: int) -> Non
     bias = torch.randn(2, 1, 24, dtype=torch.float64)
     for mask, left in ((Mask(keep=keep), None), (Mask(bias=bias), used), (Mask(keep=keep, bias=bias), used)):
         options = {"branches": branches, "mask": mask, "landmark_keep": left, "experts": experts}
-        plain, fast = mita_reference(*inputs, 9, **options), mita(*inputs, 9, execution="native", **options)
-        assert gap(fast, plain) < 1e-13
-        ahead = torch.randn_like(plain)
-        grads = (gradients(out, inputs, ahead) for out in (fast, plain))
-        assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-12
+        fast = mita(*inputs, 9, execution="native", **options)
+        check_same(fast, mita_reference(*inputs, 9, **options), inputs, 1e-13, 1e-12)
 
 
 @pytest.mark.parametrize("experts", [1, 3])
@@ -134,7 +117,8 @@ def test_queries_to_which_nothing_is_left_get_zeros(experts: int) -> None:
     out = mita(*inputs, 5, **options)
     assert not out[1].any()
     assert out[0].all()
-    assert all(not grad[1].any() and grad.isfinite().all() for grad in gradients(out, inputs, torch.ones_like(out)))
+    grads = torch.autograd.grad(out.sum(), inputs)
+    assert all(not grad[1].any() and grad.isfinite().all() for grad in grads)
 
 
 def test_what_is_not_finite_stays_in_its_head() -> None:
@@ -188,16 +172,19 @@ def test_what_it_cannot_do_is_refused() -> None:
     union = {"experts": 2, "duplicates": "union", "execution": "native"}
     check_error(UnsupportedError, "shared keys once", mita, *inputs, 5, **union)
     bias = torch.zeros(24, dtype=torch.float64, requires_grad=True)
-    with pytest.raises(UnsupportedError, match="does not train a bias"):
-        mita(*inputs, 5, mask=Mask(bias=bias[None, None, None]), execution="native")
-    (grad,) = torch.autograd.grad(mita(*inputs, 5, execution="native").sum(), inputs[0], create_graph=True)
-    check_error(UnsupportedError, "cannot be differentiated twice", grad.sum().backward)
+    trained = {"mask": Mask(bias=bias[None, None, None]), "execution": "native"}
+    check_error(UnsupportedError, "does not train a bias", mita, *inputs, 5, **trained)
+    check_once(mita(*inputs, 5, execution="native"), inputs[0])
+
+
+def test_function_transforms() -> None:
+    inputs = [x.detach() for x in draw(20, 24, 6)]
+    check_vmap(lambda *x, execution: mita(*x, 5, execution=execution), lambda *x: mita_reference(*x, 5), inputs)
+    with pytest.raises(UnsupportedError, match="without torch.func.grad"):
+        torch.func.grad(lambda q: mita(q, *inputs[1:], 5, execution="native").sum())(inputs[0])
 
 
 # As an operator of PyTorch
-
-
-CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
 @pytest.mark.untyped
@@ -207,11 +194,10 @@ def test_opcheck(dtype: torch.dtype, given: bool, experts: int) -> None:
     inputs = [x.detach().to(dtype).requires_grad_() for x in draw(12, 15, 3)]
     plan = mita_plan(*(inputs[i].detach() for i in (0, 1, 3)), 4, experts=experts) if given else (None, None)
     bias = torch.randn(2, 2, 3 + 15, dtype=torch.promote_types(dtype, torch.float32))
-    loose = {"atol": 1e-2, "rtol": 1e-2} if dtype == torch.bfloat16 else {}
     options = (bias, *plan, 4, True, 0.3, 1.0, experts)
-    torch.library.opcheck(torch.ops.regard.mita, (*inputs, None, *options), test_utils=CHECKS, **loose)
+    opcheck("mita", *inputs, None, *options)
     windows = [0, 4, 1, 3, 0, 3, 0, 2, 1, 3, 2, 4]  # of 12 queries as 3 x 4 cells
-    torch.library.opcheck(torch.ops.regard.mita, (*inputs[:3], None, windows, *options), test_utils=CHECKS, **loose)
+    opcheck("mita", *inputs[:3], None, windows, *options)
 
 
 @pytest.mark.parametrize("branches", ["both", "route"])
@@ -241,28 +227,6 @@ def test_pooling_inside_equals_pooling_before(
     assert torch.equal(results[0][0], results[1][0])
     for one, other in zip(*results, strict=True):
         assert gap(one.double(), other.double()) <= (1e-13 if exact else 1e-2) * other.abs().max().item()
-
-
-def test_vmap_and_grad_of_functions() -> None:
-    """`execution="native"` inside function transforms; "auto" takes PyTorch's operators there."""
-    inputs = [x.detach() for x in draw(20, 24, 6)]
-    stacked = [torch.stack([x, x.flip(0)]) for x in inputs]
-    for execution in ("native", "auto"):
-
-        def run(*x: Tensor, execution: str = execution) -> Tensor:
-            return mita(*x, 5, execution=execution)
-
-        mapped = torch.vmap(run)(*stacked)
-        assert gap(mapped[0], mita_reference(*inputs, 5)) < 1e-13
-        assert gap(mapped[1], mapped[0].flip(0)) < 1e-13
-        shared = torch.vmap(run, in_dims=(0, None, None, None))(stacked[0], *inputs[1:])
-        assert gap(shared[0], mapped[0]) < 1e-13
-    grad = torch.func.grad(lambda q: mita(q, *inputs[1:], 5).sum())
-    q = inputs[0].clone().requires_grad_()
-    (wanted,) = torch.autograd.grad(mita_reference(q, *inputs[1:], 5).sum(), q)
-    assert gap(grad(inputs[0]), wanted) < 1e-12
-    with pytest.raises(UnsupportedError, match="without torch.func.grad"):
-        torch.func.grad(lambda q: mita(q, *inputs[1:], 5, execution="native").sum())(inputs[0])
 
 
 def test_its_work_is_counted_as_that_of_the_gathered_form() -> None:

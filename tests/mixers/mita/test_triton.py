@@ -1,10 +1,12 @@
 """MiTA's Triton kernels against the plain form in float64, outputs and gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from interpreter import CLOSE, DEVICE, EXACT, close, draw, elsewhere, here, run_in_interpreter
+from interpreter import CLOSE, DEVICE, EXACT, check_close, draw, elsewhere, here, run_in_interpreter
 from operators import check_error
 from regard import Grid, Mask, Site, parse
 from regard.core import UnsupportedError
@@ -45,17 +47,14 @@ def chosen(q: Tensor, k: Tensor, landmarks: Tensor, top: int, experts: int = 1, 
     return MitaPlan(keys, attend(*given, experts, scale, 1.0, False)[2])
 
 
-def compare(leaves: list[Tensor], top: int, plan: MitaPlan, given: bool = True, **options: object) -> None:
-    """Outputs and gradients beside those of the plain form in float64. given: whether the kernels get the plan."""
-    out = mita(*leaves, top, plan=plan if given else None, execution="triton", **options)  # type: ignore[arg-type]
+def compare(leaves: list[Tensor], top: int, plan: MitaPlan, given: bool = True, **options: Any) -> None:
+    """Outputs and gradients beside those of the plain form. given: whether the kernels get the plan."""
     used = leaves if options.get("branches") != "route" else leaves[:3]
-    grad = torch.randn_like(out)
-    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    expected = mita_reference(*exact, top, plan=plan, **options)  # type: ignore[arg-type]
-    assert close(out, expected)
-    found = torch.autograd.grad(out, used, grad)
-    for one, other in zip(found, torch.autograd.grad(expected, exact[: len(used)], grad.double()), strict=True):
-        assert close(one, other)
+    check_close(
+        lambda *x: mita(*x, *leaves[len(x) :], top, plan=plan if given else None, execution="triton", **options),
+        lambda *x: mita_reference(*x, *(y.double() for y in leaves[len(x) :]), top, plan=plan, **options),
+        used,
+    )
 
 
 @here

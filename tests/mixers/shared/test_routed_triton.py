@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from interpreter import CLOSE, DEVICE, EXACT, close, draw, elsewhere, here, run_in_interpreter
+from interpreter import CLOSE, DEVICE, EXACT, check_close, draw, elsewhere, here, run_in_interpreter
 from regard import Grid, Mask, Site, parse
 from regard.mixers.bra import bra, bra_plan, bra_reference
 from regard.mixers.moba import moba, moba_plan, moba_reference
@@ -27,17 +27,6 @@ def test_in_the_interpreter() -> None:
 def heads(grid: Grid, dtype: torch.dtype = EXACT) -> list[Tensor]:
     """q, k (2, 2, N, 8) and v (2, 2, N, 12)."""
     return draw(*((2, 2, grid.tokens, width) for width in (8, 8, 12)), dtype=dtype)
-
-
-def compare(form: Callable, plain: Callable, leaves: list[Tensor]) -> None:
-    """Outputs and gradients of a pass, both functions of the leaves."""
-    out = form(*leaves)
-    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    expected, grad = plain(*exact), torch.randn_like(out)
-    assert close(out, expected)
-    found = torch.autograd.grad(out, leaves, grad)
-    for one, other in zip(found, torch.autograd.grad(expected, exact, grad.double()), strict=True):
-        assert close(one, other)
 
 
 def moba_passes(leaves: list[Tensor], grid: Grid, mask: Mask | None = None) -> tuple[Callable, Callable]:
@@ -64,7 +53,7 @@ PASSES = {"MoBA": moba_passes, "BRA": bra_passes}
 @pytest.mark.parametrize("passes", PASSES.values(), ids=list(PASSES))
 def test_outputs_and_gradients(passes: Callable, grid: Grid) -> None:
     leaves = heads(grid)
-    compare(*passes(leaves, grid), leaves)
+    check_close(*passes(leaves, grid), leaves)
 
 
 @here
@@ -72,7 +61,7 @@ def test_outputs_and_gradients(passes: Callable, grid: Grid) -> None:
 @pytest.mark.parametrize("passes", PASSES.values(), ids=list(PASSES))
 def test_lower_precision(passes: Callable, dtype: torch.dtype) -> None:
     leaves = heads(GRIDS["prefix and suffix"], dtype)
-    compare(*passes(leaves, GRIDS["prefix and suffix"]), leaves)
+    check_close(*passes(leaves, GRIDS["prefix and suffix"]), leaves)
 
 
 @here
@@ -81,7 +70,7 @@ def test_padding_hides_keys_and_their_nan(passes: Callable) -> None:
     grid = GRIDS["not divisible"]
     leaves = heads(grid)
     mask = Mask(keep=torch.arange(grid.tokens, device=DEVICE).expand(2, -1) < torch.tensor([[9], [36]], device=DEVICE))
-    compare(*passes(leaves, grid, mask), leaves)
+    check_close(*passes(leaves, grid, mask), leaves)
     with torch.no_grad():
         clean = passes(leaves, grid, mask)[0](*leaves)
         leaves[2][0, :, 20:] = torch.nan
@@ -94,7 +83,7 @@ def test_all_queries_at_one_block() -> None:
     grid = GRIDS["rectangle"]
     leaves = heads(grid)
     plan = BlockPlan(torch.tensor([3, 1], device=DEVICE).expand(2, 2, grid.tokens, -1))
-    compare(
+    check_close(
         lambda *x: moba(*x, grid, (2, 3), 2, plan=plan, execution="triton"),
         lambda *x: moba_reference(*x, grid, (2, 3), 2, plan=plan),
         leaves,
@@ -106,7 +95,7 @@ def test_all_queries_at_one_block() -> None:
 def test_nsa(grid: Grid) -> None:
     leaves = [*heads(grid), draw((2, 2, grid.tokens, 3))[0]]
     plan = moba_plan(leaves[0].detach(), leaves[1].detach(), grid, (2, 3), 2)
-    compare(
+    check_close(
         lambda q, k, v, gates: nsa(q, k, v, gates, grid, (2, 3), 2, 3, plan=plan, execution="triton"),
         lambda q, k, v, gates: nsa_reference(q, k, v, gates, grid, (2, 3), 2, 3, plan=plan),
         leaves,

@@ -1,20 +1,17 @@
 """CSKA(reading="key"): the convolution makes keys, as the authors' code for Swin does (reading B)."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from operators import check_error
-from regard.core import ConfigError, Grid, GridError, Mask, Site, UnsupportedError
+from regard.core import ConfigError, Grid, Mask, Site, UnsupportedError
 from regard.measure.cost import count_macs
-from regard.mixers.softmax import softmax
-from regard.mixers.spelling import parse, spell
 from regard.mixers.static_keys.cska import CSKA
 from regard.mixers.static_keys.cska_keys import query_keys, query_keys_reference
 from regard.models.create import create_model
 from regard.swapping.per_window import PerWindow
+from regard.testing.subject import perturbed
 
 F64 = torch.float64
 KEY = CSKA(reading="key")
@@ -24,11 +21,7 @@ GRID = Grid(3, 5)
 
 
 def operator(config=KEY, grid=GRID, heads=2, dim=16):
-    made = config.operator(Site(dim=dim, heads=heads, grid=grid)).double()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return made
+    return perturbed(config.operator(Site(dim=dim, heads=heads, grid=grid)))
 
 
 def heads_of(grid, batch=3, heads=2, d=8):
@@ -42,45 +35,6 @@ def test_the_convolution_equals_the_sum_over_taps(grid, kernel):
     weight, bias = torch.randn(16, 8, kernel, kernel, dtype=F64), torch.randn(16, dtype=F64)
     for b in (bias, None):
         assert torch.allclose(query_keys(q, weight, b, grid), query_keys_reference(q, weight, b, grid), atol=1e-12)
-
-
-def test_the_key_of_a_cell_reads_the_query_above():
-    """A filter of one tap in its upper row, by hand: row 0 gets zeros, row i the queries of row i - 1."""
-    grid = Grid(3, 2)
-    q = torch.arange(1.0, 7.0, dtype=F64).view(1, 1, 6, 1)
-    weight = torch.zeros(1, 1, 3, 3, dtype=F64)
-    weight[0, 0, 0, 1] = 2.0
-    above = torch.tensor([0.0, 0.0, 2.0, 4.0, 6.0, 8.0], dtype=F64)
-    for make in (query_keys, query_keys_reference):
-        assert torch.equal(make(q, weight, None, grid).flatten(), above)
-
-
-def test_kernel_1_is_attention_whose_key_matrix_follows_the_query_matrix():
-    grid = Grid(3, 5)
-    made, q, v = operator(CSKA(reading="key", kernel=1), grid), heads_of(grid), heads_of(grid)
-    k = torch.einsum("bhnd,hed->bhne", q, made.weight.view(2, 8, 8)) + made.bias.view(2, 1, 8)
-    assert torch.allclose(made(q, None, v, grid=grid), softmax(q, k, v), atol=1e-12)
-
-
-def test_a_key_of_queries_is_quadratic_in_them_where_logits_are_linear():
-    grid = Grid(3, 5)
-    made = operator(CSKA(reading="key", bias=False), grid)
-    q = heads_of(grid)
-    one, two = (made.weights(factor * q, None, q, grid=grid).log() for factor in (1.0, 2.0))
-    centred = lambda a: a - a.mean(-1, keepdim=True)  # noqa: E731
-    assert torch.allclose(centred(two), 4 * centred(one), atol=1e-9)
-
-
-def test_the_bias_has_no_effect_without_extra_tokens():
-    grid = Grid(3, 5)
-    made, q, v = operator(grid=grid), heads_of(grid), heads_of(grid)
-    out = made(q, None, v, grid=grid)
-    (gradient,) = torch.autograd.grad(out.square().sum(), made.bias)
-    assert gradient.abs().max() < 1e-12
-    extra = Grid(3, 5, 1)
-    made = operator(grid=extra)
-    out = made(heads_of(extra), None, heads_of(extra), grid=extra)
-    assert torch.autograd.grad(out.square().sum(), made.bias)[0].abs().max() > 1e-3
 
 
 def test_keys_stand_in_token_order_and_extra_tokens_are_not_on_the_map():
@@ -110,27 +64,6 @@ def test_any_grid_runs_without_resampling():
         assert torch.allclose(made(q, None, v, grid=grid), F.scaled_dot_product_attention(q, k, v), atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("built", "called"), [(Grid(4, 4, 1), Grid(4, 4)), (Grid(4, 4), Grid(4, 4, 1)), (Grid(4, 4, 1), Grid(4, 4, 0, 1))]
-)
-def test_other_extra_tokens_are_refused(built, called):
-    layer = KEY.build(Site(dim=16, heads=2, grid=built))
-    with pytest.raises(GridError, match="prefix and suffix tokens must be the same"):
-        layer(torch.randn(2, called.tokens, 16), called)
-
-
-def test_hidden_tokens_move_no_key():
-    layer = KEY.build(Site(dim=16, heads=2, grid=Grid(3, 5, 1))).double()
-    torch.nn.init.normal_(layer.operator.weight, std=0.5)
-    x, grid = torch.randn(1, 16, 16, dtype=F64), Grid(3, 5, 1)
-    keep = torch.ones(1, 16, dtype=torch.bool)
-    keep[:, 8] = False
-    other = x.clone()
-    other[:, 8] = 9.0
-    mask = Mask(keep=keep)
-    assert torch.allclose(layer(x, grid, mask)[keep], layer(other, grid, mask)[keep], atol=1e-12)
-
-
 def test_filters_for_each_window_are_groups_of_heads_and_windows():
     """Two windows an image, each with the filters of its own heads."""
     grid = Grid(4, 4)
@@ -157,14 +90,12 @@ def test_cost_is_that_of_the_built_operator():
             assert cost.macs == 15 * kernel**2 * 8 * 16 + 2 * grid.tokens**2 * 16
 
 
-@pytest.mark.parametrize(("classes", "params"), [(10, 26_883_574), (100, 26_952_784)])
-def test_fact_section4_2_official_cska_swin(classes: int, params: int) -> None:
-    """The count of the authors' CSKA-Swin-T, and its 1.0497 GFLOPs at 10 classes."""
+def test_fact_section4_2_official_cska_swin() -> None:
+    """The count of the authors' CSKA-Swin-T, and its 1.0497 GFLOPs; 100 classes have 90 outputs of 769 more."""
     with torch.device("meta"):
-        model = create_model(f"swin_t_32(keys='window', num_classes={classes})", KEY)
-    assert sum(value.numel() for value in model.parameters()) == params
-    if classes == 10:
-        assert round(2 * count_macs(model, torch.empty(1, 3, 32, 32, device="meta")) / 1e9, 4) == 1.0497
+        model = create_model("swin_t_32(keys='window', num_classes=10)", KEY)
+    assert sum(value.numel() for value in model.parameters()) == 26_883_574 == 26_952_784 - 90 * 769
+    assert round(2 * count_macs(model, torch.empty(1, 3, 32, 32, device="meta")) / 1e9, 4) == 1.0497
 
 
 def test_fact_section4_3_official_cskaformers_have_heads_of_16() -> None:
@@ -182,15 +113,6 @@ def test_a_host_with_keys_on_a_coarser_grid_is_refused():
         create_model("cvt_13", KEY)
 
 
-def test_the_default_reading_is_logits():
-    assert CSKA() == CSKA(reading="logits")
-    assert spell(KEY) == "CSKA(reading='key')"
-    assert parse(spell(KEY)) == KEY
-    assert not KEY.cross
-    assert CSKA().cross
-    assert (CSKA().uses, KEY.uses) == ("qv", "qv")
-
-
 def test_initial_values():
     made = KEY.operator(Site(dim=64, heads=2, grid=Grid(5, 6, 1)))
     assert 0.015 < made.weight.std() < 0.025
@@ -201,10 +123,6 @@ def test_initial_values():
     assert abs(paper.weight.abs().max() / theirs.weight.abs().max() - 1) < 0.05
     assert 0 < paper.bias.abs().max() <= (9 * 32) ** -0.5
     assert 0.7 < paper.extra_keys.std() < 1.3
-    assert made.no_weight_decay() == {"extra_keys"}
-    again = copy.deepcopy(made)
-    again.reset_parameters()
-    assert not torch.equal(again.weight, made.weight)
 
 
 @pytest.mark.untyped

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import check_threads, needs_kernels
-from operators import check_error, check_heads_apart
+from kernels import check_once, check_rounded, check_strides, check_threads, check_vmap, needs_kernels, opcheck
+from operators import check_error, check_heads_apart, check_same
 from regard import Mask
 from regard.core import UnsupportedError
 from regard.mixers.topk.topk import TopKPlan
@@ -47,12 +47,8 @@ def test_it_equals_the_plain_form(size: tuple[int, ...], given: bool) -> None:
     n, keys, top, d, e = size
     inputs = draw(n, keys, d, e)
     plan = topk_plan(torch.rand(2, 1, n, keys), top) if given else None
-    plain = topk_reference(*inputs, top, plan=plan, scale=-0.7)
     fast = native(*inputs, top=top, plan=plan, scale=-0.7)
-    assert gap(fast, plain) < 1e-13
-    ahead = torch.randn_like(plain)
-    grads = (torch.autograd.grad(out, inputs, ahead) for out in (fast, plain))
-    assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-12
+    check_same(fast, topk_reference(*inputs, top, plan=plan, scale=-0.7), inputs, 1e-13, 1e-12)
 
 
 @pytest.mark.slow
@@ -86,27 +82,12 @@ def test_other_precisions_with_the_same_plan(dtype: torch.dtype) -> None:
     exact_inputs = [x.detach().double().requires_grad_() for x in single]
     plan = topk_plan(torch.rand(2, 2, 50, 40), 9)
     exact, out = topk_reference(*exact_inputs, 9, plan=plan), native(*single, top=9, plan=plan)
-    assert out.dtype == dtype
     allowed = 1e-6 if dtype == torch.float32 else 2e-2
-    ahead = torch.randn_like(exact)
-    grads = torch.autograd.grad(out, single, ahead.to(dtype)), torch.autograd.grad(exact, exact_inputs, ahead)
-    for one, other in zip((out, *grads[0]), (exact, *grads[1]), strict=True):
-        assert one.dtype == dtype
-        assert gap(one.double(), other) < allowed * other.abs().max().item()
+    check_rounded(out, single, exact, exact_inputs, allowed, allowed)
 
 
 def test_inputs_may_have_any_strides() -> None:
-    torch.manual_seed(0)
-    q, k, v = torch.randn(2, 30, 3, 2, 8, dtype=torch.float64).permute(2, 0, 3, 1, 4)
-    turned = torch.randn(2, 2, 8, 30, dtype=torch.float64).mT
-    static = torch.randn(1, 2, 30, 8, dtype=torch.float64).expand(2, -1, -1, -1)
-    for keys, values in ((k, v), (static, v), (turned, turned)):
-        inputs = [x.detach().requires_grad_() for x in (q, keys, values)]
-        ahead = torch.randn(2, 30, 2, 8, dtype=torch.float64).transpose(1, 2)
-        out, plain = native(*inputs), topk_reference(*inputs, 5)
-        found = (out, *torch.autograd.grad(out, inputs, ahead))
-        wanted = (plain, *torch.autograd.grad(plain, inputs, ahead))
-        assert max(gap(one, other) for one, other in zip(found, wanted, strict=True)) < 1e-12
+    check_strides(native, lambda *x: topk_reference(*x, 5))
 
 
 def test_threads_change_no_bit() -> None:
@@ -119,8 +100,12 @@ def test_what_it_cannot_do_is_refused_and_auto_takes_another_form() -> None:
     for options, reason in (({"mask": Mask(causal=True)}, "masks"), ({"rank": 3}, "Spark")):
         check_error(UnsupportedError, f"has no {reason}", native, inputs[0][:, :, :24], *inputs[1:], **options)
     assert gap(topk(*inputs, 5, rank=3), topk_reference(*inputs, 5, rank=3)) < 1e-13
-    (grad,) = torch.autograd.grad(native(*inputs).sum(), inputs[0], create_graph=True)
-    check_error(UnsupportedError, "cannot be differentiated twice", grad.sum().backward)
+    check_once(native(*inputs), inputs[0])
+
+
+def test_function_transforms() -> None:
+    inputs = [x.detach() for x in draw(20, 24)]
+    check_vmap(lambda *x, execution: topk(*x, 5, execution=execution), lambda *x: topk_reference(*x, 5), inputs)
 
 
 @pytest.mark.untyped
@@ -128,23 +113,7 @@ def test_what_it_cannot_do_is_refused_and_auto_takes_another_form() -> None:
 @pytest.mark.parametrize("given", [False, True], ids=["chosen", "given"])
 def test_opcheck(dtype: torch.dtype, given: bool) -> None:
     inputs = [x.detach().to(dtype).requires_grad_() for x in draw(12, 15)]
-    keys = topk_plan(torch.rand(2, 1, 12, 15), 4).keys if given else None
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    loose = {"atol": 1e-2, "rtol": 1e-2} if dtype == torch.bfloat16 else {}
-    torch.library.opcheck(torch.ops.regard.topk, (*inputs, keys, 4, 0.3), test_utils=checks, **loose)
-
-
-def test_vmap_and_grad_of_functions() -> None:
-    """`execution="native"` inside `vmap`; "auto" takes PyTorch's operators there."""
-    inputs = [x.detach() for x in draw(20, 24)]
-    stacked = [torch.stack([x, x.flip(0)]) for x in inputs]
-    for run in (native, lambda *x: topk(*x, 5)):
-        mapped = torch.vmap(run)(*stacked)
-        assert gap(mapped[0], topk_reference(*inputs, 5)) < 1e-13
-        assert gap(mapped[1], mapped[0].flip(0)) < 1e-13
-    grad = torch.func.grad(lambda q: topk(q, *inputs[1:], 5).sum())(inputs[0])
-    q = inputs[0].clone().requires_grad_()
-    assert gap(grad, torch.autograd.grad(topk_reference(q, *inputs[1:], 5).sum(), q)[0]) < 1e-12
+    opcheck("topk", *inputs, topk_plan(torch.rand(2, 1, 12, 15), 4).keys if given else None, 4, 0.3)
 
 
 @pytest.mark.parametrize("plan", [None, TopKPlan(torch.arange(5).expand(2, 2, 20, 5))])

