@@ -36,19 +36,28 @@ def write_table(file: Path, numbers: Iterable[int], group: int = 10, classes: in
     return file
 
 
-def write_archive(file: Path, numbers: Iterable[int], classes: int = 3) -> Path:
-    """Images with the labels number % classes; compressed if the name ends so."""
+def write_members(file: Path, members: Iterable[tuple[str, bytes]]) -> Path:
+    """An archive of files with their names; compressed if its own name ends so."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
-        for number in numbers:
-            for suffix, data in ((".png", encoded(number)), (".cls", str(number % classes).encode())):
-                info = tarfile.TarInfo(f"{number:04d}{suffix}")
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
     file.parent.mkdir(parents=True, exist_ok=True)
     data = content.getvalue()
     file.write_bytes(gzip.compress(data) if file.suffix in (".gz", ".tgz") else data)
     return file
+
+
+def write_archive(file: Path, numbers: Iterable[int], classes: int = 3) -> Path:
+    """Images with the labels number % classes."""
+    members = [
+        (f"{number:04d}{suffix}", data)
+        for number in numbers
+        for suffix, data in ((".png", encoded(number)), (".cls", str(number % classes).encode()))
+    ]
+    return write_members(file, members)
 
 
 def write_stream(folder: Path, kind: str = "parquet", sizes: Iterable[int] = (26, 30, 20, 24), test: int = 12) -> Path:

@@ -20,7 +20,7 @@ from regard import Grid, Port, Site, Softmax
 from regard.core import ConfigError, DataError
 from regard.images import cores as cores_module
 from regard.images import feed, own
-from regard.images.augment import augmented, placed, random_windows
+from regard.images.augment import augmented, placed
 from regard.images.cores import decoders
 from regard.images.images import Chosen, _warn_of_darkness, decode, decode_all, fit
 from regard.images.streams import generator, seed_all
@@ -28,7 +28,6 @@ from regard.lab.data.catalog import (
     PARQUET,
     classes_and_channels,
     digits,
-    identity,
     load,
     parquet_set,
     size_before_centre,
@@ -53,25 +52,27 @@ from regard.mixers.pvt import PVT
 from regard.mixers.vit3 import ViT3
 from regard.swapping.removed import RemovedMixer
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 PLAIN = Recipe(batch=32, augment="none")
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def canvas(host: str = "vit_desk(size=12, patch=2, dim=16, depth=1)", **fields) -> Classification:
     return Classification(host=host, data="digits-canvas", size=(12, 12), **fields)
 
 
-def folder(root: Path, classes: int = 2, images: int = 10, shade: int = 0) -> Path:
-    for label in range(classes):
+def folder(root: Path, *images: int, shade: int = 0) -> Path:
+    """Class folders with so many images each, 10 and 10 by default; each image has a grey value of its own."""
+    images = images or (10, 10)
+    for label, count in enumerate(images):
         (root / f"class{label}").mkdir(parents=True)
-        for i in range(images):
-            pixels = np.full((20, 24, 3), shade + 20 * label + i, np.uint8)
-            Image.fromarray(pixels).save(root / f"class{label}" / f"{i}.png")
+        for number in range(count):
+            grey = shade + sum(images[:label]) + number
+            Image.fromarray(np.full((20, 24, 3), grey, np.uint8)).save(root / f"class{label}" / f"{number}.png")
     return root
+
+
+def damage(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:40])
 
 
 def test_digits_canvas_has_the_sizes_of_the_protocol() -> None:
@@ -97,13 +98,6 @@ def test_a_digit_is_placed_whole_and_anew() -> None:
     assert first.shape == (50, 12, 14, 1)
     assert (first.sum((1, 2, 3), dtype=int) == pixels.sum((1, 2, 3), dtype=int)).all()
     assert not np.array_equal(first, second)
-
-
-def test_crops_are_windows_of_the_image() -> None:
-    pixels = np.arange(3 * 6 * 8, dtype=np.uint8).reshape(3, 6, 8, 1)
-    for image, cut in zip(pixels, random_windows(pixels, (4, 5), generator("test")), strict=True):
-        places = [(y, x) for y in range(3) for x in range(4) if np.array_equal(image[y : y + 4, x : x + 5], cut)]
-        assert len(places) == 1
 
 
 @pytest.mark.parametrize("augment", ["none", "flip", "crop", "pad", "shift", "resized"])
@@ -233,44 +227,17 @@ def test_init_zero_of_an_unknown_host_says_so() -> None:
         Classification(host="resnet10t", data="digits", size=(8, 8)).model(None, 0)
 
 
-def test_own_data_have_a_digest_that_no_path_changes(tmp_path: Path) -> None:
-    one, two = folder(tmp_path / "one"), folder(tmp_path / "two")
-    other = folder(tmp_path / "other", shade=1)
-    keys = [Run(task=canvas(init="host").on(str(path))).key for path in (one, two, other)]
-    assert keys[0] == keys[1] != keys[2]
-    assert identity(str(one)).startswith("own:")
-
-
-def test_a_folder_is_read_and_divided(tmp_path: Path) -> None:
-    found = load(str(folder(tmp_path / "data", classes=3)), (14, 14))
-    assert (len(found.train), len(found.test), found.channels) == (24, 6, 3)
-    assert found.train.pixels.shape[1:3] == (16, 16)
-    assert found.classes == ("class0", "class1", "class2")
-    bright = found.train.pixels.mean((1, 2, 3)) // 20
-    assert np.array_equal(bright, found.train.labels)
-
-
 def test_every_class_gives_a_fifth_to_the_test(tmp_path: Path) -> None:
-    sizes = (50, 10, 5, 1)
-    for label, images in enumerate(sizes):
-        one_class = folder(tmp_path / "each" / str(label), classes=1, images=images)
-        shutil.copytree(one_class / "class0", tmp_path / "data" / f"class{label}")
-    found = load(str(tmp_path / "data"), (14, 14))
-    assert np.bincount(found.test.labels, minlength=4).tolist() == [10, 2, 1, 0]
-    assert np.bincount(found.train.labels).tolist() == [40, 8, 4, 1]
-    assert identity(str(tmp_path / "data")).startswith("own:of_each_class-2-bytes-")
-    for split in ("train", "test"):
-        shutil.copytree(tmp_path / "data", tmp_path / "divided" / split)
-    assert identity(str(tmp_path / "divided")).startswith("own:2-bytes-")
-
-
-def test_every_class_of_a_few_images_has_one_in_the_test(tmp_path: Path) -> None:
-    found = load(str(folder(tmp_path / "ten", classes=10, images=3)), (8, 8))
-    assert np.bincount(found.test.labels).tolist() == [1] * 10
-    assert np.bincount(found.train.labels).tolist() == [2] * 10
-    assert not {bytes(image) for image in found.train.pixels} & {bytes(image) for image in found.test.pixels}
-    found = load(str(folder(tmp_path / "two", classes=2, images=6)), (8, 8))
-    assert np.bincount(found.test.labels).tolist() == [1, 1]
+    """And at least one image of two, while the only image of a class is for training."""
+    sizes = (50, 10, 6, 5, 3, 1)
+    found = load(str(folder(tmp_path, *sizes)), (14, 14))
+    assert np.bincount(found.test.labels, minlength=6).tolist() == [10, 2, 1, 1, 1, 0]
+    assert np.bincount(found.train.labels).tolist() == [40, 8, 5, 4, 2, 1]
+    assert found.classes == tuple(f"class{label}" for label in range(6))
+    assert found.train.pixels.shape[1:] == (16, 16, 3)
+    greys = [part.pixels[:, 0, 0, 0] for part in (found.train, found.test)]
+    assert np.array_equal(np.searchsorted(np.cumsum(sizes), greys[0], "right"), found.train.labels)
+    assert sorted(np.concatenate(greys)) == list(range(75))
 
 
 def test_parquet_is_read(tmp_path: Path) -> None:
@@ -290,11 +257,15 @@ def test_parquet_is_read(tmp_path: Path) -> None:
         load(str(path.with_name("none.parquet")), (7, 7))
 
 
-@pytest.mark.parametrize("names", [("Train", "Test"), ("training", "validation"), ("TRAIN", "Valid"), ("train", "val")])
-def test_splits_have_the_names_that_people_give_them(names: tuple[str, str], tmp_path: Path) -> None:
-    for name, images in zip(names, (6, 3), strict=True):
-        folder(tmp_path / "set" / name, images=images)
-    found = load(str(tmp_path / "set"), (8, 8))
+@pytest.mark.parametrize(
+    "names",
+    [("Train", "Test"), ("training", "validation"), ("TRAIN", "Valid"), ("train", "val"), ("train", "Test", "val")],
+)
+def test_splits_have_the_names_that_people_give_them(names: tuple[str, ...], tmp_path: Path) -> None:
+    """A test comes before a validation."""
+    for name, images in zip(names, (6, 3, 4), strict=False):
+        folder(tmp_path / name, images, images)
+    found = load(str(tmp_path), (8, 8))
     assert found.classes == ("class0", "class1")
     assert (len(found.train), len(found.test)) == (12, 6)
 
@@ -303,7 +274,7 @@ def test_a_part_beside_the_test_is_validated_on(tmp_path: Path, caplog: pytest.L
     """In the place of the share `val`, with a key of its own: older versions validated on training images."""
     root = tmp_path / "set"
     for shade, (name, images) in enumerate((("train", 6), ("val", 2), ("test", 3))):
-        folder(root / name, images=images, shade=shade)
+        folder(root / name, images, images, shade=shade)
     assert len(load(str(root), (8, 8)).test) == 6
     assert caplog.text.count("is its validation part") == 1
     task = canvas(init="host", val=0.5).on(str(root))
@@ -327,66 +298,50 @@ def test_a_file_is_prepared_like_the_images_of_the_test(
     assert size_before_centre(data, size, cut) == before
 
 
-def test_nothing_that_looks_like_data_is_left_out_silently(tmp_path: Path) -> None:
-    folder(tmp_path / "set" / "train")
-    folder(tmp_path / "set" / "holdout")
-    with pytest.raises(DataError, match=r"holdout lies beside train and has images, .*: call it test"):
-        load(str(tmp_path / "set"), (8, 8))
-    shutil.rmtree(tmp_path / "set" / "holdout")
-    shutil.copy(next((tmp_path / "set/train").rglob("*.png")), tmp_path / "set/train/loose.png")
-    with pytest.raises(DataError, match=r"loose\.png lies beside the class folders"):
-        load(str(tmp_path / "set"), (8, 8))
-
-
-def both_splits(root: Path) -> Path:
-    folder(root / "train")
-    folder(root / "test")
-    return next((root / "train").rglob("*.png"))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("loose.png", r"loose\.png lies beside train; put it into"),
-        ("extra/one.png", "extra lies beside train and has im"),
-    ],
-)
-def test_images_beside_two_splits_are_refused(tmp_path: Path, name: str, message: str) -> None:
-    image = both_splits(tmp_path)
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    shutil.copy(image, tmp_path / name)
-    with pytest.raises(DataError, match=message):
-        load(str(tmp_path), (8, 8))
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [(("train.parquet", "cat/0.png"), r"a table \(train\.parquet\) and also .*0\.png"),
-     (("train.parquet", "more-00000-of-00001.parquet"), r"more-00000-of-00001\.parquet lies beside train\.parquet")],
-)  # fmt: skip
-def test_what_lies_beside_a_table_is_refused(tmp_path: Path, names: tuple[str, str], message: str) -> None:
+def put(root: Path, *names: str) -> None:
+    """Small images, and tables that are empty."""
     for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    with pytest.raises(DataError, match=message):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".parquet"):
+            (root / name).touch()
+        else:
+            Image.new("RGB", (8, 8)).save(root / name, "PNG")
+
+
+BOTH = tuple(f"{split}/class{label}/{number}.png" for split in ("train", "test") for label in "01" for number in "01")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ((), "has no images"),
+        (("a/0.png",), "only one class folder"),
+        ((*BOTH[:4], "holdout/class0/0.png"), r"holdout lies beside train and has images, .*: call it test"),
+        ((*BOTH[:4], "train/loose.png"), r"loose\.png lies beside the class folders"),
+        ((*BOTH, "loose.png"), r"loose\.png lies beside train; put it into"),
+        ((*BOTH, "extra/one.png"), "extra lies beside train and has im"),
+        ((*BOTH, "Training/class0/0.png"), "Training and train name the same split"),
+        (("Learn/a/0.png", "Test/a/0.png"), r"Test has the name of a split .* expected .*/train/CLASS"),
+        (("train.parquet", "cat/0.png"), r"a table \(train\.parquet\) and also .*0\.png"),
+        (("train.parquet", "more-00000-of-00001.parquet"), r"more-00000-of-00001\.parquet lies beside train\.parquet"),
+    ],
+    ids=str,
+)
+def test_nothing_that_looks_like_data_is_left_out_silently(tmp_path: Path, names: tuple[str, ...], words: str) -> None:
+    put(tmp_path, *names)
+    with pytest.raises(DataError, match=words):
         load(str(tmp_path), (8, 8))
 
 
 def test_usual_companions_are_no_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    image = both_splits(tmp_path)
-    companions = ("README.md", "LICENSE", ".DS_Store", "SHA256SUMS", "masks/1.png", "train/class0/notes.txt",
-                  "train/class0/README", "test/class1/.DS_Store", "train/class1/Thumbs.db")  # fmt: skip
-    for name in companions:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(image, tmp_path / name)
-    assert len(load(str(tmp_path), (8, 8)).train) == 20
+    put(tmp_path, *BOTH, "README.md", "LICENSE", ".DS_Store", "SHA256SUMS", "masks/1.png", "train/class0/notes.txt",
+        "train/class0/README", "test/class1/.DS_Store", "train/class1/Thumbs.db")  # fmt: skip
+    assert len(load(str(tmp_path), (8, 8)).train) == 4
     assert not caplog.text
 
 
 def test_other_files_in_class_folders_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    both_splits(tmp_path)
-    for number in range(3):
-        (tmp_path / "train" / "class0" / f"{number}.heic").write_bytes(b"")
+    put(tmp_path, *BOTH, *(f"train/class0/{number}.heic" for number in range(3)))
     load(str(tmp_path), (8, 8))
     assert "3 files in class folders are not read as images, such as" in caplog.text
     assert "0.heic" in caplog.text
@@ -404,37 +359,13 @@ def test_other_suffixes_of_images_are_read(tmp_path: Path, suffix: str) -> None:
     assert len(found.train) + len(found.test) == 22
 
 
-def test_a_class_of_one_image_is_for_training(tmp_path: Path) -> None:
-    folder(tmp_path / "set", images=30)
-    for number in range(8):
-        folder(tmp_path / "set" / f"z{number}", classes=1, images=1)
-    image_set = load(str(tmp_path / "set"), (8, 8))
-    assert set(image_set.train.labels.tolist()) == set(range(10))
-    assert set(image_set.test.labels.tolist()) == {0, 1}
-
-
-def test_a_test_comes_before_a_validation_and_one_split_has_one_folder(tmp_path: Path) -> None:
-    for name, images in (("train", 6), ("val", 3), ("Test", 4)):
-        folder(tmp_path / "set" / name, images=images)
-    assert len(load(str(tmp_path / "set"), (8, 8)).test) == 8
-    for name in ("train", "Training"):
-        folder(tmp_path / "two" / name)
-    with pytest.raises(DataError, match="Training and train name the same split"):
-        load(str(tmp_path / "two"), (8, 8))
-
-
-def test_a_split_is_no_class_and_a_class_no_split(tmp_path: Path) -> None:
-    for name in ("Learn", "Test"):
-        folder(tmp_path / "set" / name)
-    with pytest.raises(DataError, match=r"Test has the name of a split .* expected .*set/train/CLASS"):
-        load(str(tmp_path / "set"), (8, 8))
-    root = folder(tmp_path / "vehicles")
-    (root / "class1").rename(root / "train")  # runs on rails
-    assert load(str(root), (8, 8)).classes == ("class0", "train")
+def test_a_class_may_have_the_name_of_a_split(tmp_path: Path) -> None:
+    put(tmp_path, *(f"{name}/{number}.png" for name in ("bus", "train") for number in range(2)))
+    assert load(str(tmp_path), (8, 8)).classes == ("bus", "train")
 
 
 def test_a_limit_keeps_all_classes_of_sorted_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = canvas(limit=6).on(str(folder(tmp_path / "set", classes=3, images=10)))
+    task = canvas(limit=6).on(str(folder(tmp_path / "set", 10, 10, 10)))
     assert np.bincount(task.train_images().labels, minlength=3).tolist() == [2, 2, 2]
     assert set(task.test_images().labels) == {0, 1, 2}
     assert len(dataclasses.replace(task, limit=1000).train_images()) == 24
@@ -455,38 +386,24 @@ def test_wrong_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("REGARD_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"cifar10 needs .*train.parquet"):
         load("cifar10", (32, 32))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="has no images"):
-        load(str(tmp_path / "empty"), (8, 8))
-    with pytest.raises(DataError, match="only one class folder"):
-        load(str(folder(tmp_path / "single", classes=1)), (8, 8))
     with pytest.raises(DataError, match="does not exist"):
         load(str(tmp_path / "nowhere"), (8, 8))
     with pytest.raises(DataError, match="the task needs 16x16"):
         load("digits", (16, 16), cut=True)
 
 
-def test_a_damaged_image_stops_or_is_skipped(tmp_path: Path) -> None:
-    root = folder(tmp_path / "data")
-    bad = root / "class1" / "3.png"
-    bad.write_bytes(bad.read_bytes()[:40])
-    with pytest.raises(DataError, match=r"class1/3.png cannot be read"):
-        load(str(root), (8, 8))
-    found = load(str(root), (8, 8), corrupt="skip")
-    assert len(found.train) + len(found.test) == 19
-
-
 @pytest.mark.parametrize("memory", [own.IN_MEMORY, 100])
-def test_skipped_images_are_told_each_time(
+def test_a_damaged_image_stops_or_is_skipped(
     tmp_path: Path, memory: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(own, "IN_MEMORY", memory)
-    root = folder(tmp_path / "data")
-    bad = root / "class1" / "3.png"
-    bad.write_bytes(bad.read_bytes()[:40])
-    for _ in range(2):
+    damage(folder(tmp_path) / "class1/3.png")
+    with pytest.raises(DataError, match=r"class1/3.png cannot be read"):
+        own.load(tmp_path, (8, 8), "stop").train.pixels[:]
+    for _ in range(2):  # it is told each time
         caplog.clear()
-        own.load(root, (8, 8), "skip")
+        found = own.load(tmp_path, (8, 8), "skip")
+        assert len(found.train) + len(found.test) == 19
         assert "1 of " in caplog.text
         assert "cannot be read and are left out" in caplog.text
 
@@ -629,8 +546,7 @@ def test_images_are_decoded_in_order_by_any_number_of_threads(
     monkeypatch.setattr(own, "decoders", lambda: threads)
     lazy = own.load(tmp_path / "data", (8, 8), "stop").train
     assert np.array_equal(lazy.pixels[3:11], whole.pixels[3:11])
-    bad = tmp_path / "data" / "class1" / "3.png"
-    bad.write_bytes(bad.read_bytes()[:40])
+    damage(tmp_path / "data/class1/3.png")
     with pytest.raises(DataError, match=r"class1/3\.png cannot be read as an image"):
         lazy.pixels[:]
 
@@ -763,9 +679,8 @@ def test_images_of_fewer_bits_than_their_files_are_told(
 
 
 def test_a_validation_part_leaves_images_of_each_class(tmp_path: Path) -> None:
-    root = folder(tmp_path / "data", images=20)
-    folder(tmp_path / "one", classes=1, images=2)
-    (tmp_path / "one" / "class0").rename(root / "rare")
+    root = folder(tmp_path, 20, 20, 2)
+    (root / "class2").rename(root / "rare")
     seeds = [canvas(val=0.5, val_seed=seed).on(str(root)) for seed in range(20)]
     for task in seeds:
         rows = task.divided(len(task.data_set().train))[0]
@@ -805,7 +720,7 @@ def test_large_images_are_evaluated_in_small_batches(monkeypatch: pytest.MonkeyP
 
 def test_all_images_of_other_data_without_a_test_are_scored(tmp_path: Path) -> None:
     task = canvas(init="host").on(str(folder(tmp_path / "data")))
-    other = folder(tmp_path / "other", images=15, shade=3)
+    other = folder(tmp_path / "other", 15, 15, shade=3)
     model, device, record = task.model(None, 0), torch.device("cpu"), task.record()
 
     def number(data: Path) -> int:
@@ -816,8 +731,8 @@ def test_all_images_of_other_data_without_a_test_are_scored(tmp_path: Path) -> N
     assert number(tmp_path / "data") == 4
     shutil.copytree(tmp_path / "data", tmp_path / "copy")
     assert number(tmp_path / "copy") == 4  # its other images were trained on
-    both_splits(tmp_path / "divided")
-    assert number(tmp_path / "divided") == 20
+    put(tmp_path / "divided", *BOTH)
+    assert number(tmp_path / "divided") == 4
 
 
 def test_pixels_without_a_known_range_are_refused(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from small_scenes import SIZE, coco_folder
 
 
 @pytest.fixture
-def scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Scene]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def scenes(tmp_path: Path, own_cache: Path) -> list[Scene]:
     return list(data.load(str(coco_folder(tmp_path / "own", masks=True)), True, "stop").splits["train"])
 
 
@@ -138,10 +137,10 @@ def test_parts_of_a_batch_make_up_the_batch(scenes: list[Scene]) -> None:
     assert torch.equal(torch.cat([part[0] for part in parts]), whole[0])
 
 
-def test_decoded_images_are_cached_and_equal(scenes: list[Scene], tmp_path: Path) -> None:
+def test_decoded_images_are_cached_and_equal(scenes: list[Scene], own_cache: Path) -> None:
     fresh, kept = Split(scenes, SIZE, 3), Split(scenes, SIZE, 3, key="test")
     assert all(np.array_equal(fresh.pixels(row), kept.pixels(row)) for row in range(len(scenes)))
-    assert list((tmp_path / "cache").rglob("detection-test-*.npy"))
+    assert list(own_cache.rglob("detection-test-*.npy"))
 
 
 def test_damaged_images_and_wrong_sizes_are_named(scenes: list[Scene]) -> None:

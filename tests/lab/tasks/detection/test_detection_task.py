@@ -34,8 +34,7 @@ RECIPE = Recipe(augment="flips", smoothing=0.0, batch=3, epochs=1)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def folder(tmp_path: Path, own_cache: Path) -> Path:
     return coco_folder(tmp_path / "own", masks=True)
 
 
