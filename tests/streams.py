@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 
@@ -69,3 +70,15 @@ def write_stream(folder: Path, kind: str = "parquet", sizes: Iterable[int] = (26
         first += size
     write(folder / f"test-00.{kind}", range(first, first + test))
     return folder
+
+
+def equal_batches(first: Iterable[tuple], second: Iterable[tuple]) -> bool:
+    """Whether all tensors of two rows of batches are equal."""
+    return all(
+        torch.equal(a, b) for one, other in zip(first, second, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+def joined(parts: list[list[tuple]]) -> list[tuple]:
+    """Whole batches from their parts."""
+    return [tuple(torch.cat(tensors) for tensors in zip(*each, strict=True)) for each in zip(*parts, strict=True)]
