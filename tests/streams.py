@@ -4,6 +4,7 @@ import gzip
 import io
 import tarfile
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from PIL import Image
 
 
+@cache
 def encoded(number: int) -> bytes:
     """A PNG image of its own for each number, of different heights; its upper left pixel says the number."""
     pixels = np.random.default_rng(number).integers(0, 255, (20 + number % 3, 40, 3), np.uint8)

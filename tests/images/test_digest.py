@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -257,26 +258,25 @@ def test_a_class_that_only_the_test_has_is_an_error(tmp_path: Path) -> None:
         own.check_classes(tmp_path, ("a", "b", "c"), np.array([0, 1]), np.array([0, 2]))
 
 
-@pytest.mark.parametrize("corrupt", ["stop", "skip"])
-def test_a_link_to_itself_is_refused(tmp_path: Path, corrupt: str) -> None:
-    root = class_folders(tmp_path / "data")
-    (root / "cat" / "link.jpg").symlink_to("link.jpg")
-    with pytest.raises(DataError, match=r"link\.jpg"):
-        on(root, corrupt=corrupt).record()
-
-
-def test_links_that_form_a_loop_are_refused(tmp_path: Path) -> None:
-    root = class_folders(tmp_path / "data")
-    (root / "cat" / "again").symlink_to(root)
-    with pytest.raises(DataError, match="a loop; remove the link"):
-        on(root).record()
-
-
-def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    root = class_folders(tmp_path / "data")
-    (root / "cat" / "0.png").rename(os.fsdecode(os.fsencode(root / "cat") + b"/\xff\xfe.png"))
-    with pytest.raises(DataError, match=r"udcff.*is not UTF-8; rename it"):
-        on(root).identity()
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda root: (root / "cat" / "link.jpg").symlink_to("link.jpg"), r"link\.jpg"),
+        (lambda root: (root / "cat" / "again").symlink_to(root), "a loop; remove the link"),
+        (
+            lambda root: (root / "cat" / "0.png").rename(os.fsdecode(os.fsencode(root / "cat") + b"/\xff\xfe.png")),
+            r"udcff.*is not UTF-8; rename it",
+        ),
+    ],
+    ids=["to itself", "a loop", "bytes"],
+)
+def test_links_and_names_that_cannot_be_read_are_refused(
+    tmp_path: Path, make: Callable[[Path], object], words: str
+) -> None:
+    make(class_folders(tmp_path))
+    for corrupt in ("stop", "skip"):
+        with pytest.raises(DataError, match=words):
+            on(tmp_path, corrupt=corrupt).record()
 
 
 @pytest.mark.parametrize(

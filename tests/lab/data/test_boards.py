@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from regard.core import ConfigError, DataError
-from regard.lab.data import generated
 from regard.lab.data.board_images import board_images
 from regard.lab.data.boards import (
     ABILITIES,
@@ -25,7 +24,6 @@ from regard.lab.data.boards import (
     step_codes,
 )
 from regard.lab.tasks.cells import Cells
-from regard.lab.train.run import Run
 
 NUMBER = 96
 QUESTION = question_mark()[:, :HALF]
@@ -108,7 +106,7 @@ def test_reading_a_board_answers_it(ability: str, side: int) -> None:
     seen, reader = made(ability, noise=0, side=side), Reader(ability, side)
     wrong = sum(
         reader.answers(image) != answers.ravel().tolist()
-        for image, answers in zip(seen.images[:24], seen.answers, strict=False)
+        for image, answers in zip(seen.images[:12], seen.answers, strict=False)
     )
     assert wrong == 0
 
@@ -232,15 +230,6 @@ def test_a_wrong_spelling_is_one_clear_line(text: str, message: str) -> None:
 def test_half_a_pair_is_refused() -> None:
     with pytest.raises(ConfigError, match="pairs=2.5; a whole number"):
         read_boards("boards(ability=content, pairs=2.5)")
-
-
-def test_the_revision_of_the_generator_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(task=Cells(host="vit_desk(patch=14)", data="digit_boards(ability=content)"))
-    before = replace(run).key
-    assert run.task.identity().data == "digit_boards(ability=content)"
-    monkeypatch.setitem(generated.REVISIONS, "digit_boards", 2)
-    assert run.task.identity().data == "digit_boards@2(ability=content)"
-    assert run.key != before
 
 
 def test_both_sets_have_checksums_of_their_own() -> None:

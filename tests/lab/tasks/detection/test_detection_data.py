@@ -151,6 +151,7 @@ def test_run_lengths_are_those_of_the_mask(seed: int) -> None:
     assert masks.run_lengths(packed["counts"]) == ([0, *lengths] if flat[0] else lengths)
 
 
+@pytest.mark.slow
 def test_bccd_and_nuclei_are_complete(data_root: Path) -> None:
     for name, with_masks, counts in (("bccd", False, (2804, 1137, 945)), ("nuclei", True, (8746, 1806, 1756))):
         if not (data_root / name).is_dir():

@@ -42,8 +42,7 @@ def instances(folder: Path, **fields: Any) -> Instances:
     return Instances(data=str(folder), **{**SMALL, **fields})
 
 
-@pytest.mark.parametrize("kind", [Detection, Instances], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("resize", ["stretch", "fit", "sides"])
+@pytest.mark.parametrize(("kind", "resize"), [(Detection, "stretch"), (Instances, "fit"), (Instances, "sides")])
 def test_training_and_evaluation_end_to_end(folder: Path, kind: type[Boxes], resize: str) -> None:
     task = kind(data=str(folder), **SMALL, resize=resize)  # type: ignore[call-arg]
     task.check(RECIPE)

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 BOXES_ALONE = ("VOC", "YOLO", "table")
 
 
-def trained(path: Path, kind: type = Detection, **fields: Any) -> tuple[dict[str, list[Any]], list[str], str]:
+def trained(path: Path, kind: type) -> tuple[dict[str, list[Any]], list[str], str]:
     """The scenes of a training, its warnings, and what stops it."""
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
@@ -43,7 +43,7 @@ def trained(path: Path, kind: type = Detection, **fields: Any) -> tuple[dict[str
     log = logging.getLogger("regard.data")
     log.addHandler(handler)
     try:
-        task = kind(host="vit_desk(patch=16)", data=str(path), size=(256, 256), **fields)
+        task = kind(host="vit_desk(patch=16)", data=str(path), size=(256, 256))
         split = task.part("train")
         for row in range(len(split)):
             split.item(row)
@@ -281,10 +281,10 @@ def test_what_cannot_be_read_stops_check_and_training(tmp_path: Path, case: str)
 
 
 def tiny(root: Path) -> None:
-    change("images", width=2000, height=2000)(root)
-    picture(root / "images/1.jpg", 1, (2000, 2000))
+    change("images", width=700, height=700)(root)
+    picture(root / "images/1.jpg", 1, (700, 700))
     content = json.loads((root / "train.json").read_text())
-    content["annotations"][1] |= {"bbox": [5, 5, 4, 4], "segmentation": None}
+    content["annotations"][1] |= {"bbox": [5, 5, 1, 1], "segmentation": None}
     write(root / "train.json", content)
 
 
@@ -304,7 +304,7 @@ WARNED: dict[str, tuple[Callable[[Path], object], str, list[float] | None]] = {
     ),
     "a polygon beside its box": (change("annotations", bbox=[40, 20, 20, 30]), "polygons", [40, 20, 60, 50]),
     "an image elsewhere": (change("images", file_name="x/1.jpg"), "by their names", [11, 20, 31, 50]),
-    "an object below a pixel": (tiny, "less than a pixel", [5, 5, 9, 9]),
+    "an object below a pixel": (tiny, "less than a pixel", [5, 5, 6, 6]),
     "a point of labelme": (altered("labelme", "0.json", '"shapes": [', POINT), "points and lines", None),
     "YOLO without a label file": (also(YOLO, lambda root: (root / FIRST).unlink()), "without a label file", None),
     "YOLO, a label file alone": (

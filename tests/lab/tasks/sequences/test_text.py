@@ -177,6 +177,17 @@ def test_the_pairs_of_the_arena_are_tables_in_the_data_folder(tmp_path, monkeypa
     assert (found.name, found.pairs, len(found.train), len(found.held)) == ("aan", True, 2, 2)
 
 
+def test_the_last_reviews_of_imdb_are_reserved(tmp_path, monkeypatch):
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    monkeypatch.setattr(text, "IMDB_HELD", 2)
+    for split in ("train", "test"):
+        write(tmp_path / "imdb" / f"{split}.parquet", [(line, label == "pos") for line, label in GOOD])
+    found = text.imdb()
+    assert (texts(found.train), texts(found.held)) == ([line for line, _ in GOOD[:3]], [line for line, _ in GOOD[3:]])
+    assert (found.classes, found.test.labels.tolist()) == (("negative", "positive"), [1, 0, 0, 1, 0])
+
+
+@pytest.mark.slow
 def test_imdb_has_the_published_splits(data_root):
     if not (data_root / "imdb" / "train.parquet").exists():
         pytest.skip("needs imdb in the data folder")

@@ -13,10 +13,8 @@ from regard.mixers.convolutions.conv import Conv
 from regard.mixers.convolutions.deformable import DeformableConv
 from regard.mixers.convolutions.dynamic import DynamicConv
 from regard.mixers.factors.factors import Factors
-from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
-from regard.mixers.xca import XCA
 
 SMALL = Layer(dim=16, heads=2, hidden=24, drop=0.0, length=9)
 CAUSAL: list[MixerConfig] = [Factors(terms="1111"), Factors(terms="0011"), Softmax(), DynamicConv(kernel=5, groups=4)]
@@ -134,12 +132,6 @@ def test_dropout_is_on_in_training_only() -> None:
     assert torch.equal(layer(x), layer(x))
 
 
-@pytest.mark.parametrize("attention", [MiTA(m=2, k=3), XCA(), None], ids=str)
-def test_any_mechanism_in_an_encoder(attention: MixerConfig | None) -> None:
-    layer = EncoderLayer(replace(SMALL, attention=attention))
-    assert layer(torch.randn(1, 9, 16)).shape == (1, 9, 16)
-
-
 def test_base_transformer_size() -> None:
     """Six layers of width 512 without q, k, v biases, with four factors: projections, positions, u, t, MLP, norms."""
     each = 4 * 512**2 + 512 + 512 * 512 + 2 * 512 + 2 * 512 * 2048 + 2048 + 512 + 4 * 512
@@ -148,10 +140,6 @@ def test_base_transformer_size() -> None:
 
 @pytest.mark.untyped
 def test_wrong_use_says_what_to_do() -> None:
-    with pytest.raises(UnsupportedError, match="cannot be causal .masks it can apply"):
-        DecoderLayer(replace(SMALL, attention=XCA()))
-    with pytest.raises(UnsupportedError, match="cannot attend to another input"):
-        replace(SMALL, cross=XCA())
     with pytest.raises(UnsupportedError, match="window=5.* cannot attend to another input; give a cross= that can"):
         replace(SMALL, cross=Factors(terms="1111", window=5))
     with pytest.raises(ConfigError, match="needs unit=None"):

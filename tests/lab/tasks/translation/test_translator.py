@@ -32,16 +32,18 @@ CAUSAL = {
 def build(**options: Any) -> Translator:
     """A small translator with all parameters away from special values; float64, evaluation mode."""
     torch.manual_seed(0)
-    model = translator(30, dim=16, depth=2, heads=2, hidden=24, **options).double().eval()
+    model = translator(30, **{"dim": 16, "depth": 2, "heads": 2, "hidden": 24, **options}).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
 
-def sentences() -> Tensor:
-    source = torch.randint(3, 30, (4, 9), generator=torch.Generator().manual_seed(1))
-    for row, length in enumerate((9, 5, 7, 4)):
+def sentences(*lengths: int) -> Tensor:
+    """Of these lengths, the first of which is the largest, by default four of 4 to 9 tokens."""
+    lengths = lengths or (9, 5, 7, 4)
+    source = torch.randint(3, 30, (len(lengths), lengths[0]), generator=torch.Generator().manual_seed(1))
+    for row, length in enumerate(lengths):
         source[row, length - 1], source[row, length:] = END, PAD
     return source
 
@@ -82,7 +84,7 @@ def test_sequences_of_one_sentence_change_places() -> None:
     "options", [{}, {"cross": 'Factors("1111")'}, {"attention": "DynamicConv(kernel=3, groups=4)"}]
 )
 def test_one_beam_is_greedy_search(options: dict[str, Any]) -> None:
-    model, source = build(**options), sentences()[[1, 3], :5]
+    model, source = build(depth=1, **options), sentences(3, 2)
     written = model(source, None, 1)
     for row, sentence in enumerate(source):
         alone = sentence[sentence != PAD][None]
@@ -97,7 +99,7 @@ def test_one_beam_is_greedy_search(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("beam", [2, 4])
 def test_a_translation_does_not_depend_on_its_batch(beam: int) -> None:
-    model, source = build(), sentences()
+    model, source = build(depth=1), sentences(4, 2, 3)
     together = model(source, None, beam)
     for row, sentence in enumerate(source):
         alone = model(sentence[sentence != PAD][None], None, beam)[0]
@@ -186,7 +188,7 @@ def test_padding_changes_nothing() -> None:
 )
 def test_sentences_shorter_than_a_mechanism_needs_are_filled_up(options: dict[str, str], shortest: int) -> None:
     """Filling up by hand gives the same, for sources and targets of one token too; steps equal the whole sequence."""
-    model = build(**options)
+    model = build(depth=1, **options)
     assert model.shortest == shortest
     target = torch.tensor([[START, 5, 6, 9, 4]])
     for source in (torch.tensor([[END]]), torch.tensor([[7, 5, END]])):
