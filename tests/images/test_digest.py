@@ -32,7 +32,7 @@ def class_folders(root: Path, classes: tuple[str, ...] = ("cat", "dog")) -> Path
 
 
 def on(data: Path | str, **fields: object) -> Classification:
-    return Classification(host="vit_desk", data=str(data), size=(14, 14), **fields)  # type: ignore[arg-type]
+    return Classification(**{"host": "vit_desk", "data": str(data), "size": (14, 14), **fields})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("settled", [True, False])
@@ -94,7 +94,7 @@ def test_a_key_is_that_of_the_present_files(tmp_path: Path, unsettled: float, mo
 
 
 def small_run(tmp_path: Path) -> tuple[Run, Results]:
-    task = dataclasses.replace(on(class_folders(tmp_path / "data")), host="vit_desk(patch=2, dim=8, depth=1)")
+    task = on(class_folders(tmp_path / "data"), host="vit_desk(patch=2, dim=8, depth=1)")
     return Run(task=task, recipe=Recipe(epochs=1, batch=4, augment="none")), Results(tmp_path / "results")
 
 

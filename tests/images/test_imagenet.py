@@ -72,7 +72,6 @@ def test_transforms_begin_with_the_whole_image(root: Path, monkeypatch: pytest.M
     feed = task().feed(Recipe(batch=4, augment="timm"), 0)
     sizes: list[tuple[int, int]] = []
     inner = feed.transform
-    assert inner is not None
     feed.transform = lambda image: (sizes.append(image.size), inner(image))[1]
     images, _ = feed[0]
     assert images.shape == (4, 3, 14, 28)

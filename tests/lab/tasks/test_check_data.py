@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from layouts_of_boxes import LAYOUTS, picture, standard, write
+from layouts_of_boxes import LAYOUTS, picture, pictures, standard, write
 from regard.cli.app import run
 from regard.core import DataError
 from regard.lab.tasks.check_data import DataReport, check_data
@@ -135,24 +135,33 @@ def test_masks_are_checked_for_instances(tmp_path: Path) -> None:
     assert "annotation 1" in problem
 
 
-@pytest.mark.parametrize("layout", ["classification", "segmentation", "sequences", "translation"])
-def test_all_files_that_do_not_fit_together_are_listed(tmp_path: Path, layout: str, capsys) -> None:
+def loose(root: Path) -> None:
+    class_folders(root)
+    pictures(root / "train", range(30), ".png")
+
+
+def unmasked(root: Path) -> None:
+    masks(root)
+    pictures(root / "images" / "train", range(10, 40), ".png")
+
+
+def unlearned(root: Path) -> None:
+    write(root / "train.csv", "text,label\nabc,0\nde,1\n")
+    write(root / "test.csv", "text,label\n" + "abc,2\n" * 30)
+
+
+def untranslated(root: Path) -> None:
+    for name in ("train.en", "val.en", "val.de"):
+        write(root / name, "a\n" * 30)
+    write(root / "train.de", "\n" * 30)
+
+
+@pytest.mark.parametrize("make", [loose, unmasked, unlearned, untranslated])
+def test_all_files_that_do_not_fit_together_are_listed(
+    tmp_path: Path, make: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     """A training stops at them too, with the first one and the number of the others."""
-    if layout == "classification":
-        class_folders(tmp_path)
-        for number in range(30):
-            picture(tmp_path / "train" / f"{number}.png", number)
-    elif layout == "segmentation":
-        masks(tmp_path)
-        for number in range(30):
-            picture(tmp_path / "images" / "train" / f"more{number}.png", number)
-    elif layout == "sequences":
-        write(tmp_path / "train.csv", "text,label\nabc,0\nde,1\n")
-        write(tmp_path / "test.csv", "text,label\n" + "abc,2\n" * 30)
-    else:
-        for name in ("train.en", "val.en", "val.de"):
-            write(tmp_path / name, "a\n" * 30)
-        write(tmp_path / "train.de", "\n" * 30)
+    make(tmp_path)
     with pytest.raises(DataError, match="29 more like this: `regard data check` lists them"):
         check_data(str(tmp_path))
     assert run(["data", "check", str(tmp_path)]) == 1

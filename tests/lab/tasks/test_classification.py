@@ -51,6 +51,7 @@ from regard.mixers.factors.factors import Factors
 from regard.mixers.pvt import PVT
 from regard.mixers.vit3 import ViT3
 from regard.swapping.removed import RemovedMixer
+from streams import equal_batches
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 PLAIN = Recipe(batch=32, augment="none")
@@ -113,10 +114,7 @@ def test_augmentation_keeps_shape_and_depends_on_the_stream_alone(augment: str) 
 def test_batches_by_number_are_the_same_with_workers_and_from_the_middle() -> None:
     task = canvas()
     whole = list(task.batches(PLAIN, 0, 0, 31))
-    middle = list(task.batches(PLAIN, 0, 26, 31, workers=2))
-    for (x, y), (u, v) in zip(whole[26:], middle, strict=True):
-        assert torch.equal(x, u)
-        assert torch.equal(y, v)
+    assert equal_batches(whole[26:], task.batches(PLAIN, 0, 26, 31, workers=2))
     labels = torch.cat([y for _, y in whole[:28]])
     have = np.bincount(task.train_images().labels)
     assert (have - np.bincount(labels.numpy()) >= 0).all()  # an epoch shows no image twice
@@ -182,13 +180,8 @@ def test_no_mixer_has_no_attention_parameters() -> None:
     assert not [name for name, _ in model.named_parameters() if "attn" in name]
 
 
-class Mixing(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.proj = torch.nn.Linear(8, 24), torch.nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.proj(self.qkv(x).chunk(3, -1)[2])
+class Mixing(torch.nn.Linear):
+    """Stands for an attention of the user."""
 
 
 class MixingPort(Port):
@@ -199,15 +192,12 @@ class MixingPort(Port):
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         return Site(dim=8, heads=2, grid=grid, name=name, layer=layer)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.mixer(x, self.grid())
-
 
 class own_network(torch.nn.Module):
     def __init__(self, num_classes: int = 10, in_chans: int = 3, img_size: tuple[int, int] = (8, 8)) -> None:
         super().__init__()
         self.patches, self.img_size = torch.nn.Conv2d(in_chans, 8, 2, 2), img_size
-        self.attention, self.head = Mixing(), torch.nn.Linear(8, num_classes)
+        self.attention, self.head = Mixing(8, 8), torch.nn.Linear(8, num_classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = self.patches(images).flatten(2).mT
@@ -279,7 +269,6 @@ def test_a_part_beside_the_test_is_validated_on(tmp_path: Path, caplog: pytest.L
     assert caplog.text.count("is its validation part") == 1
     task = canvas(init="host", val=0.5).on(str(root))
     validation = task.validation()
-    assert validation is not None
     assert (len(task.train_images()), len(validation.test_images()), len(task.test_images())) == (12, 4, 6)
     assert task.identity().data == f"{dataclasses.replace(task, val=0.0).identity().data}@2"
     assert len(dataclasses.replace(task, val=0.0, split="held").test_images()) == 4
@@ -447,6 +436,14 @@ def test_erasing_makes_a_rectangle_noise() -> None:
     assert noise.std().item() == pytest.approx(1.0, abs=0.1)
 
 
+def check_lazy(lazy: Any, whole: Any) -> None:
+    """That images are decoded when they are used, to the same ones as at once."""
+    assert isinstance(lazy.pixels, own.Lazy)
+    assert lazy.pixels.shape == whole.pixels.shape
+    assert np.array_equal(lazy.pixels[:], whole.pixels)
+    assert lazy.labels.tolist() == whole.labels.tolist()
+
+
 def idx(path: Path, values: np.ndarray) -> None:
     """An array as MNIST's files hold it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -485,9 +482,8 @@ def test_arrays_that_are_too_large_are_resized_when_they_are_used(
     assert whole.checksum == hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
     monkeypatch.setattr(own, "IN_MEMORY", 100)
     lazy, other = (torchvision_set("FashionMNIST", size, False, "stop", False) for size in ((40, 36), (32, 32)))
-    assert isinstance(lazy.train.pixels, own.Lazy)
-    assert lazy.train.pixels.shape == whole.train.pixels.shape
-    assert np.array_equal(lazy.test.pixels[:], whole.test.pixels)
+    check_lazy(lazy.train, whole.train)
+    check_lazy(lazy.test, whole.test)
     assert lazy.checksum == other.checksum != whole.checksum
     assert lazy.statistics == whole.statistics
 
@@ -513,13 +509,8 @@ def test_tables_that_are_too_large_are_decoded_when_they_are_used(
     whole = parquet_set(name, (40, 36), "stop")
     monkeypatch.setattr(own, "IN_MEMORY", 100)
     lazy = parquet_set(name, (40, 36), "stop")
-    for one, other in ((whole.train, lazy.train), (whole.held, lazy.held), (whole.test, lazy.test)):
-        assert one is not None
-        assert other is not None
-        assert isinstance(other.pixels, own.Lazy)
-        assert one.pixels.shape == other.pixels.shape
-        assert np.array_equal(one.pixels, other.pixels[:])
-        assert one.labels.tolist() == other.labels.tolist()
+    for part in ("train", "held", "test"):
+        check_lazy(getattr(lazy, part), getattr(whole, part))
     assert (lazy.checksum, lazy.channels, lazy.statistics) == (whole.checksum, whole.channels, whole.statistics)
 
 
@@ -628,8 +619,7 @@ def test_files_of_torchvision_are_decoded_one_by_one_to_the_size(
     assert torchvision_set("DTD", (28, 14), True, "stop", False).test.pixels.shape == (4, 32, 16, 3)  # 8/7, to be cut
     monkeypatch.setattr(own, "IN_MEMORY", 100)
     lazy = torchvision_set("DTD", (28, 14), False, "stop", False)
-    assert isinstance(lazy.train.pixels, own.Lazy)
-    assert np.array_equal(lazy.train.pixels[:], found.train.pixels)
+    check_lazy(lazy.train, found.train)
     assert lazy.checksum == found.checksum
 
 
@@ -724,8 +714,7 @@ def test_all_images_of_other_data_without_a_test_are_scored(tmp_path: Path) -> N
     model, device, record = task.model(None, 0), torch.device("cpu"), task.record()
 
     def number(data: Path) -> int:
-        samples = task.score_on(str(data), model, device, record).samples
-        return 0 if samples is None else len(samples)
+        return len(task.score_on(str(data), model, device, record).samples)
 
     assert number(other) == 30
     assert number(tmp_path / "data") == 4

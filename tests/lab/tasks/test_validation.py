@@ -51,7 +51,6 @@ def test_segmentation_draws_training_images(tmp_path: Path) -> None:
     assert len(segmented(few, "test")) == 8
     assert task.record()["train"] == 15
     validated = task.validation()
-    assert validated is not None
     assert (validated.split, validated.record()["test"], validated.validation()) == ("held", 5, None)
 
 
@@ -79,7 +78,6 @@ def test_detection_draws_training_images(tmp_path: Path) -> None:
     assert train | held == set(range(12))
     assert found("val") == set(range(12, 24))
     validated = task.validation()
-    assert validated is not None
     assert {int(Path(scene.name).stem) for scene in validated.test_scenes()} == held
     assert found("held", replace(task, val_seed=1)) != held
 
@@ -97,7 +95,6 @@ def texts(root: Path, **numbers: int) -> str:
 def test_translation_draws_or_takes_sentences(tmp_path: Path) -> None:
     task = Translation(host="translator", data=texts(tmp_path / "two", train=20, test=4), val=0.25)
     validated = task.validation()
-    assert validated is not None
     train, held = task.train_sentences(), validated.test_sentences()
     assert (len(train), len(held)) == (15, 5)
     assert set(train.source) | set(held.source) == {f"train en {row}" for row in range(20)}
@@ -115,7 +112,6 @@ def test_sequences_draw_or_take_samples(tmp_path: Path) -> None:
         (tmp_path / f"{split}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
     task = Sequences(host="sequence_encoder", data=str(tmp_path), val=0.25)
     validated = task.validation()
-    assert validated is not None
     assert (len(task.train_split()), len(validated.test_split()), len(task.test_split())) == (15, 5, 4)
     listops = Sequences(host="sequence_encoder", data="listops-mini", val=0.25)
     assert len(listops.train_split()) == len(replace(listops, val=0.0).train_split())

@@ -64,7 +64,6 @@ def test_training_and_evaluation_end_to_end(folder: Path, kind: type[Boxes], res
         assert score.metrics["box_map"] == found.metrics()["map"]
     assert inference_speed(model, task.example(), "32") > 0
     assert all(0 <= value <= 100 for value in score.metrics.values())
-    assert score.samples is not None
     assert score.samples.shape == (4,)
     assert {"ap/bright", "ap/dark"} <= set(score.details)
 
@@ -99,9 +98,7 @@ def test_images_that_are_decoded_when_used_are_loaded_by_processes(
     task = instances(folder, resize="sides")
     assert task.usual_workers(RECIPE) == 2
     for one, two in zip(task.batches(RECIPE, 0, 0, 2, workers=2), task.batches(RECIPE, 0, 0, 2), strict=True):
-        assert torch.equal(one[0], two[0])
-        assert one[2] == two[2]
-        assert all(torch.equal(a["masks"], b["masks"]) for a, b in zip(one[1], two[1], strict=True))
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
 def test_detections_are_100_unless_an_image_has_more_objects(folder: Path) -> None:
@@ -226,16 +223,8 @@ def test_other_data_need_the_same_classes(folder: Path, tmp_path: Path) -> None:
     model, record = task.model(Softmax(), 0), task.record()
     other = coco_folder(tmp_path / "other", masks=True)
     assert task.score_on(str(other), model, CPU, record).metrics["map"] >= 0
-    for split in ("train", "val"):
-        made = json.loads((other / f"{split}.json").read_text())
-        made["categories"][0]["name"] = "black"
-        (other / f"{split}.json").write_text(json.dumps(made))
-    from regard.lab.tasks.detection import data
-
-    data.digest.cache_clear()
-    data.own_splits.cache_clear()
-    with pytest.raises(DataError, match="black; the model has"):
-        task.score_on(str(other), model, CPU, record)
+    with pytest.raises(DataError, match="dark; the model has"):
+        task.score_on(str(other), model, CPU, record | {"class_names": ["bright", "black"]})
 
 
 def test_a_split_that_is_not_there_is_named(folder: Path) -> None:

@@ -35,6 +35,10 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 BOXES_ALONE = ("VOC", "YOLO", "table")
 
 
+def task_on(path: Path, kind: type = Detection, **fields: Any) -> Any:
+    return kind(host="vit_desk(patch=16)", data=str(path), size=(256, 256), **fields)
+
+
 def trained(path: Path, kind: type) -> tuple[dict[str, list[Any]], list[str], str]:
     """The scenes of a training, its warnings, and what stops it."""
     said: list[str] = []
@@ -43,7 +47,7 @@ def trained(path: Path, kind: type) -> tuple[dict[str, list[Any]], list[str], st
     log = logging.getLogger("regard.data")
     log.addHandler(handler)
     try:
-        task = kind(host="vit_desk(patch=16)", data=str(path), size=(256, 256))
+        task = task_on(path, kind)
         split = task.part("train")
         for row in range(len(split)):
             split.item(row)
@@ -116,7 +120,7 @@ def test_a_layout_with_polygons_is_read_for_instances(tmp_path: Path, layout: st
 def test_an_export_without_splits_is_divided_by_val(tmp_path: Path) -> None:
     WHOLE["COCO of CVAT"](tmp_path)
     assert len(data.load(str(tmp_path), False, "stop", whole=True).splits["train"]) == 6
-    task = Detection(host="vit_desk(patch=16)", data=str(tmp_path), size=(64, 64), val=0.25)
+    task = task_on(tmp_path, val=0.25)
     assert (len(task.part("train")), len(task.part("held"))) == (3, 1)
 
 
@@ -343,9 +347,7 @@ def test_skipped_data_that_are_read_now_have_another_key(tmp_path: Path) -> None
     change("annotations", bbox=[-7, 20, 20, 60], segmentation=None)(tmp_path)
     assert data.identity(str(tmp_path), False, "skip") == f"{data.identity(str(tmp_path), False, 'stop')}@2"
     standard(tmp_path / "right")
-    assert data.identity(str(tmp_path / "right"), False, "skip") == data.identity(
-        str(tmp_path / "right"), False, "stop"
-    )
+    assert len({data.identity(str(tmp_path / "right"), False, corrupt) for corrupt in ("skip", "stop")}) == 1
 
 
 def test_names_of_yolo_are_the_texts_that_are_written(tmp_path: Path) -> None:
@@ -398,9 +400,8 @@ def test_pictures_are_turned_as_they_were_annotated(
     unknown = not kept and (square or 3 in orientations.values())
     assert [("EXIF" in text) for text in said] == [True] * (kept or unknown)
     first = next(row for row, scene in enumerate(splits["train"]) if Path(scene.name).stem == "0")
-    task = Detection(host="vit_desk(patch=16)", data=str(tmp_path), size=(256, 256))
-    plain = Detection(host="vit_desk(patch=16)", data=str(tmp_path), size=(256, 256), exif="keep" if kept else "turn")
-    assert np.array_equal(task.part("train").pixels(first), plain.part("train").pixels(first))
+    plain = task_on(tmp_path, exif="keep" if kept else "turn")
+    assert np.array_equal(task_on(tmp_path).part("train").pixels(first), plain.part("train").pixels(first))
 
 
 def test_evidence_for_both_is_refused_and_a_choice_decides(tmp_path: Path) -> None:
@@ -410,11 +411,6 @@ def test_evidence_for_both_is_refused_and_a_choice_decides(tmp_path: Path) -> No
     assert "1.jpg" in error
     assert "--exif" in error
     turned(tmp_path, {0: 3}, True)
-    one, two = (
-        Detection(host="vit_desk(patch=16)", data=str(tmp_path), size=(64, 64), exif=choice)
-        for choice in ("keep", "turn")
-    )
-    assert np.array_equal(
-        one.part("train").pixels(0)[::-1, ::-1].mean((0, 1)).round(), two.part("train").pixels(0).mean((0, 1)).round()
-    )
-    assert not np.array_equal(one.part("train").pixels(0), two.part("train").pixels(0))
+    one, two = (task_on(tmp_path, exif=choice).part("train").pixels(0) for choice in ("keep", "turn"))
+    assert np.array_equal(one[::-1, ::-1].mean((0, 1)).round(), two.mean((0, 1)).round())
+    assert not np.array_equal(one, two)

@@ -174,17 +174,11 @@ def test_class_folders_need_no_list(tmp_path: Path) -> None:
     assert task(tmp_path / "a").identity() == before
 
 
+BY_SPLIT = rows_of_folders(range(6), "train") + rows_of_folders(range(6, 12), "test")
 DECIDING: dict[str, tuple[dict[str, str], int]] = {
-    "a column of splits": (
-        {
-            "labels.csv": "file,label,split\n"
-            + rows_of_folders(range(6), "train")
-            + rows_of_folders(range(6, 12), "test")
-        },
-        12,
-    ),
+    "a column of splits": ({"labels.csv": "file,label,split\n" + BY_SPLIT}, 12),
     "two lists": (
-        {"train.csv": HEAD + rows_of_folders(range(6)), "test.csv": HEAD + rows_of_folders(range(6, 12))},
+        {f"{s}.csv": HEAD + rows_of_folders(n) for s, n in (("train", range(6)), ("test", range(6, 12)))},
         12,
     ),
     "some of the images": ({"labels.csv": HEAD + rows_of_folders(range(6))}, 6),
@@ -333,7 +327,6 @@ def test_other_data_are_scored_whole_and_may_have_fewer_classes(tmp_path: Path) 
     for name in ("fewer", "test"):
         score = trained.score_on(str(tmp_path / name), model, CPU, record)
         images = [own.decode(file, (8, 8), 3) for file in sorted((tmp_path / name).rglob("*.png"))]
-        assert score.samples is not None
         assert len(score.samples) == len(images) == 8
         expected = trained.score_on(str(tmp_path / name), model, CPU, record | {"name": "own:another"})
         assert score.metrics == expected.metrics
@@ -362,7 +355,6 @@ def test_other_boxes_are_scored_whole(tmp_path: Path, make: Callable[[Path], obj
     trained = boxes_task(tmp_path / "run")
     model, record = trained.model(None, 0), trained.record()
     score = trained.score_on(str(tmp_path / "other"), model, CPU, record)
-    assert score.samples is not None
     assert len(score.samples) == images
 
 
@@ -374,7 +366,6 @@ def test_other_masks_are_scored_whole_and_may_have_fewer_classes(tmp_path: Path)
     trained = Segmentation(host="vit_desk(patch=4, dim=8, depth=1, heads=2)", data=str(tmp_path / "run"), size=(8, 8))
     model, record = trained.model(None, 0), trained.record()
     score = trained.score_on(str(tmp_path / "other"), model, CPU, record)
-    assert score.samples is not None
     assert len(score.samples) == 6
     write(tmp_path / "other/classes.txt", "tree\ncar\n")
     own_digest.cache_clear()
