@@ -77,44 +77,33 @@ def number_of(scene: Any) -> int:
     return int(Path(scene.name).stem.removeprefix("my photo ").removesuffix(".x"))
 
 
-def check_scene(scene: Any, classes: tuple[str, ...]) -> None:
+def check_scene(scene: Any, with_masks: bool) -> None:
     number = number_of(scene)
     left, top, width, height = box(number)
     assert scene.size == (HEIGHT, WIDTH)
     assert np.allclose(scene.objects.boxes, [[left, top, left + width, top + height]], atol=1e-3)
-    assert [classes[label] for label in scene.objects.labels] == [NAMES[number % 2]]
-    if scene.objects.masks is not None:
+    assert [NAMES[label] for label in scene.objects.labels] == [NAMES[number % 2]]
+    if with_masks:
         assert masks.area(scene.objects.masks[0]) == width * height
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_is_read(tmp_path: Path, layout: str) -> None:
+    """Also for instances, where it has polygons."""
     LAYOUTS[layout](tmp_path)
     assert check_data(str(tmp_path)).kind == "detection"
-    splits, said, error = agreed(tmp_path)
-    assert error == ""
-    assert not said or layout == "COCO of Label Studio"  # images are found by their names
-    classes = data.load(str(tmp_path), False, "stop").classes
-    assert classes == NAMES
-    for scenes in splits.values():
-        for scene in scenes:
-            check_scene(scene, classes)
-    found = {split: [number_of(scene) for scene in scenes] for split, scenes in splits.items()}
-    assert {split: len(numbers) for split, numbers in found.items()} == {"train": 4, "val": 2}
-    assert {*found["train"], *found["val"]} == set(range(6))
-    assert set(found["val"]) == {4, 5} or layout in WHOLE
-
-
-@pytest.mark.parametrize(
-    "layout", [name for name in LAYOUTS if not name.startswith(BOXES_ALONE)] + ["YOLO of polygons"]
-)
-def test_a_layout_with_polygons_is_read_for_instances(tmp_path: Path, layout: str) -> None:
-    LAYOUTS[layout](tmp_path)
-    splits, _, error = agreed(tmp_path, Instances)
-    assert error == ""
-    for scenes in splits.values():
-        for scene in scenes:
-            check_scene(scene, NAMES)
+    assert data.load(str(tmp_path), False, "stop").classes == NAMES
+    polygons = not layout.startswith(BOXES_ALONE) or layout == "YOLO of polygons"
+    for kind in (Detection, Instances)[: 1 + polygons]:
+        splits, said, error = agreed(tmp_path, kind)
+        assert error == ""
+        assert not said or layout == "COCO of Label Studio"  # images are found by their names
+        for scene in (scene for scenes in splits.values() for scene in scenes):
+            check_scene(scene, kind is Instances)
+        found = {split: [number_of(scene) for scene in scenes] for split, scenes in splits.items()}
+        assert {split: len(numbers) for split, numbers in found.items()} == {"train": 4, "val": 2}
+        assert {*found["train"], *found["val"]} == set(range(6))
+        assert set(found["val"]) == {4, 5} or layout in WHOLE
 
 
 def test_an_export_without_splits_is_divided_by_val(tmp_path: Path) -> None:

@@ -104,19 +104,19 @@ def test_bad_rows_are_named(tmp_path, rows, header, message):
         text.own(tmp_path)
 
 
-def test_bad_files_are_named(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"text,label\ngood,pos\nbad \xff,neg\n", r"test\.csv has bytes that are no UTF-8 after row \d"),
+        (b'text,label\n"good"x,pos\n', r"test\.csv, row 1 cannot be read"),
+        (b"", r"test\.csv is empty"),
+        (b"text,label\nnew,neutral\n", r"test\.csv, row 1: label 'neutral' does not occur in the training split"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, content, message):
     write(tmp_path / "train.csv", GOOD)
-    (tmp_path / "test.csv").write_bytes(b"text,label\ngood,pos\nbad \xff,neg\n")
-    with pytest.raises(DataError, match=r"test\.csv has bytes that are no UTF-8 after row \d"):
-        text.own(tmp_path)
-    (tmp_path / "test.csv").write_text('text,label\n"good"x,pos\n')
-    with pytest.raises(DataError, match=r"test\.csv, row 1 cannot be read"):
-        text.own(tmp_path)
-    (tmp_path / "test.csv").write_text("")
-    with pytest.raises(DataError, match=r"test\.csv is empty"):
-        text.own(tmp_path)
-    write(tmp_path / "test.csv", [("new", "neutral")])
-    with pytest.raises(DataError, match=r"test\.csv, row 1: label 'neutral' does not occur in the training split"):
+    (tmp_path / "test.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message):
         text.own(tmp_path)
     write(tmp_path / "test.tsv", GOOD)
     with pytest.raises(DataError, match="name the same split"):

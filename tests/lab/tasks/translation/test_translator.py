@@ -48,36 +48,30 @@ def sentences(*lengths: int) -> Tensor:
     return source
 
 
+def check_steps(model: Translator, source: Tensor, length: int, moves: dict[int, list[int]], same: bool) -> None:
+    """Scores of each next token, with what is kept of those before, equal those of whole sequences. moves: the rows
+    that go on after some steps."""
+    target = torch.randint(3, 30, (len(source), length), generator=torch.Generator().manual_seed(2))
+    target[:, 0] = START
+    whole, keep = model(source, target), source != PAD
+    writer, order = Writer(model, model.encode(source, keep), keep), torch.arange(len(source))
+    for place in range(length):
+        torch.testing.assert_close(writer.step(target[order, place]), whole[order, place], rtol=0, atol=1e-10)
+        if place in moves:
+            order = order[moves[place]]
+            writer.select(torch.tensor(moves[place]), same)
+
+
 @pytest.mark.parametrize("options", CAUSAL.values(), ids=CAUSAL)
 def test_steps_equal_the_whole_sequence(options: dict[str, Any]) -> None:
-    """Scores of each next token, with what is kept of the tokens before, after rows have changed places."""
-    model, source = build(**options), sentences()
-    target = torch.randint(3, 30, (4, 8), generator=torch.Generator().manual_seed(2))
-    target[:, 0] = START
-    whole = model(source, target)
-    keep = source != PAD
-    writer, order = Writer(model, model.encode(source, keep), keep), torch.tensor([0, 1, 2, 3])
-    for place in range(8):
-        scores = writer.step(target[order, place])
-        torch.testing.assert_close(scores, whole[order, place], rtol=0, atol=1e-10)
-        if place == 3:  # sentences change places, and one leaves
-            order = order[[2, 3, 0]]
-            writer.select(torch.tensor([2, 3, 0]), False)
+    """Also after sentences have changed places, and one has left."""
+    check_steps(build(**options), sentences(), 8, {3: [2, 3, 0]}, False)
 
 
 def test_sequences_of_one_sentence_change_places() -> None:
     """Two sequences of each sentence: their memory stays, what they wrote is exchanged."""
-    model, source = build(), sentences().repeat_interleave(2, 0)
-    target = torch.randint(3, 30, (8, 6), generator=torch.Generator().manual_seed(2))
-    keep = source != PAD
-    writer, order = Writer(model, model.encode(source, keep), keep), torch.arange(8)
-    whole = model(source, target)
-    for place in range(6):
-        scores = writer.step(target[order, place])
-        torch.testing.assert_close(scores, whole[order, place], rtol=0, atol=1e-10)
-        swap = torch.tensor([1, 0, 2, 3, 5, 4, 7, 6])
-        order = order[swap]
-        writer.select(swap, True)
+    swaps = dict.fromkeys(range(6), [1, 0, 2, 3, 5, 4, 7, 6])
+    check_steps(build(), sentences().repeat_interleave(2, 0), 6, swaps, True)
 
 
 @pytest.mark.parametrize(
