@@ -74,13 +74,9 @@ def standard(root: Path, **fields: Any) -> None:
     coco_files(root, "images", "{}.json", **fields)
 
 
-def cvat(root: Path) -> None:
-    coco_files(root, "images", "annotations/instances_{}.json", ALL)
-
-
 def cvat_with_points(root: Path) -> None:
-    cvat(root)
-    write(root / "annotations" / "person_keypoints_default.json", coco(range(6)))
+    for kind in ("instances", "person_keypoints"):
+        coco_files(root, "images", f"annotations/{kind}_{{}}.json", ALL)
 
 
 def ids_of_other_kinds(root: Path) -> None:
@@ -216,7 +212,7 @@ WITH_SPLITS: dict[str, Callable[[Path], object]] = {
 }
 """Six scenes, four for training and two for validation."""
 WHOLE: dict[str, Callable[[Path], object]] = {
-    "COCO of CVAT": cvat,
+    "COCO of CVAT": lambda root: coco_files(root, "images", "annotations/instances_{}.json", ALL),
     "COCO of CVAT with key points": cvat_with_points,
     "COCO of Label Studio": lambda root: coco_files(
         root, "images", "result.json", ALL, name="../../label-studio/data/media/{}.jpg".format, area=1.0

@@ -11,7 +11,7 @@ SIZE = (48, 64)
 """(height, width) of the images."""
 
 
-def content(images: int = 3, *, masks: bool = False, first: int = 1) -> dict[str, Any]:
+def content(images: int, masks: bool, first: int) -> dict[str, Any]:
     """The content of an annotation file: image i has i rectangles of category 3 or 7, so that the first has none."""
     rng = np.random.default_rng(first)
     annotations = []
@@ -49,10 +49,10 @@ def draw(made: dict[str, Any], folder: Path) -> None:
         Image.fromarray(pixels).save(folder / entry["file_name"])
 
 
-def coco_folder(path: Path, *, masks: bool = False, train: int = 6, val: int = 4) -> Path:
+def coco_folder(path: Path, *, masks: bool = False, train: int = 6) -> Path:
     """A folder of COCO's format with train.json and val.json."""
-    for split, images, first in (("train", train, 1), ("val", val, 101)):
-        made = content(images, masks=masks, first=first)
+    for split, images, first in (("train", train, 1), ("val", 4, 101)):
+        made = content(images, masks, first)
         draw(made, path / "images")
         (path / f"{split}.json").write_text(json.dumps(made))
     return path

@@ -445,6 +445,12 @@ def check_lazy(lazy: Any, whole: Any) -> None:
     assert lazy.labels.tolist() == whole.labels.tolist()
 
 
+@pytest.fixture
+def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    return tmp_path
+
+
 def idx(path: Path, values: np.ndarray) -> None:
     """An array as MNIST's files hold it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -460,10 +466,9 @@ def fashion(root: Path, train: int, test: int) -> None:
         idx(raw / f"{split}-labels-idx1-ubyte", np.arange(number, dtype=np.uint8) % 10)
 
 
-def test_what_is_known_of_a_torchvision_set_is_what_it_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_known_of_a_torchvision_set_is_what_it_gives(data_folder: Path) -> None:
     """Grey images become RGB: a host that is built without the data has as many channels as one that is trained."""
-    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
-    fashion(tmp_path, 20, 10)
+    fashion(data_folder, 20, 10)
     task = Classification(host="vit_desk(dim=16, depth=1)", data="FashionMNIST", size=(32, 32))
     found = task.data_set()
     assert (len(found.classes), found.channels) == classes_and_channels("FashionMNIST") == (10, 3)
@@ -472,11 +477,10 @@ def test_what_is_known_of_a_torchvision_set_is_what_it_gives(tmp_path: Path, mon
 
 
 def test_arrays_that_are_too_large_are_resized_when_they_are_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What fits keeps its checksum; what does not has that of the images in their own size."""
-    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
-    fashion(tmp_path, 20, 20)
+    fashion(data_folder, 20, 20)
     labels = np.arange(20) % 10
     whole = torchvision_set("FashionMNIST", (40, 36), False, "stop", False)
     parts = (whole.train.pixels, labels.astype(np.int64), whole.test.pixels, labels.astype(np.int64))
@@ -491,11 +495,10 @@ def test_arrays_that_are_too_large_are_resized_when_they_are_used(
 
 @pytest.mark.parametrize("name", ["fashion_mnist", "cifar10"])
 def test_tables_that_are_too_large_are_decoded_when_they_are_used(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    data_folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
     monkeypatch.setitem(PARQUET, name, dataclasses.replace(PARQUET[name], rows=(20, 10), used=15))
-    (tmp_path / name).mkdir()
+    (data_folder / name).mkdir()
     for split, number in (("train", 20), ("test", 10)):
         images = []
         for pixels in generator(split).integers(0, 256, (number, 28, 28), dtype=np.uint8):
@@ -503,7 +506,7 @@ def test_tables_that_are_too_large_are_decoded_when_they_are_used(
             Image.fromarray(pixels).save(file, "PNG")
             images.append(pixels.tobytes() if name == "fashion_mnist" else file.getvalue())
         table = pyarrow.table({"img": images, "label": np.arange(number) % 10})
-        pyarrow.parquet.write_table(table, tmp_path / name / f"{split}.parquet")
+        pyarrow.parquet.write_table(table, data_folder / name / f"{split}.parquet")
     whole = parquet_set(name, (40, 36), "stop")
     monkeypatch.setattr(own, "IN_MEMORY", 100)
     lazy = parquet_set(name, (40, 36), "stop")
@@ -606,13 +609,12 @@ def textures(root: Path, damaged: bool = False) -> None:
 
 
 def test_files_of_torchvision_are_decoded_one_by_one_to_the_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
-    textures(tmp_path / "torchvision")
+    textures(data_folder / "torchvision")
     found = torchvision_set("DTD", (28, 14), False, "stop", False)
     assert found.train.pixels.shape == (4, 28, 14, 3)
-    with Image.open(tmp_path / "torchvision/dtd/dtd/images/banded/banded_a1.png") as image:
+    with Image.open(data_folder / "torchvision/dtd/dtd/images/banded/banded_a1.png") as image:
         assert np.array_equal(found.train.pixels[1], np.asarray(fit(image, (28, 14))))
     assert torchvision_set("DTD", (28, 14), True, "stop", False).test.pixels.shape == (4, 32, 16, 3)  # 8/7, to be cut
     monkeypatch.setattr(own, "IN_MEMORY", 100)
@@ -621,9 +623,8 @@ def test_files_of_torchvision_are_decoded_one_by_one_to_the_size(
     assert lazy.checksum == found.checksum
 
 
-def test_damaged_files_of_torchvision_are_named_or_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
-    textures(tmp_path / "torchvision", damaged=True)
+def test_damaged_files_of_torchvision_are_named_or_skipped(data_folder: Path) -> None:
+    textures(data_folder / "torchvision", damaged=True)
     with pytest.raises(DataError, match=r"banded_a1\.png cannot be read"):
         torchvision_set("DTD", (28, 14), False, "stop", False)
     skipped = torchvision_set("DTD", (28, 14), False, "skip", False)

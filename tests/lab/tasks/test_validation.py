@@ -29,9 +29,7 @@ from small_masks import labels, pairs
 
 def masks(root: Path, *splits: str, number: int = 20) -> str:
     """A folder of images with masks; those of the first split are called 100, 101, ..., of the next 200, ..."""
-    numbers = tuple(
-        (split, range(first, first + number)) for first, split in zip((100, 200, 300), splits, strict=False)
-    )
+    numbers = tuple((split, range(100 * n, 100 * n + number)) for n, split in enumerate(splits, 1))
     return str(pairs(root, values=lambda row: labels(row, 2), splits=numbers))
 
 

@@ -87,7 +87,8 @@ def test_coco_itself_is_read_without_its_objects_of_no_height(
     assert "2 wrong annotations are left out, the first: " in record.message
     assert "annotation 918 in 2.png: its box [1.0, 2.0, 30.0, 0.0] has no area" in record.message
     (path / "images" / "3.png").unlink()
-    monkeypatch.setenv("REGARD_DATA", str(shutil.move(tmp_path, tmp_path.with_name("moved"))))
+    shutil.copytree(path, tmp_path / "root" / "coco")  # what is read once is kept by its path
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path / "root"))
     with pytest.raises(DataError, match="image 3, 3.png, is not in"):
         data.load("coco", False, "stop")
     assert [scene.number for scene in data.load("coco", False, "skip").splits["train"]] == [1, 2, 4, 5, 6]

@@ -101,18 +101,14 @@ def test_images_that_are_decoded_when_used_are_loaded_by_processes(
         torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
-def test_detections_are_100_unless_an_image_has_more_objects(folder: Path) -> None:
+def test_detections_are_100_unless_an_image_has_more_objects(tmp_path: Path, own_cache: Path) -> None:
     for objects, expected in ((100, 100), (101, 200)):
-        made = json.loads((folder / "train.json").read_text())
+        path = coco_folder(tmp_path / str(objects))
+        made = json.loads((path / "train.json").read_text())
         first = made["annotations"][0]
-        made["annotations"] = [{**first, "id": number} for number in range(1, objects + 1)]
-        made["annotations"].append({**first, "id": 1000, "category_id": 3 + 7 - first["category_id"]})
-        made["annotations"][-1]["image_id"] = next(i["id"] for i in made["images"] if i["id"] != first["image_id"])
-        path = folder.parent / f"with {objects}"
-        folder.rename(path)
+        made["annotations"] += [{**first, "id": 1000 + number} for number in range(objects - 1)]
         (path / "train.json").write_text(json.dumps(made))
         assert Detection(data=str(path), **SMALL).record()["detections"] == expected
-        path.rename(folder)
 
 
 @pytest.mark.parametrize("data", ["bccd", "coco"])

@@ -152,15 +152,6 @@ def a_pipe(layout: str, file: str) -> Callable[[Path], object]:
     return also(layout, lambda root: [(root / file).unlink(missing_ok=True), os.mkfifo(root / file)])
 
 
-def a_class_of_crowds(root: Path) -> None:
-    standard(root)
-    for file in root.glob("*.json"):
-        content = json.loads(file.read_text())
-        for entry in content["annotations"]:
-            entry["iscrowd"] = int(entry["category_id"] == 2)
-        write(file, content)
-
-
 def fractions(root: Path) -> None:
     pictures(root, range(2))
     write(root / "train.csv", "file,class,xmin,ymin,xmax,ymax\n0.jpg,cat,.1,.1,.5,.6\n1.jpg,cat,.2,.1,.5,.6\n")
@@ -223,7 +214,10 @@ ALTERED: dict[str, tuple[str, str, str, str, str]] = {
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     **{case: (altered(*place), words) for case, (*place, words) in ALTERED.items()},
     "all are crowds": (lambda root: standard(root, iscrowd=1), "iscrowd"),
-    "a class has crowds alone": (a_class_of_crowds, "dog"),
+    "a class has crowds alone": (
+        edited(lambda content: [entry.update(iscrowd=entry["category_id"] - 1) for entry in content["annotations"]]),
+        "all 2 objects of dog",
+    ),
     "corners for sides": (lambda root: standard(root, bbox=[30, 30, 70, 60]), "right, bottom"),
     "a box outside": (change("annotations", bbox=[90, 10, 5, 5]), r"1 in 1.jpg: its box \[90, 10, 5, 5\].* outside"),
     "a box without area": (change("annotations", bbox=[5, 10, 0, 10]), "annotation 1 in 1.jpg: .*has no area"),
@@ -273,12 +267,14 @@ def test_what_cannot_be_read_stops_check_and_training(tmp_path: Path, case: str)
     assert re.search(words, agreed(tmp_path)[2])
 
 
-def tiny(root: Path) -> None:
-    change("images", width=700, height=700)(root)
-    picture(root / "images/1.jpg", 1, (700, 700))
-    content = json.loads((root / "train.json").read_text())
+def shrink(content: dict[str, Any]) -> None:
+    content["images"][1] |= {"width": 700, "height": 700}
     content["annotations"][1] |= {"bbox": [5, 5, 1, 1], "segmentation": None}
-    write(root / "train.json", content)
+
+
+def tiny(root: Path) -> None:
+    edited(shrink)(root)
+    picture(root / "images/1.jpg", 1, (700, 700))
 
 
 def unnamed(layout: str, place: str = "train/9.jpg") -> Callable[[Path], object]:
