@@ -221,15 +221,15 @@ def test_init_zero_of_an_unknown_host_says_so() -> None:
 
 def test_every_class_gives_a_fifth_to_the_test(tmp_path: Path) -> None:
     """And at least one image of two, while the only image of a class is for training."""
-    sizes = (50, 10, 6, 5, 3, 1)
+    sizes = (50, 10, 6, 5, 3, 2, 1)
     found = load(str(folder(tmp_path, *sizes)), (14, 14))
-    assert np.bincount(found.test.labels, minlength=6).tolist() == [10, 2, 1, 1, 1, 0]
-    assert np.bincount(found.train.labels).tolist() == [40, 8, 5, 4, 2, 1]
-    assert found.classes == tuple(f"class{label}" for label in range(6))
+    assert np.bincount(found.test.labels, minlength=7).tolist() == [10, 2, 1, 1, 1, 1, 0]
+    assert np.bincount(found.train.labels).tolist() == [40, 8, 5, 4, 2, 1, 1]
+    assert found.classes == tuple(f"class{label}" for label in range(7))
     assert found.train.pixels.shape[1:] == (16, 16, 3)
     greys = [part.pixels[:, 0, 0, 0] for part in (found.train, found.test)]
     assert np.array_equal(np.searchsorted(np.cumsum(sizes), greys[0], "right"), found.train.labels)
-    assert sorted(np.concatenate(greys)) == list(range(75))
+    assert sorted(np.concatenate(greys)) == list(range(77))
 
 
 def test_parquet_is_read(tmp_path: Path) -> None:
