@@ -57,59 +57,26 @@ def pictures(folder: Path, numbers: range, end: str = ".jpg") -> None:
 
 TRAIN, VAL = range(4), range(4, 6)
 SPLITS = (("train", TRAIN), ("val", VAL))
+VALID = (("train", TRAIN), ("valid", VAL))
+ALL = (("default", range(6)),)
+"""Names of splits, and the numbers of their images."""
+Splits = tuple[tuple[str, range], ...]
+
+
+def coco_files(root: Path, images: str, file: str, splits: Splits = SPLITS, **fields: Any) -> None:
+    """images: their folder, file: of the annotations, with {} for the split. fields: as for `coco`."""
+    for split, numbers in splits:
+        pictures(root / images.format(split), numbers)
+        write(root / file.format(split), coco(numbers, **fields))
 
 
 def standard(root: Path, **fields: Any) -> None:
-    pictures(root / "images", range(6))
-    for split, numbers in SPLITS:
-        write(root / f"{split}.json", coco(numbers, **fields))
-
-
-def official(root: Path) -> None:
-    for split, numbers in SPLITS:
-        pictures(root / f"{split}2017", numbers)
-        write(root / "annotations" / f"instances_{split}2017.json", coco(numbers))
-
-
-def short_names_beside_years(root: Path) -> None:
-    for split, numbers in SPLITS:
-        pictures(root / f"{split}2017", numbers)
-        write(root / f"{split}.json", coco(numbers))
-
-
-def roboflow(root: Path) -> None:
-    for split, numbers in (("train", TRAIN), ("valid", VAL)):
-        pictures(root / split, numbers)
-        write(root / split / "_annotations.coco.json", coco(numbers))
-
-
-def cvat(root: Path) -> None:
-    pictures(root / "images", range(6))
-    write(root / "annotations" / "instances_default.json", coco(range(6)))
+    coco_files(root, "images", "{}.json", **fields)
 
 
 def cvat_with_points(root: Path) -> None:
-    cvat(root)
-    write(root / "annotations" / "person_keypoints_default.json", coco(range(6)))
-
-
-def label_studio(root: Path) -> None:
-    pictures(root / "images", range(6))
-    write(root / "result.json", coco(range(6), "../../label-studio/data/media/{}.jpg".format, area=1.0))
-
-
-def backslashes(root: Path) -> None:
-    pictures(root / "images" / "a", range(6))
-    for split, numbers in SPLITS:
-        write(root / f"{split}.json", coco(numbers, "a\\{}.jpg".format))
-
-
-def without_boxes(root: Path) -> None:
-    standard(root, bbox=None)
-
-
-def without_ids(root: Path) -> None:
-    standard(root, id=None)
+    for kind in ("instances", "person_keypoints"):
+        coco_files(root, "images", f"annotations/{kind}_{{}}.json", ALL)
 
 
 def ids_of_other_kinds(root: Path) -> None:
@@ -136,31 +103,24 @@ def voc_xml(number: int, size: bool = True) -> str:
     return f"<annotation>{sides}<object><name>{NAMES[number % 2]}</name><bndbox>{inside}</bndbox></object></annotation>"
 
 
-def voc(
-    root: Path, lists: dict[str, list[str]], images: str = "JPEGImages", name: str = "{}", size: bool = True
+def voc_files(
+    root: Path, images: str, annotations: str, splits: Splits = ALL, name: str = "{}", size: bool = True
 ) -> None:
-    for number in range(6):
-        picture(root / images / f"{name.format(number)}.jpg", number)
-        write(root / "Annotations" / f"{name.format(number)}.xml", voc_xml(number, size))
+    """images, annotations: folders, with {} for the split. name: of each file, with {} for the number."""
+    for split, part in splits:
+        for number in part:
+            picture(root / images.format(split) / f"{name.format(number)}.jpg", number)
+            write(root / annotations.format(split) / f"{name.format(number)}.xml", voc_xml(number, size))
+
+
+def voc(root: Path, lists: dict[str, list[str]], images: str = "JPEGImages", **options: Any) -> None:
+    voc_files(root, images, "Annotations", **options)
     for split, lines in lists.items():
         write(root / "ImageSets" / "Main" / f"{split}.txt", "\n".join(lines) + "\n")
 
 
 def numbers(which: range, ending: str = "") -> list[str]:
     return [f"{number}{ending}" for number in which]
-
-
-def beside(root: Path) -> None:
-    for number in range(6):
-        picture(root / f"{number}.jpg", number)
-        write(root / f"{number}.xml", voc_xml(number))
-
-
-def roboflow_voc(root: Path) -> None:
-    for split, part in (("train", TRAIN), ("valid", VAL)):
-        for number in part:
-            picture(root / split / f"{number}.jpg", number)
-            write(root / split / f"{number}.xml", voc_xml(number))
 
 
 def yolo_line(number: int, polygons: bool = False) -> str:
@@ -213,16 +173,10 @@ def csv_rows(part: range) -> str:
     return "\n".join(rows) + "\n"
 
 
-def csv_of_roboflow(root: Path) -> None:
-    for split, part in (("train", TRAIN), ("valid", VAL)):
-        pictures(root / split, part)
-        write(root / split / "_annotations.csv", csv_rows(part))
-
-
-def csv_files(root: Path) -> None:
-    pictures(root / "images", range(6))
-    for split, part in SPLITS:
-        write(root / f"{split}.csv", csv_rows(part))
+def csv_files(root: Path, images: str, file: str, splits: Splits = SPLITS) -> None:
+    for split, part in splits:
+        pictures(root / images.format(split), part)
+        write(root / file.format(split), csv_rows(part))
 
 
 def hub_metadata(root: Path) -> None:
@@ -234,12 +188,12 @@ def hub_metadata(root: Path) -> None:
 
 WITH_SPLITS: dict[str, Callable[[Path], object]] = {
     "COCO": standard,
-    "COCO as it is published": official,
-    "COCO, names without a year": short_names_beside_years,
-    "COCO of Roboflow": roboflow,
-    "COCO, backslashes": backslashes,
-    "COCO without boxes": without_boxes,
-    "COCO without ids": without_ids,
+    "COCO as it is published": lambda root: coco_files(root, "{}2017", "annotations/instances_{}2017.json"),
+    "COCO, names without a year": lambda root: coco_files(root, "{}2017", "{}.json"),
+    "COCO of Roboflow": lambda root: coco_files(root, "{}", "{}/_annotations.coco.json", VALID),
+    "COCO, backslashes": lambda root: coco_files(root, "images/a", "{}.json", name="a\\{}.jpg".format),
+    "COCO without boxes": lambda root: standard(root, bbox=None),
+    "COCO without ids": lambda root: standard(root, id=None),
     "COCO, ids of other kinds": ids_of_other_kinds,
     "YOLO, images/train": lambda root: yolo(root, "images/{}", "labels/{}", LIST),
     "YOLO, train/images": lambda root: yolo(root, "{}/images", "{}/labels", MAPPING),
@@ -250,17 +204,20 @@ WITH_SPLITS: dict[str, Callable[[Path], object]] = {
     "VOC": lambda root: voc(root, {"train": numbers(TRAIN), "val": numbers(VAL)}),
     "VOC with flags": lambda root: voc(root, {"train": numbers(TRAIN, "  1"), "val": numbers(VAL, " -1")}),
     "VOC, trainval and val": lambda root: voc(root, {"trainval": numbers(range(6)), "val": numbers(VAL)}),
-    "VOC of Roboflow": roboflow_voc,
-    "table of Roboflow": csv_of_roboflow,
-    "tables": csv_files,
+    "VOC of Roboflow": lambda root: voc_files(root, "{}", "{}", VALID),
+    "table of Roboflow": lambda root: csv_files(root, "{}", "{}/_annotations.csv", VALID),
+    "tables": lambda root: csv_files(root, "images", "{}.csv"),
     "table of the Hub": hub_metadata,
     "labelme in splits": lambda root: labelme(root, split=True),
 }
 """Six scenes, four for training and two for validation."""
 WHOLE: dict[str, Callable[[Path], object]] = {
-    "COCO of CVAT": cvat,
+    "COCO of CVAT": lambda root: coco_files(root, "images", "annotations/instances_{}.json", ALL),
     "COCO of CVAT with key points": cvat_with_points,
-    "COCO of Label Studio": label_studio,
+    "COCO of Label Studio": lambda root: coco_files(
+        root, "images", "result.json", ALL, name="../../label-studio/data/media/{}.jpg".format, area=1.0
+    ),
+    "COCO, train alone": lambda root: coco_files(root, "images", "train.json", ALL),
     "VOC of CVAT": lambda root: voc(root, {"default": numbers(range(6))}),
     "VOC, trainval alone": lambda root: voc(root, {"trainval": numbers(range(6))}),
     "VOC, names with spaces": lambda root: voc(
@@ -269,10 +226,11 @@ WHOLE: dict[str, Callable[[Path], object]] = {
     "VOC without lists": lambda root: voc(root, {}),
     "VOC without sizes": lambda root: voc(root, {}, size=False),
     "VOC, images in images": lambda root: voc(root, {}, images="images"),
-    "VOC beside the images": beside,
+    "VOC beside the images": lambda root: voc_files(root, "", ""),
     "YOLO without splits": lambda root: yolo(root, "images", "labels", LIST),
     "YOLO beside the images": lambda root: yolo(root, "", "", ("classes.txt", "cat\ndog\n")),
     "labelme": labelme,
     "labelme, rectangles": lambda root: labelme(root, "rectangle", "photos"),
 }
 """The six scenes in one split."""
+LAYOUTS = {**WITH_SPLITS, **WHOLE}

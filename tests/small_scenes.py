@@ -1,4 +1,4 @@
-"""Generated images with rectangles, and folders of them in the formats of COCO and Pascal VOC."""
+"""Generated images with rectangles, and folders of them in the format of COCO."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ SIZE = (48, 64)
 """(height, width) of the images."""
 
 
-def content(images: int = 3, *, masks: bool = False, first: int = 1) -> dict[str, Any]:
+def content(images: int, masks: bool, first: int) -> dict[str, Any]:
     """The content of an annotation file: image i has i rectangles of category 3 or 7, so that the first has none."""
     rng = np.random.default_rng(first)
     annotations = []
@@ -49,34 +49,10 @@ def draw(made: dict[str, Any], folder: Path) -> None:
         Image.fromarray(pixels).save(folder / entry["file_name"])
 
 
-def coco_folder(path: Path, *, masks: bool = False, train: int = 6, val: int = 4) -> Path:
+def coco_folder(path: Path, *, masks: bool = False, train: int = 6) -> Path:
     """A folder of COCO's format with train.json and val.json."""
-    for split, images, first in (("train", train, 1), ("val", val, 101)):
-        made = content(images, masks=masks, first=first)
+    for split, images, first in (("train", train, 1), ("val", 4, 101)):
+        made = content(images, masks, first)
         draw(made, path / "images")
         (path / f"{split}.json").write_text(json.dumps(made))
-    return path
-
-
-def voc_folder(path: Path) -> Path:
-    """The same scenes in Pascal VOC's format, whose boxes count pixels from 1."""
-    made = content(4)
-    draw(made, path / "JPEGImages")
-    (path / "Annotations").mkdir()
-    (path / "ImageSets" / "Main").mkdir(parents=True)
-    names = {3: "bright", 7: "dark"}
-    for entry in made["images"]:
-        objects = ""
-        for annotation in made["annotations"]:
-            if annotation["image_id"] == entry["id"]:
-                left, top, width, height = annotation["bbox"]
-                objects += (
-                    f"<object><name>{names[annotation['category_id']]}</name><bndbox><xmin>{left + 1}</xmin>"
-                    f"<ymin>{top + 1}</ymin><xmax>{left + width}</xmax><ymax>{top + height}</ymax></bndbox></object>\n"
-                )
-        size = f"<size><width>{SIZE[1]}</width><height>{SIZE[0]}</height><depth>3</depth></size>"
-        stem = Path(entry["file_name"]).stem
-        (path / "Annotations" / f"{stem}.xml").write_text(f"<annotation>\n{size}\n{objects}</annotation>\n")
-    for split, numbers in (("train", (1, 2, 4)), ("val", (3,))):
-        (path / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{number}\n" for number in numbers))
     return path

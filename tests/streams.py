@@ -4,12 +4,15 @@ import gzip
 import io
 import tarfile
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 
+@cache
 def encoded(number: int) -> bytes:
     """A PNG image of its own for each number, of different heights; its upper left pixel says the number."""
     pixels = np.random.default_rng(number).integers(0, 255, (20 + number % 3, 40, 3), np.uint8)
@@ -36,19 +39,28 @@ def write_table(file: Path, numbers: Iterable[int], group: int = 10, classes: in
     return file
 
 
-def write_archive(file: Path, numbers: Iterable[int], classes: int = 3) -> Path:
-    """Images with the labels number % classes; compressed if the name ends so."""
+def write_members(file: Path, members: Iterable[tuple[str, bytes]]) -> Path:
+    """An archive of files with their names; compressed if its own name ends so."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
-        for number in numbers:
-            for suffix, data in ((".png", encoded(number)), (".cls", str(number % classes).encode())):
-                info = tarfile.TarInfo(f"{number:04d}{suffix}")
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
     file.parent.mkdir(parents=True, exist_ok=True)
     data = content.getvalue()
     file.write_bytes(gzip.compress(data) if file.suffix in (".gz", ".tgz") else data)
     return file
+
+
+def write_archive(file: Path, numbers: Iterable[int], classes: int = 3) -> Path:
+    """Images with the labels number % classes."""
+    members = [
+        (f"{number:04d}{suffix}", data)
+        for number in numbers
+        for suffix, data in ((".png", encoded(number)), (".cls", str(number % classes).encode()))
+    ]
+    return write_members(file, members)
 
 
 def write_stream(folder: Path, kind: str = "parquet", sizes: Iterable[int] = (26, 30, 20, 24), test: int = 12) -> Path:
@@ -60,3 +72,15 @@ def write_stream(folder: Path, kind: str = "parquet", sizes: Iterable[int] = (26
         first += size
     write(folder / f"test-00.{kind}", range(first, first + test))
     return folder
+
+
+def equal_batches(first: Iterable[tuple], second: Iterable[tuple]) -> bool:
+    """Whether all tensors of two rows of batches are equal."""
+    return all(
+        torch.equal(a, b) for one, other in zip(first, second, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+def joined(parts: list[list[tuple]]) -> list[tuple]:
+    """Whole batches from their parts."""
+    return [tuple(torch.cat(tensors) for tensors in zip(*each, strict=True)) for each in zip(*parts, strict=True)]

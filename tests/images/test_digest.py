@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from layouts_of_boxes import picture
 from regard.core import ConfigError, DataError
 from regard.images import digest, own
 from regard.images.images import decode
@@ -19,24 +21,18 @@ from regard.lab.train.execute import execute
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    own.digest.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def class_folders(root: Path, classes: tuple[str, ...] = ("cat", "dog"), images: int = 5) -> Path:
+def class_folders(root: Path, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
     for label, name in enumerate(classes):
-        (root / name).mkdir(parents=True)
-        for number in range(images):
-            pixels = np.random.default_rng(100 * label + number).integers(0, 255, (60, 70, 3), np.uint8)
-            Image.fromarray(pixels).save(root / name / f"{number}.png")
+        for number in range(5):
+            picture(root / name / f"{number}.png", 100 * label + number, (70, 60))
     return root
 
 
 def on(data: Path | str, **fields: object) -> Classification:
-    return Classification(host="vit_desk", data=str(data), size=(14, 14), **fields)  # type: ignore[arg-type]
+    return Classification(**{"host": "vit_desk", "data": str(data), "size": (14, 14), **fields})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("settled", [True, False])
@@ -63,7 +59,7 @@ def test_a_byte_behind_the_first_4_kib_changes_the_key(tmp_path: Path, settled: 
 
 @pytest.mark.parametrize("unsettled", [2.0, -1.0])
 def test_changed_files_are_never_cached_under_the_digest_of_the_old_ones(
-    tmp_path: Path, unsettled: float, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, unsettled: float, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key is computed, the folder changes, and a run trains, all in one process."""
     monkeypatch.setattr(digest, "UNSETTLED", unsettled)
@@ -74,7 +70,7 @@ def test_changed_files_are_never_cached_under_the_digest_of_the_old_ones(
         Image.new("RGB", (60, 70), (9, 9, 9)).save(file)
     with pytest.raises(DataError, match="have changed since they were first read"):
         task.data_set()  # no key was computed since
-    assert not list((tmp_path / "cache").rglob("*.npy"))
+    assert not list(own_cache.rglob("*.npy"))
     assert Run(task=task).key != key
     assert (np.asarray(task.train_images().pixels[:]) == 9).all()
     class_folders(tmp_path / "old")
@@ -97,11 +93,17 @@ def test_a_key_is_that_of_the_present_files(tmp_path: Path, unsettled: float, mo
     assert np.array_equal(task.train_images().pixels[:], before)
 
 
-def test_data_that_change_during_a_run_do_not_become_another_finished_run(tmp_path: Path) -> None:
-    task = dataclasses.replace(on(class_folders(tmp_path / "data")), host="vit_desk(patch=2, dim=8, depth=1)")
-    run, store = Run(task=task, recipe=Recipe(epochs=1, batch=4, augment="none")), Results(tmp_path / "results")
+def small_run(tmp_path: Path) -> tuple[Run, Results]:
+    task = on(class_folders(tmp_path / "data"), host="vit_desk(patch=2, dim=8, depth=1)")
+    return Run(task=task, recipe=Recipe(epochs=1, batch=4, augment="none")), Results(tmp_path / "results")
+
+
+def test_data_that_change_during_a_run_do_not_become_another_finished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, store = small_run(tmp_path)
     key, begun = run.key, []
-    record = type(task).record
+    record = Classification.record
 
     def change(self: Classification) -> dict[str, Any]:
         found = record(self)
@@ -109,20 +111,18 @@ def test_data_that_change_during_a_run_do_not_become_another_finished_run(tmp_pa
         begun.append(key)
         return found
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(task), "record", change)
-        state, *_ = execute_job(Job(run, "study", "smoke", "row", 0), str(store.root))
+    monkeypatch.setattr(Classification, "record", change)
+    state, *_ = execute_job(Job(run, "study", "smoke", "row", 0), str(store.root))
     assert begun
     assert state == "done"
     assert [folder.name for folder in store.root.iterdir() if folder.is_dir()] == [key]
     outcome = store.outcome(key)
     assert (outcome["key"], outcome["study"], outcome["row"]) == (key, "study", "row")
-    assert Run(task=task, recipe=run.recipe).key != key
+    assert dataclasses.replace(run).key != key
 
 
 def test_a_run_whose_data_have_changed_is_refused(tmp_path: Path) -> None:
-    task = dataclasses.replace(on(class_folders(tmp_path / "data")), host="vit_desk(patch=2, dim=8, depth=1)")
-    run, store = Run(task=task, recipe=Recipe(epochs=1, batch=4, augment="none")), Results(tmp_path / "results")
+    run, store = small_run(tmp_path)
     key = run.key
     Image.new("RGB", (60, 70)).save(tmp_path / "data" / "dog" / "more.png")
     with pytest.raises(DataError, match=f"the data of run {key} have changed since the run was made: make it again"):
@@ -169,11 +169,13 @@ def test_unchanged_files_are_read_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("damage", ["[" * 100_000, "{"], ids=["nested", "text"])
-def test_a_cache_that_cannot_be_read_is_made_anew(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_read_is_made_anew(
+    tmp_path: Path, damage: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(digest, "UNSETTLED", -1.0)
     root = class_folders(tmp_path / "data")
     name = on(root).identity().data
-    (cache,) = (tmp_path / "cache").rglob("digests/*.json")
+    (cache,) = own_cache.rglob("digests/*.json")
     cache.unlink()
     cache.write_text(damage)
     own.digest.cache_clear()
@@ -256,26 +258,25 @@ def test_a_class_that_only_the_test_has_is_an_error(tmp_path: Path) -> None:
         own.check_classes(tmp_path, ("a", "b", "c"), np.array([0, 1]), np.array([0, 2]))
 
 
-@pytest.mark.parametrize("corrupt", ["stop", "skip"])
-def test_a_link_to_itself_is_refused(tmp_path: Path, corrupt: str) -> None:
-    root = class_folders(tmp_path / "data")
-    (root / "cat" / "link.jpg").symlink_to("link.jpg")
-    with pytest.raises(DataError, match=r"link\.jpg"):
-        on(root, corrupt=corrupt).record()
-
-
-def test_links_that_form_a_loop_are_refused(tmp_path: Path) -> None:
-    root = class_folders(tmp_path / "data")
-    (root / "cat" / "again").symlink_to(root)
-    with pytest.raises(DataError, match="a loop; remove the link"):
-        on(root).record()
-
-
-def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    root = class_folders(tmp_path / "data")
-    (root / "cat" / "0.png").rename(os.fsdecode(os.fsencode(root / "cat") + b"/\xff\xfe.png"))
-    with pytest.raises(DataError, match=r"udcff.*is not UTF-8; rename it"):
-        on(root).identity()
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda root: (root / "cat" / "link.jpg").symlink_to("link.jpg"), r"link\.jpg"),
+        (lambda root: (root / "cat" / "again").symlink_to(root), "a loop; remove the link"),
+        (
+            lambda root: (root / "cat" / "0.png").rename(os.fsdecode(os.fsencode(root / "cat") + b"/\xff\xfe.png")),
+            r"udcff.*is not UTF-8; rename it",
+        ),
+    ],
+    ids=["to itself", "a loop", "bytes"],
+)
+def test_links_and_names_that_cannot_be_read_are_refused(
+    tmp_path: Path, make: Callable[[Path], object], words: str
+) -> None:
+    make(class_folders(tmp_path))
+    for corrupt in ("stop", "skip"):
+        with pytest.raises(DataError, match=words):
+            on(tmp_path, corrupt=corrupt).record()
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,8 @@ import pytest
 from regard.images.images import Images, cached, mean_and_deviation
 
 
-def test_a_full_disk_leaves_nothing_in_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_leaves_nothing_in_the_cache(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A limit on the size of files stands for the full disk."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = Images(np.zeros((100, 8, 8, 3), np.uint8), np.zeros(100, np.int64))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
@@ -24,19 +21,18 @@ def test_a_full_disk_leaves_nothing_in_the_cache(
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert found is made
     assert "decoded images are not cached" in caplog.text
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in own_cache.rglob("*") if path.is_file()]
     assert (cached("full", lambda: made).pixels == made.pixels).all()
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
+    assert len([path for path in own_cache.rglob("*") if path.is_file()]) == 2
 
 
 @pytest.mark.parametrize("ending", ["pixels.npy", "labels.npy"])
 def test_one_changed_bit_is_noticed_and_the_images_are_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ending: str
+    own_cache: Path, caplog: pytest.LogCaptureFixture, ending: str
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = Images(np.arange(192, dtype=np.uint8).reshape(4, 4, 4, 3), np.arange(4))
     cached("bits", lambda: made)
-    (file,) = tmp_path.rglob(f"*.{ending}")
+    (file,) = own_cache.rglob(f"*.{ending}")
     content = bytearray(file.read_bytes())
     content[140] ^= 1
     file.write_bytes(content)
@@ -47,12 +43,11 @@ def test_one_changed_bit_is_noticed_and_the_images_are_made_again(
     cached("bits", lambda: pytest.fail("whole files are read"))
 
 
-def test_the_file_of_another_set_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_the_file_of_another_set_is_not_read(own_cache: Path) -> None:
     first, second = (Images(np.full((4, 4, 4, 3), value, np.uint8), np.arange(4)) for value in (1, 2))
     cached("first", lambda: first)
     cached("second", lambda: second)
-    (source,), (target,) = tmp_path.rglob("second*.pixels.npy"), tmp_path.rglob("first*.pixels.npy")
+    (source,), (target,) = own_cache.rglob("second*.pixels.npy"), own_cache.rglob("first*.pixels.npy")
     shutil.copy(source, target)
     assert (cached("first", lambda: first).pixels == 1).all()
 

@@ -1,12 +1,13 @@
 """Boards: pure, disjoint, balanced, and answered completely by reading them."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from regard.core import ConfigError, DataError
-from regard.lab.data import generated
 from regard.lab.data.board_images import board_images
 from regard.lab.data.boards import (
     ABILITIES,
@@ -25,7 +26,6 @@ from regard.lab.data.boards import (
     step_codes,
 )
 from regard.lab.tasks.cells import Cells
-from regard.lab.train.run import Run
 
 NUMBER = 96
 QUESTION = question_mark()[:, :HALF]
@@ -108,7 +108,7 @@ def test_reading_a_board_answers_it(ability: str, side: int) -> None:
     seen, reader = made(ability, noise=0, side=side), Reader(ability, side)
     wrong = sum(
         reader.answers(image) != answers.ravel().tolist()
-        for image, answers in zip(seen.images[:24], seen.answers, strict=False)
+        for image, answers in zip(seen.images[:12], seen.answers, strict=False)
     )
     assert wrong == 0
 
@@ -126,17 +126,8 @@ def test_a_board_is_a_pure_function_of_set_split_seed_and_index(ability: str) ->
 
 @pytest.mark.parametrize("garments", [False, True], ids=["digits", "garments"])
 def test_no_image_is_in_two_splits(garments: bool) -> None:
-    if garments:
-        pytest.importorskip("pyarrow")
-        from regard.core import DataError
-        from regard.lab.data.catalog import data_root
-
-        try:
-            here = (data_root() / "fashion_mnist").exists()
-        except DataError:
-            here = False
-        if not here:
-            pytest.skip("needs Fashion-MNIST: set REGARD_DATA")
+    if garments and not Path(os.environ.get("REGARD_DATA", ""), "fashion_mnist").is_dir():
+        pytest.skip("needs fashion_mnist below REGARD_DATA")
     splits = [board_images(garments, split, False) for split in ("train", "val", "test")]
     shown = [{tile.tobytes() for tile in tiles.shown} for tiles in splits]
     digits = [{tile.tobytes() for pool in tiles.digits for tile in pool} for tiles in splits]
@@ -232,15 +223,6 @@ def test_a_wrong_spelling_is_one_clear_line(text: str, message: str) -> None:
 def test_half_a_pair_is_refused() -> None:
     with pytest.raises(ConfigError, match="pairs=2.5; a whole number"):
         read_boards("boards(ability=content, pairs=2.5)")
-
-
-def test_the_revision_of_the_generator_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(task=Cells(host="vit_desk(patch=14)", data="digit_boards(ability=content)"))
-    before = replace(run).key
-    assert run.task.identity().data == "digit_boards(ability=content)"
-    monkeypatch.setitem(generated.REVISIONS, "digit_boards", 2)
-    assert run.task.identity().data == "digit_boards@2(ability=content)"
-    assert run.key != before
 
 
 def test_both_sets_have_checksums_of_their_own() -> None:

@@ -27,6 +27,7 @@ SETS = {
     "matching-mini": "sequences",
     "pathfinder": "sequences",
     "numbers": "translation",
+    "digit_boards(ability=content)": "cells",
 }
 """A task for each place where the data of a key are named."""
 
@@ -34,7 +35,7 @@ SETS = {
 def task_on(data: str) -> Task:
     kind: Any = next(kind for kind in KINDS if kind.name == SETS[data])
     size = {"size": (12, 12)} if "size" in kind.__dataclass_fields__ else {}
-    return kind(host="vit_desk", data=data, **size)
+    return kind(host="vit_desk(patch=14)", data=data, **size)
 
 
 @pytest.mark.parametrize("data", SETS)
@@ -42,8 +43,9 @@ def test_a_run_on_another_revision_of_a_set_has_another_key(data: str, monkeypat
     run = Run(task=task_on(data))
     before = replace(run).key
     assert run.task.identity().data == data  # as in the keys of versions without revisions
-    monkeypatch.setitem(generated.REVISIONS, data, 2)
-    assert run.task.identity().data == f"{data}@2"
+    name, mark, options = data.partition("(")
+    monkeypatch.setitem(generated.REVISIONS, name, 2)
+    assert run.task.identity().data == f"{name}@2{mark}{options}"
     assert run.key != before
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from layouts_of_boxes import coco_files
 from regard.cli.app import run as command
 from regard.core import ConfigError
 from regard.lab.engine.study import Row, Setting, Study
@@ -24,86 +24,59 @@ from regard.lab.tasks.translation import Translation
 from regard.lab.tasks.validation import ValidationPart
 from regard.lab.train.recipe import Recipe
 from regard.mixers.softmax import Softmax
+from small_masks import labels, pairs
 
 
-def masks(root: Path, splits: tuple[str, ...], number: int = 20) -> str:
-    """A folder of images with masks: the image and the mask of row n have the value n."""
-    for index, split in enumerate(splits):
-        for kind, bands in (("images", 3), ("masks", 0)):
-            folder = root / kind / split
-            folder.mkdir(parents=True)
-            for row in range(number):
-                value = 100 * index + row
-                pixels = np.full((16, 16, bands) if bands else (16, 16), value if bands else row % 2, np.uint8)
-                Image.fromarray(pixels).save(folder / f"{row:02d}.png")
-    return str(root)
+def masks(root: Path, *splits: str, number: int = 20) -> str:
+    """A folder of images with masks; those of the first split are called 100, 101, ..., of the next 200, ..."""
+    numbers = tuple((split, range(100 * n, 100 * n + number)) for n, split in enumerate(splits, 1))
+    return str(pairs(root, values=lambda row: labels(row, 2), splits=numbers))
 
 
 def segmented(task: Segmentation, split: str) -> set[int]:
-    part = task.part(split)
-    return {int(sample.image[0, 0, 0]) for sample in part}
+    return {int(sample.image_file.stem) for sample in task.part(split)}  # type: ignore[attr-defined]
 
 
 def test_segmentation_draws_training_images(tmp_path: Path) -> None:
-    task = Segmentation(host="vit_desk(patch=8)", data=masks(tmp_path, ("train", "test")), size=(16, 16), val=0.25)
+    task = Segmentation(host="vit_desk(patch=8)", data=masks(tmp_path, "train", "test"), size=(16, 16), val=0.25)
     train, held = segmented(task, "train"), segmented(task, "held")
     assert (len(train), len(held)) == (15, 5)
-    assert train | held == set(range(20))
-    assert segmented(task, "test") == set(range(100, 120))
+    assert train | held == set(range(100, 120))
+    assert segmented(task, "test") == set(range(200, 220))
     assert segmented(replace(task, val_seed=1), "held") != held
     few = replace(task, limit=8)
-    assert segmented(few, "train") | segmented(few, "held") == set(range(8))
+    assert segmented(few, "train") | segmented(few, "held") == set(range(100, 108))
     assert len(segmented(few, "test")) == 8
     assert task.record()["train"] == 15
     validated = task.validation()
-    assert validated is not None
     assert (validated.split, validated.record()["test"], validated.validation()) == ("held", 5, None)
 
 
 def test_segmentation_takes_images_that_the_data_reserve(tmp_path: Path) -> None:
-    data = masks(tmp_path / "three", ("train", "val", "test"))
+    data = masks(tmp_path / "three", "train", "val", "test")
     task = Segmentation(host="vit_desk(patch=8)", data=data, size=(16, 16), val=0.25)
-    assert segmented(task, "train") == set(range(20))
-    assert segmented(task, "held") == segmented(task, "val") == set(range(100, 120))
-    both = Segmentation(
-        host="vit_desk(patch=8)", data=masks(tmp_path / "two", ("train", "val")), size=(16, 16), val=0.25
-    )
+    assert segmented(task, "train") == set(range(100, 120))
+    assert segmented(task, "held") == segmented(task, "val") == set(range(200, 220))
+    both = Segmentation(host="vit_desk(patch=8)", data=masks(tmp_path / "two", "train", "val"), size=(16, 16), val=0.25)
     assert len(segmented(both, "held")) == 5  # "val" is the test there
     cued = Segmentation(host="vit_desk(patch=7)", data="cued-digits", size=(84, 84), val=0.1)
     assert (len(cued.part("train")), len(cued.part("held"))) == (38_400, 512)
     assert not np.array_equal(cued.part("held")[0].image, cued.part("test")[0].image)
 
 
-def boxes(root: Path, number: int = 12) -> str:
-    """A folder of COCO's format, whose image n has the value n."""
-    for index, split in enumerate(("train", "val")):
-        (root / split).mkdir(parents=True)
-        images, annotations = [], []
-        for row in range(number):
-            file = f"{row:02d}.png"
-            Image.fromarray(np.full((32, 32, 3), 100 * index + row, np.uint8)).save(root / split / file)
-            images.append({"id": row + 1, "file_name": file, "width": 32, "height": 32})
-            annotations.append({"id": row + 1, "image_id": row + 1, "category_id": 1, "bbox": [4, 4, 8, 8], "area": 64,
-                                "iscrowd": 0})  # fmt: skip
-        labels = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "thing"}]}
-        (root / f"{split}.json").write_text(json.dumps(labels))
-    return str(root)
-
-
 def test_detection_draws_training_images(tmp_path: Path) -> None:
-    task = Detection(host="vit_desk(patch=8)", data=boxes(tmp_path), size=(32, 32), val=0.25)
+    coco_files(tmp_path, "images", "{}.json", (("train", range(12)), ("val", range(12, 24))))
+    task = Detection(host="vit_desk(patch=8)", data=str(tmp_path), size=(32, 32), val=0.25)
 
     def found(split: str, task: Detection = task) -> set[int]:
-        part = task.part(split)
-        return {int(part.pixels(row)[0, 0, 0]) for row in range(len(part))}
+        return {int(Path(scene.name).stem) for scene in task.part(split).scenes}
 
     train, held = found("train"), found("held")
     assert (len(train), len(held)) == (9, 3)
     assert train | held == set(range(12))
-    assert found("val") == set(range(100, 112))
+    assert found("val") == set(range(12, 24))
     validated = task.validation()
-    assert validated is not None
-    assert {int(scene.name.split("/")[-1][:2]) for scene in validated.test_scenes()} == held
+    assert {int(Path(scene.name).stem) for scene in validated.test_scenes()} == held
     assert found("held", replace(task, val_seed=1)) != held
 
 
@@ -120,7 +93,6 @@ def texts(root: Path, **numbers: int) -> str:
 def test_translation_draws_or_takes_sentences(tmp_path: Path) -> None:
     task = Translation(host="translator", data=texts(tmp_path / "two", train=20, test=4), val=0.25)
     validated = task.validation()
-    assert validated is not None
     train, held = task.train_sentences(), validated.test_sentences()
     assert (len(train), len(held)) == (15, 5)
     assert set(train.source) | set(held.source) == {f"train en {row}" for row in range(20)}
@@ -138,7 +110,6 @@ def test_sequences_draw_or_take_samples(tmp_path: Path) -> None:
         (tmp_path / f"{split}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
     task = Sequences(host="sequence_encoder", data=str(tmp_path), val=0.25)
     validated = task.validation()
-    assert validated is not None
     assert (len(task.train_split()), len(validated.test_split()), len(task.test_split())) == (15, 5, 4)
     listops = Sequences(host="sequence_encoder", data="listops-mini", val=0.25)
     assert len(listops.train_split()) == len(replace(listops, val=0.0).train_split())
@@ -176,13 +147,15 @@ def test_learning_rates_are_chosen_on_it_in_every_task(task: Any) -> None:
 
 
 def test_a_part_without_samples_is_refused(tmp_path: Path) -> None:
-    task = Segmentation(host="vit_desk(patch=8)", data=masks(tmp_path, ("train", "test"), 4), size=(16, 16), val=0.1)
+    task = Segmentation(
+        host="vit_desk(patch=8)", data=masks(tmp_path, "train", "test", number=4), size=(16, 16), val=0.1
+    )
     with pytest.raises(ConfigError, match=r"val=0.1 of 4 training samples leaves none"):
         task.part("train")
 
 
 def test_the_best_weights_of_a_segmenter_are_chosen_on_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, root = masks(tmp_path / "data", ("train", "test")), str(tmp_path / "results")
+    data, root = masks(tmp_path / "data", "train", "test"), str(tmp_path / "results")
     arguments = ["train", "SKA()", "--task", "segmentation", "--data", data, "--size", "16", "--host",
                  "vit_desk(patch=8, dim=16, depth=1, heads=2)", "--set", "recipe.epochs=2", "--set", "recipe.batch=4",
                  "--results", root, "--device", "cpu"]  # fmt: skip

@@ -16,8 +16,7 @@ from small_scenes import SIZE, coco_folder
 
 
 @pytest.fixture
-def scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Scene]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def scenes(tmp_path: Path, own_cache: Path) -> list[Scene]:
     return list(data.load(str(coco_folder(tmp_path / "own", masks=True)), True, "stop").splits["train"])
 
 
@@ -127,21 +126,16 @@ def test_batches_are_functions_of_seed_and_number(scenes: list[Scene]) -> None:
         assert torch.equal(one[0], other[0])
         assert all(torch.equal(a["boxes"], b["boxes"]) for a, b in zip(one[1], other[1], strict=True))
     assert {tuple(batch[0].shape[-2:]) for batch in forward} == {(32, 32), (64, 64)}
+    parts = [Batches(split, 2, "flips", 5, (0.5, 1.0), part=(index, 2)) for index in range(2)]
+    assert all(torch.equal(torch.cat([part[n][0] for part in parts]), batch[0]) for n, batch in enumerate(forward))
     other = Batches(split, 2, "flips", 6, (0.5, 1.0))
     assert any(not torch.equal(forward[step][0], other[step][0]) for step in range(6))
 
 
-def test_parts_of_a_batch_make_up_the_batch(scenes: list[Scene]) -> None:
-    split = Split(scenes, (64, 64), 3)
-    whole = Batches(split, 4, "flips", 1)[0]
-    parts = [Batches(split, 4, "flips", 1, part=(index, 2))[0] for index in range(2)]
-    assert torch.equal(torch.cat([part[0] for part in parts]), whole[0])
-
-
-def test_decoded_images_are_cached_and_equal(scenes: list[Scene], tmp_path: Path) -> None:
+def test_decoded_images_are_cached_and_equal(scenes: list[Scene], own_cache: Path) -> None:
     fresh, kept = Split(scenes, SIZE, 3), Split(scenes, SIZE, 3, key="test")
     assert all(np.array_equal(fresh.pixels(row), kept.pixels(row)) for row in range(len(scenes)))
-    assert list((tmp_path / "cache").rglob("detection-test-*.npy"))
+    assert list(own_cache.rglob("detection-test-*.npy"))
 
 
 def test_damaged_images_and_wrong_sizes_are_named(scenes: list[Scene]) -> None:

@@ -117,13 +117,10 @@ def test_what_an_image_contributes_is_the_jackknife_value() -> None:
     scenes, found = random_case(3)
     evaluation = evaluate(scenes, found, CLASSES, "bbox", 100)
     samples = evaluation.score().samples
-    assert samples is not None
     for left_out in (0, 7):
         rest = [row for row in range(len(scenes)) if row != left_out]
         without = evaluate([scenes[row] for row in rest], [found[row] for row in rest], CLASSES, "bbox", 100).mean()
         whole = evaluation.mean()
-        assert without is not None
-        assert whole is not None
         expected = len(scenes) * whole - (len(scenes) - 1) * without
         assert samples[left_out] == pytest.approx(expected, rel=1e-5)
 
@@ -161,5 +158,4 @@ def test_components_are_the_boxes_of_separate_things(inverted: bool) -> None:
     found = components(255 - pixels if inverted else pixels, 2, 100, True)
     assert found.boxes.tolist() == [[10, 5, 30, 15], [40, 20, 50, 35]]
     assert found.labels.tolist() == [2, 2]
-    assert found.masks is not None
     assert decode(found.masks, (40, 60)).sum((1, 2)).tolist() == [200, 150]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torchvision.models.detection import fasterrcnn_resnet50_fpn, maskrcnn_resnet50_fpn
+from torchvision.models.detection import FasterRCNN, MaskRCNN
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
 from regard.core import ConfigError, Grid, UnsupportedError
 from regard.lab.tasks.detection.networks import DETECTORS, Detector, Heads, detection_backbone, make_detector
@@ -41,18 +42,19 @@ def targets(*counts: int) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize("kind", ["faster", "mask"])
 def test_boxes_are_those_of_torchvision_with_its_weights(kind: str) -> None:
     torch.manual_seed(1)
-    make = fasterrcnn_resnet50_fpn if kind == "faster" else maskrcnn_resnet50_fpn
+    resnet = resnet_fpn_backbone(backbone_name="resnet18", weights=None, trainable_layers=5, norm_layer=nn.BatchNorm2d)
+    make = FasterRCNN if kind == "faster" else MaskRCNN
     theirs = make(
-        weights=None, weights_backbone=None, num_classes=4, min_size=96, max_size=128, image_mean=[0.0] * 3,
-        image_std=[1.0] * 3, rpn_pre_nms_top_n_test=100, rpn_post_nms_top_n_test=100,
+        resnet, num_classes=4, min_size=96, max_size=128, image_mean=[0.0] * 3, image_std=[1.0] * 3,
+        rpn_pre_nms_top_n_test=100, rpn_post_nms_top_n_test=100, box_detections_per_img=20,
     )  # fmt: skip
     with torch.no_grad():  # random weights give maps without contrast, and all boxes the same score
         for norm in (module for module in theirs.modules() if isinstance(module, nn.BatchNorm2d)):
             norm.momentum = None
         theirs.backbone.train()(torch.rand(2, 3, 128, 128))
         theirs.roi_heads.box_predictor.cls_score.weight.mul_(5)
-    backbone = detection_backbone("resnet50", None, size=(96, 128))
-    ours = make_detector(kind, backbone, Heads(classes=3, proposals=(2000, 100)))
+    backbone = detection_backbone("resnet18", None, size=(96, 128))
+    ours = make_detector(kind, backbone, Heads(classes=3, proposals=(2000, 100), detections=20))
     ours.load_state_dict(theirs.state_dict())
     images = [torch.rand(3, 96, 128), torch.rand(3, 128, 96)]
     padded = torch.zeros(2, 3, 128, 128)
@@ -71,6 +73,7 @@ def test_boxes_are_those_of_torchvision_with_its_weights(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", DETECTORS)
 def test_a_step_with_and_without_objects_reaches_the_attention(kind: str) -> None:
+    """Without any object the loss is finite, and that of boxes and masks is 0."""
     model = small(kind).train()
     for block in (module for name, module in model.named_modules() if name.endswith("attn")):
         nn.init.ones_(block.gamma)  # at zero nothing reaches the mechanism
@@ -89,11 +92,7 @@ def test_a_step_with_and_without_objects_reaches_the_attention(kind: str) -> Non
     for name, parameter in attention.items():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().max() > 0, name
-
-
-@pytest.mark.parametrize("kind", DETECTORS)
-def test_no_positive_box_gives_a_finite_loss(kind: str) -> None:
-    losses = small(kind).train()(torch.randn(2, 3, 64, 96), targets(0, 0))
+    losses = model(torch.randn(2, 3, 64, 96), targets(0, 0))
     assert all(torch.isfinite(value) for value in losses.values())
     boxes = [value for name, value in losses.items() if "box_reg" in name or "mask" in name]
     assert boxes
@@ -136,8 +135,8 @@ def test_scores_of_a_cascade_are_the_mean_of_its_stages() -> None:
         (ATTENDED, None),
         ("attended_resnet18", Softmax()),
         ("skaformer_desk", None),
-        ("cskaformer_s18(mixers=('conv','cska','attn','attn'))", None),
-        ("swin_tiny_patch4_window7_224(window_size=2)", None),
+        ("skaformer_desk(mixers=('conv','cska','attn','attn'))", None),
+        ("swin_tiny_patch4_window7_224(window_size=2, depths=(1,1,1,1))", None),
         ("vit_desk(patch=8, depth=2)", Softmax()),
         ("vit_desk(patch=8, depth=2)", None),
         ("convnext_atto", None),

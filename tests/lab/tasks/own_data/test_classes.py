@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 
-from layouts_of_boxes import VAL, coco, picture, standard, write
+from layouts_of_boxes import NAMES, VAL, coco, picture, standard, write
 from regard.core import DataError
 from regard.images import own
 from regard.lab.tasks.check_data import check_data
@@ -22,16 +21,11 @@ from regard.lab.tasks.classification import Classification
 from regard.lab.tasks.detection import Detection
 from regard.lab.tasks.segmentation import Segmentation
 from regard.lab.tasks.segmentation.data import own_digest
+from small_masks import labels, pairs
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 SPLITS = (("train", range(8)), ("test", range(8, 12)))
-NAMES = ("cat", "dog")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    own.digest.cache_clear()
 
 
 def shade(path: Path, number: int) -> Path:
@@ -39,6 +33,11 @@ def shade(path: Path, number: int) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (9, 9), (20 * number,) * 3).save(path)
     return path
+
+
+def shades(root: Path) -> None:
+    for number in range(12):
+        shade(root / NAMES[number % 2] / f"{number}.png", number)
 
 
 def folders(root: Path, *names: str) -> None:
@@ -95,6 +94,11 @@ def hub_converted(root: Path) -> None:
     hub_table(root / "default/test/0000.parquet", range(8, 12))
 
 
+def rows_of_folders(numbers: range, split: str = "") -> str:
+    return "".join(f"{NAMES[n % 2]}/{n}.png,{NAMES[n % 2]}{split and ',' + split}\n" for n in numbers)
+
+
+HEAD = "file,label\n"
 FILE, LABEL = "file_name", "label"
 WITH_TEST: dict[str, Callable[[Path], object]] = {
     "two lists": lambda root: lists(root, {f"{s}.csv": table(("file", "label"), n, "images/") for s, n in SPLITS}),
@@ -164,31 +168,17 @@ def test_class_folders_need_no_list(tmp_path: Path) -> None:
     """What older versions read has its key, with and without a list of the same classes."""
     folders(tmp_path / "a", ".")
     before = task(tmp_path / "a").identity()
-    write(
-        tmp_path / "a/labels.csv",
-        "file,label\n" + "".join(f"{NAMES[n % 2]}/{n}.png,{NAMES[n % 2]}\n" for n in range(8)),
-    )
+    write(tmp_path / "a/labels.csv", HEAD + rows_of_folders(range(8)))
     own.digest.cache_clear()
     assert check_data(str(tmp_path / "a")).kind == "classification"
     assert task(tmp_path / "a").identity() == before
 
 
-def rows_of_folders(numbers: range, split: str = "") -> str:
-    return "".join(f"{NAMES[n % 2]}/{n}.png,{NAMES[n % 2]}{split and ',' + split}\n" for n in numbers)
-
-
-HEAD = "file,label\n"
+BY_SPLIT = rows_of_folders(range(6), "train") + rows_of_folders(range(6, 12), "test")
 DECIDING: dict[str, tuple[dict[str, str], int]] = {
-    "a column of splits": (
-        {
-            "labels.csv": "file,label,split\n"
-            + rows_of_folders(range(6), "train")
-            + rows_of_folders(range(6, 12), "test")
-        },
-        12,
-    ),
+    "a column of splits": ({"labels.csv": "file,label,split\n" + BY_SPLIT}, 12),
     "two lists": (
-        {"train.csv": HEAD + rows_of_folders(range(6)), "test.csv": HEAD + rows_of_folders(range(6, 12))},
+        {f"{s}.csv": HEAD + rows_of_folders(n) for s, n in (("train", range(6)), ("test", range(6, 12)))},
         12,
     ),
     "some of the images": ({"labels.csv": HEAD + rows_of_folders(range(6))}, 6),
@@ -200,8 +190,7 @@ def test_a_list_decides_beside_class_folders_of_its_names(
     tmp_path: Path, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     files, count = DECIDING[case]
-    for number in range(12):
-        shade(tmp_path / NAMES[number % 2] / f"{number}.png", number)
+    shades(tmp_path)
     before = task(tmp_path).identity()
     for name, content in files.items():
         write(tmp_path / name, content)
@@ -230,8 +219,7 @@ def test_a_list_without_splits_does_not_mix_folders_of_splits(tmp_path: Path) ->
 
 
 def test_a_list_that_contradicts_class_folders_decides_with_a_warning(tmp_path: Path) -> None:
-    for number in range(12):
-        shade(tmp_path / NAMES[number % 2] / f"{number}.png", number)
+    shades(tmp_path)
     write(tmp_path / "labels.csv", HEAD + rows_of_folders(range(12)).replace("cat/0.png,cat", "cat/0.png,dog"))
     (said,) = check_data(str(tmp_path)).warnings
     assert "of another class" in said
@@ -250,57 +238,32 @@ def test_images_and_pipes_that_no_list_names(tmp_path: Path) -> None:
         check_data(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "words"),
-    [
-        ("labels.csv", HEAD + "0.png,dog, small\n1.png,cat\n", r"line 2 has more fields .* quotes"),
-        ("labels.csv", HEAD + "0.png,cat\n\n1.png,dog, big\n", r"line 4 has more fields"),
-        ("labels.csv", "file,label,Label\n0.png,cat,dog\n1.png,dog,cat\n", "'label' twice"),
-        ("labels.csv", HEAD + "0.png,cat\n1.png,dog\n0.png,dog\n", r"0\.png is 'dog' .*'cat' .*line 2"),
-        ("labels.csv", HEAD + "0.png,  \n1.png,dog\n", "line 2: expected a file and one label"),
-        ("labels.csv", "file,label,split\n0.png,cat,test\n1.png,dog,train\n0.png,cat,train\n", "of train, .* of test"),
-        (
-            "train.csv",
-            "file,label,split\n0.png,cat,train\n1.png,dog,test\n",
-            "line 3: its column split does not say train",
-        ),
-        ("labels.csv", HEAD + "x,cat\n0.png,dog\n1.png,cat\n", "line 2: .*x"),
-        ("labels.jsonl", '{"file": "0.png", "label": 1, "label": 2}\n', "line 1: 'label' occurs twice"),
-    ],
-)
-def test_what_a_list_leaves_open_is_refused(tmp_path: Path, file: str, content: str, words: str) -> None:
-    lists(tmp_path, {file: content})
+GOOD = table(("file", "label"), range(12))
+REFUSED: list[tuple[dict[str, str], str]] = [
+    ({"labels.csv": HEAD + "0.png,dog, small\n1.png,cat\n"}, "line 2 has more fields .* quotes"),
+    ({"labels.csv": HEAD + "0.png,cat\n\n1.png,dog, big\n"}, "line 4 has more fields"),
+    ({"labels.csv": "file,label,Label\n0.png,cat,dog\n1.png,dog,cat\n"}, "'label' twice"),
+    ({"labels.csv": HEAD + "0.png,cat\n1.png,dog\n0.png,dog\n"}, r"0\.png is 'dog' .*'cat' .*line 2"),
+    ({"labels.csv": HEAD + "0.png,  \n1.png,dog\n"}, "line 2: expected a file and one label"),
+    ({"labels.csv": "file,label,split\n0.png,cat,test\n1.png,dog,train\n0.png,cat,train\n"}, "of train, .* of test"),
+    ({"train.csv": "file,label,split\n0.png,cat,train\n1.png,dog,test\n"}, "line 3: its column split does not say tr"),
+    ({"labels.csv": HEAD + "x,cat\n0.png,dog\n1.png,cat\n"}, "line 2: .*x"),
+    ({"labels.jsonl": '{"file": "0.png", "label": 1, "label": 2}\n'}, "line 1: 'label' occurs twice"),
+    ({"labels.csv": GOOD + "gone.png,cat\n"}, "line 14: .*gone.png"),
+    ({"labels.csv": GOOD + "/data/0.png,cat\n"}, "line 14: .*absolute"),
+    ({"labels.csv": GOOD + "images/0.png,\n"}, "line 14: .*one label"),
+    ({"labels.csv": GOOD + "0.doc,cat\n"}, "line 14: .*no image"),
+    ({"all.csv": "file,label,split\n0.png,cat,holdout\n1.png,dog,train\n"}, "line 2: its split"),
+    ({"a.csv": GOOD, "b.csv": HEAD + "0.png,dog\n1.png,dog\n"}, r"0\.png is 'dog' .*'cat' .*a\.csv"),
+]
+
+
+@pytest.mark.parametrize(("files", "words"), REFUSED)
+def test_what_a_list_leaves_open_is_refused(tmp_path: Path, files: dict[str, str], words: str) -> None:
+    lists(tmp_path, files)
     for read in (check_data, lambda data: task(Path(data)).data_set()):
         with pytest.raises(DataError, match=words):
             read(str(tmp_path))
-
-
-def test_two_lists_with_different_labels_are_refused(tmp_path: Path) -> None:
-    lists(tmp_path, {"a.csv": table(("file", "label"), range(12)), "b.csv": HEAD + "0.png,dog\n1.png,dog\n"})
-    with pytest.raises(DataError, match=r"0\.png is 'dog' .*'cat' .*a\.csv"):
-        check_data(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("row", "word"),
-    [
-        ("gone.png,cat", "gone.png"),
-        ("/data/0.png,cat", "absolute"),
-        ("images/0.png,", "one label"),
-        ("0.doc,cat", "no image"),
-    ],
-)
-def test_wrong_rows_of_a_list_are_named_with_their_line(tmp_path: Path, row: str, word: str) -> None:
-    lists(tmp_path, {"labels.csv": table(("file", "label"), range(12)) + row + "\n"})
-    for read in (check_data, lambda data: task(Path(data)).data_set()):
-        with pytest.raises(DataError, match=f"line 14: .*{word}"):
-            read(str(tmp_path))
-
-
-def test_an_unknown_split_is_named(tmp_path: Path) -> None:
-    lists(tmp_path, {"all.csv": "file,label,split\n0.png,cat,holdout\n1.png,dog,train\n"})
-    with pytest.raises(DataError, match="line 2: its split"):
-        check_data(str(tmp_path))
 
 
 def test_a_test_without_labels_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -364,7 +327,6 @@ def test_other_data_are_scored_whole_and_may_have_fewer_classes(tmp_path: Path) 
     for name in ("fewer", "test"):
         score = trained.score_on(str(tmp_path / name), model, CPU, record)
         images = [own.decode(file, (8, 8), 3) for file in sorted((tmp_path / name).rglob("*.png"))]
-        assert score.samples is not None
         assert len(score.samples) == len(images) == 8
         expected = trained.score_on(str(tmp_path / name), model, CPU, record | {"name": "own:another"})
         assert score.metrics == expected.metrics
@@ -393,23 +355,17 @@ def test_other_boxes_are_scored_whole(tmp_path: Path, make: Callable[[Path], obj
     trained = boxes_task(tmp_path / "run")
     model, record = trained.model(None, 0), trained.record()
     score = trained.score_on(str(tmp_path / "other"), model, CPU, record)
-    assert score.samples is not None
     assert len(score.samples) == images
 
 
 def test_other_masks_are_scored_whole_and_may_have_fewer_classes(tmp_path: Path) -> None:
-    for number in range(6):
-        for name in ("run", "other"):
-            picture(tmp_path / name / "images" / f"{number}.png", number, (16, 12))
-            values = np.random.default_rng(number).integers(0, 3 if name == "run" else 2, (12, 16)).astype(np.uint8)
-            (tmp_path / name / "masks").mkdir(exist_ok=True)
-            Image.fromarray(values).save(tmp_path / name / "masks" / f"{number}.png")
+    for name, count in (("run", 3), ("other", 2)):
+        pairs(tmp_path / name, "images/{1}.png", "masks/{1}.png", lambda number, count=count: labels(number, count))
     write(tmp_path / "run/classes.txt", "sky\nroad\ntree\n")
     write(tmp_path / "other/classes.txt", "tree\nsky\n")
     trained = Segmentation(host="vit_desk(patch=4, dim=8, depth=1, heads=2)", data=str(tmp_path / "run"), size=(8, 8))
     model, record = trained.model(None, 0), trained.record()
     score = trained.score_on(str(tmp_path / "other"), model, CPU, record)
-    assert score.samples is not None
     assert len(score.samples) == 6
     write(tmp_path / "other/classes.txt", "tree\ncar\n")
     own_digest.cache_clear()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from layouts_of_boxes import WHOLE, WITH_SPLITS, coco, picture, pictures, standard, write
+from layouts_of_boxes import LAYOUTS, coco, picture, pictures, standard, write
 from regard.cli.app import run
 from regard.core import ConfigError, DataError
 from regard.images import own
@@ -15,14 +15,9 @@ from regard.lab.tasks.check_data import check_data
 from regard.lab.tasks.clean_copy import write_clean_copy
 from regard.lab.tasks.detection.data import Choices, own_splits
 from regard.lab.tasks.segmentation.data import own_set
+from small_masks import FOLDERS, labels, pairs
 
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-LAYOUTS = {**WHOLE, **WITH_SPLITS}
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -91,13 +86,7 @@ def test_classes(tmp_path: Path) -> None:
 
 def test_masks(tmp_path: Path) -> None:
     """Masks of 0 and 255, from which the labels 0 and 1 become."""
-    for split, numbers in (("train", range(4)), ("val", range(4, 6))):
-        for number in numbers:
-            picture(tmp_path / "data" / "images" / split / f"{number}.png", number, (16, 12))
-            values = np.random.default_rng(number).integers(0, 2, (12, 16)).astype(np.uint8) * 255
-            file = tmp_path / "data" / "masks" / split / f"{number}_mask.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(values).save(file)
+    pairs(tmp_path / "data", FOLDERS[0], "masks/{0}/{1}_mask.png", lambda number: labels(number, 2) * 255)
     assert run(["data", "check", str(tmp_path / "data"), "--fix", str(tmp_path / "out")]) == 0
     before, after = (own_set(tmp_path / name, 255, 0, name) for name in ("data", "out"))
     assert after.classes == before.classes

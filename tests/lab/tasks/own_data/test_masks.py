@@ -1,6 +1,7 @@
 """Images with masks as common tools write them: labels and classes are right, and check and training agree."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,46 +10,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from layouts_of_boxes import HEIGHT, TRAIN, WHOLE, WIDTH, WITH_SPLITS, box, picture, write
+from layouts_of_boxes import HEIGHT, SPLITS, WHOLE, WIDTH, WITH_SPLITS, box, picture, write
 from regard.core import DataError
-from regard.images import images
+from regard.images import digest, images
 from regard.lab.tasks.check_data import check_data
-from regard.lab.tasks.segmentation.data import load, own_digest, own_set
+from regard.lab.tasks.segmentation.data import load, own_digest
 from regard.models.segmentation import VOID
+from small_masks import BESIDE, FOLDERS, SHAPE, labels, mask, pairs
 
-SHAPE = (12, 16)
+pytestmark = pytest.mark.usefixtures("own_cache")
 COLOURS = np.array([(0, 0, 0), (128, 0, 0), (0, 128, 0)], np.uint8)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    own_digest.cache_clear()
-    own_set.cache_clear()
-
-
-def labels(number: int, classes: int = 3) -> np.ndarray:
-    return np.random.default_rng(number).integers(0, classes, SHAPE).astype(np.uint8)
-
-
-def mask(path: Path, values: np.ndarray, mode: str = "") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image = Image.fromarray(values)
-    if mode == "P":
-        image = image.quantize(3, dither=Image.Dither.NONE) if values.ndim == 3 else image.convert("P")
-    (image.convert(mode) if mode else image).save(path)
-
-
-def pairs(root: Path, image: str, name: str, values: Callable[[int], np.ndarray] = labels, mode: str = "") -> None:
-    """Four training and two further images; {0} stands for the split and {1} for the number."""
-    for number in range(6):
-        split = "train" if number in TRAIN else "val"
-        picture(root / image.format(split, number), number, SHAPE[::-1])
-        mask(root / name.format(split, number), values(number), mode)
-
-
 def coloured(root: Path, file: str, content: str, mode: str = "RGB") -> None:
-    pairs(root, "images/{0}/{1}.png", "masks/{0}/{1}.png", lambda n: COLOURS[labels(n)], mode)
+    pairs(root, *FOLDERS, lambda n: COLOURS[labels(n)], mode)
     write(root / file, content)
 
 
@@ -58,8 +33,7 @@ RAW = np.array([7, 8, 26, 0, 4, 255], np.uint8)
 
 
 def cityscapes(root: Path, raw: bool) -> None:
-    for number in range(6):
-        split = "train" if number in TRAIN else "val"
+    for split, number in ((split, number) for split, numbers in SPLITS for number in numbers):
         stem = f"a/a_{number}_000019"
         picture(root / "leftImg8bit" / split / f"{stem}_leftImg8bit.png", number, SHAPE[::-1])
         ids = labels(number, 6)
@@ -72,7 +46,7 @@ def cityscapes(root: Path, raw: bool) -> None:
 
 def voc(root: Path, lists: bool) -> None:
     pairs(root, "JPEGImages/{1}.jpg", "SegmentationClass/{1}.png")
-    for split, numbers in (("train", range(4)), ("val", range(4, 6))) if lists else ():
+    for split, numbers in SPLITS if lists else ():
         write(root / "ImageSets" / "Segmentation" / f"{split}.txt", "".join(f"{n}\n" for n in numbers))
 
 
@@ -92,7 +66,6 @@ def same(number: int) -> np.ndarray:
     return np.repeat(binary(number)[..., None], 3, -1)
 
 
-FOLDERS = ("images/{0}/{1}.png", "masks/{0}/{1}.png")
 THREE = ("0", "1", "2")
 OBJECTS = ("background", "cat", "dog")
 
@@ -112,6 +85,14 @@ CASES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], Callable[[int]
     "0 and 255, equal channels": (lambda root: pairs(root, *FOLDERS, same), ("0", "255"), halves),
     "0 and 255, opaque": (lambda root: pairs(root, *FOLDERS, same, "RGBA"), ("0", "255"), halves),
     "0 and 255, grey and opaque": (lambda root: pairs(root, *FOLDERS, binary, "LA"), ("0", "255"), halves),
+    "palette": (lambda root: pairs(root, *FOLDERS, mode="P"), THREE, labels),
+    "folders beside": (lambda root: pairs(root, *BESIDE), THREE, labels),
+    "other names": (lambda root: pairs(root, "images/{2}/{1}.png", "annotations/{2}/{1}.png"), THREE, labels),
+    "names in a file": (
+        lambda root: write(pairs(root, *BESIDE) / "classes.txt", "sky\nroad\n\ncar\n"),
+        ("sky", "road", "car"),
+        labels,
+    ),
     "an ending": (lambda root: pairs(root, FOLDERS[0], "masks/{0}/{1}_mask.png"), THREE, labels),
     "two endings": (lambda root: pairs(root, "images/{0}/{1}_sat.jpg", "masks/{0}/{1}_mask.png"), THREE, labels),
     "beside the images": (lambda root: pairs(root, "{0}/{1}.jpg", "{0}/{1}_mask.png"), THREE, labels),
@@ -174,12 +155,36 @@ def test_masks_are_read(tmp_path: Path, case: str) -> None:
         assert check_data(str(tmp_path)).kind == "segmentation"
 
 
-@pytest.mark.parametrize("make", [lambda root: voc(root, False), WHOLE["COCO of CVAT"]], ids=["VOC", "COCO"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda root: voc(root, False),
+        WHOLE["COCO of CVAT"],
+        lambda root: pairs(root, "images/{1}.png", "masks/{1}.png"),
+    ],
+    ids=["VOC", "COCO", "folders"],
+)
 def test_masks_without_splits_are_divided(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path)
     found, error = agreed(tmp_path)
     assert error == ""
     assert {split: len(part) for split, part in found.splits.items()} == {"train": 4, "test": 2}
+    assert len({sample.image.tobytes() for part in found.splits.values() for sample in part}) == 6
+
+
+def beside(*changes: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Masks in folders beside those of the images, and what changes there."""
+    return lambda root: [change(root) for change in (lambda root: pairs(root, *BESIDE), *changes)]
+
+
+def with_label(number: int, label: int) -> np.ndarray:
+    values = labels(number)
+    values[3, 7] = label
+    return values
+
+
+def classes(text: str) -> Callable[[Path], object]:
+    return lambda root: write(root / "classes.txt", text)
 
 
 def several(root: Path) -> None:
@@ -187,31 +192,107 @@ def several(root: Path) -> None:
         pairs(root, FOLDERS[0], "masks/{0}/{1}" + end + ".png")
 
 
-def no_mask_fits(root: Path) -> None:
-    pairs(root, FOLDERS[0], "masks/{0}/m{1}.png")
+def in_jpeg(root: Path) -> None:
+    file = root / "trainannot/0.png"
+    Image.open(file).save(file.with_suffix(".jpg"))
+    file.unlink()
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "colours without a list": (lambda root: pairs(root, *FOLDERS, lambda n: COLOURS[labels(n)]), "classes.csv"),
+    "colours without a list": (
+        lambda root: pairs(root, *FOLDERS, lambda n: COLOURS[labels(n)]),
+        r"masks/train/0.png is a picture in colour \(RGB\), not a mask; .*classes.csv",
+    ),
     "a colour that is not listed": (lambda root: coloured(root, "classes.csv", LIST[:-13]), "has the colour 0,128,0"),
     "a list of colours with a word": (lambda root: coloured(root, "classes.csv", LIST + "x,y,0,0\n"), "line 5"),
     "several masks": (several, "_a, _b"),
-    "no mask has the name of an image": (no_mask_fits, "no image of"),
+    "other names": (lambda root: pairs(root, FOLDERS[0], "masks/{0}/m{1}.png"), "no image of"),
     "labels from 1": (lambda root: pairs(root, *FOLDERS, lambda n: labels(n) + 1), "task.void=0"),
+    "an unknown label": (
+        beside(classes("sky\nroad\ncar\n"), lambda root: mask(root / "valannot/5.png", with_label(5, 9))),
+        "valannot/5.png has the unknown label 9 at row 3, column 7; known are 0, 1, 2 and 255",
+    ),
+    "a label alone": (
+        beside(lambda root: mask(root / "trainannot/1.png", with_label(1, 254))),
+        "trainannot have label 254, but none has label 3; correct them, list all classes",
+    ),
+    "another size": (
+        beside(lambda root: mask(root / "trainannot/1.png", labels(1, size=(12, 17)))),
+        "trainannot/1.png has 12x17 pixels .*train/1.png has 12x16",
+    ),
+    "no mask": (
+        beside(lambda root: (root / "trainannot/3.png").unlink()),
+        "train/3.png has no mask: .*trainannot/3",
+    ),
+    "no image": (beside(lambda root: (root / "train/3.png").unlink()), "the mask .*trainannot/3.png has no image"),
+    "a damaged image": (
+        beside(lambda root: (root / "train/2.png").write_bytes(b"")),
+        "train/2.png cannot be read as an image",
+    ),
+    "a damaged mask": (
+        beside(lambda root: (root / "trainannot/2.png").write_bytes(b"")),
+        "trainannot/2.png cannot be read as an image",
+    ),
+    "a mask in JPEG": (beside(in_jpeg), r"the mask .*0\.jpg is a JPEG, whose compression changes labels"),
+    "an empty folder": (
+        beside(lambda root: [file.unlink() for file in (root / "train").iterdir()]),
+        "train has no images",
+    ),
+    "no folder of masks": (
+        beside(lambda root: (root / "valannot").rename(root / "elsewhere")),
+        "val has no masks: there is no folder .*valannot",
+    ),
+    "a class twice": (beside(classes("sky\nsky\n")), "classes.txt names the class 'sky' twice"),
+    "no class": (beside(classes("\n")), "classes.txt names no class"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_masks_that_cannot_be_read_stop_check_and_training(tmp_path: Path, case: str) -> None:
-    make, word = REFUSED[case]
+    make, words = REFUSED[case]
     make(tmp_path)
-    assert word in agreed(tmp_path)[1]
+    assert re.search(words, agreed(tmp_path)[1])
 
 
-def test_labels_from_1_are_read_with_void_0(tmp_path: Path) -> None:
-    pairs(tmp_path, *FOLDERS, lambda number: labels(number) + 1)
+UNUSUAL: dict[str, Callable[[Path], object]] = {
+    "nothing": beside(),
+    "void alone": beside(lambda root: pairs(root, *BESIDE, lambda n: labels(n) | 255, splits=(("val", range(9, 10)),))),
+    "a gap": beside(lambda root: pairs(root, *BESIDE, lambda n: labels(n) * 2, splits=(("train", range(5)),))),
+    "an unknown label": beside(classes("ground\nsky\n")),
+    "a class of the test": beside(
+        lambda root: pairs(root, *BESIDE, lambda n: labels(n, 5), splits=(("val", range(9, 10)),))
+    ),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"void": 0}, {"void": 2}, {"classes": 2}, {"classes": 5}], ids=str)
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_check_and_training_refuse_the_same_masks(tmp_path: Path, case: str, options: dict[str, int]) -> None:
+    UNUSUAL[case](tmp_path)
+    agreed(tmp_path, **options)
+
+
+@pytest.mark.parametrize("lowest", [0, 1])
+def test_with_void_0_classes_begin_at_label_1(tmp_path: Path, lowest: int) -> None:
+    pairs(tmp_path, *FOLDERS, lambda number: labels(number) + lowest)
     found, error = agreed(tmp_path, void=0)
-    assert (found.classes, error) == (("1", "2", "3"), "")
+    assert (found.classes, error) == (("1", "2", "3")[: 2 + lowest], "")
+    values = labels(0) + lowest
+    assert np.array_equal(found.splits["train"][0].mask, np.where(values == 0, VOID, values - 1))
+
+
+def test_folders_that_are_refused_are_not_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading all bytes of large data takes minutes."""
+    monkeypatch.setattr(digest, "LIMIT", 0)  # reaching the digest would ask for its kind
+    for change, words in (
+        (lambda root: pairs(root, *BESIDE), "--digest index"),
+        (classes("sky\nsky\n"), "names the class 'sky' twice"),
+        (lambda root: (root / "trainannot/0.png").unlink(), r"0\.png has no mask"),
+    ):
+        change(tmp_path)
+        own_digest.cache_clear()
+        with pytest.raises(DataError, match=words):
+            load(str(tmp_path), 255, 0)
 
 
 @pytest.mark.parametrize("as_stored", [True, False])

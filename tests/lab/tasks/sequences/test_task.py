@@ -19,6 +19,7 @@ from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
+from streams import equal_batches, joined
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(epochs=4, batch=16, augment="none", lr=3e-3)
@@ -82,13 +83,8 @@ def test_batches_are_a_function_of_seed_and_number(tmp_path):
     task = Sequences(host=HOST, data=str(table(tmp_path)), length=8)
     assert task.batches_per_epoch(RECIPE) == 3
     whole = list(task.batches(RECIPE, 5, 0, 6))
-    later = list(task.batches(RECIPE, 5, 4, 6))
-    for (ids, labels), (again, same) in zip(whole[4:], later, strict=True):
-        assert torch.equal(ids, again)
-        assert torch.equal(labels, same)
-    halves = [list(task.batches(RECIPE, 5, 0, 2, part=(index, 2))) for index in range(2)]
-    for number in range(2):
-        assert torch.equal(torch.cat([half[number][0] for half in halves]), whole[number][0])
+    assert equal_batches(whole[4:], task.batches(RECIPE, 5, 4, 6))
+    assert equal_batches(whole[:2], joined([list(task.batches(RECIPE, 5, 0, 2, part=(i, 2))) for i in range(2)]))
     assert not torch.equal(whole[0][0], next(task.batches(RECIPE, 6, 0, 1))[0])
     rows = sorted(tuple(row.tolist()) for ids, _ in whole[:3] for row in ids)
     everything = sorted(tuple(row.tolist()) for row in torch.from_numpy(task.train_split().ids(np.arange(60), 8)))
@@ -235,10 +231,9 @@ def test_wrong_hosts_and_uses_are_explained():
         DIGITS.model(Softmax(), 0, removed=True)
 
 
-def test_the_key_has_no_path(tmp_path):
-    keys = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        keys.append(Run(task=Sequences(host=HOST, data=str(table(tmp_path / name)))).key)
-    assert keys[0] == keys[1] == Run(task=Sequences(host=HOST, data=str(tmp_path / "a"), length=512)).key
-    assert keys[0] != Run(task=Sequences(host=HOST, data=str(tmp_path / "a"), length=500)).key
+def test_the_key_has_the_length(tmp_path):
+    task = Sequences(host=HOST, data=str(table(tmp_path)))
+    key, same, other = (
+        Run(task=dataclasses.replace(task, **length)).key for length in ({}, {"length": 512}, {"length": 500})
+    )
+    assert key == same != other

@@ -104,19 +104,19 @@ def test_bad_rows_are_named(tmp_path, rows, header, message):
         text.own(tmp_path)
 
 
-def test_bad_files_are_named(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"text,label\ngood,pos\nbad \xff,neg\n", r"test\.csv has bytes that are no UTF-8 after row \d"),
+        (b'text,label\n"good"x,pos\n', r"test\.csv, row 1 cannot be read"),
+        (b"", r"test\.csv is empty"),
+        (b"text,label\nnew,neutral\n", r"test\.csv, row 1: label 'neutral' does not occur in the training split"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, content, message):
     write(tmp_path / "train.csv", GOOD)
-    (tmp_path / "test.csv").write_bytes(b"text,label\ngood,pos\nbad \xff,neg\n")
-    with pytest.raises(DataError, match=r"test\.csv has bytes that are no UTF-8 after row \d"):
-        text.own(tmp_path)
-    (tmp_path / "test.csv").write_text('text,label\n"good"x,pos\n')
-    with pytest.raises(DataError, match=r"test\.csv, row 1 cannot be read"):
-        text.own(tmp_path)
-    (tmp_path / "test.csv").write_text("")
-    with pytest.raises(DataError, match=r"test\.csv is empty"):
-        text.own(tmp_path)
-    write(tmp_path / "test.csv", [("new", "neutral")])
-    with pytest.raises(DataError, match=r"test\.csv, row 1: label 'neutral' does not occur in the training split"):
+    (tmp_path / "test.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message):
         text.own(tmp_path)
     write(tmp_path / "test.tsv", GOOD)
     with pytest.raises(DataError, match="name the same split"):
@@ -177,6 +177,17 @@ def test_the_pairs_of_the_arena_are_tables_in_the_data_folder(tmp_path, monkeypa
     assert (found.name, found.pairs, len(found.train), len(found.held)) == ("aan", True, 2, 2)
 
 
+def test_the_last_reviews_of_imdb_are_reserved(tmp_path, monkeypatch):
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    monkeypatch.setattr(text, "IMDB_HELD", 2)
+    for split in ("train", "test"):
+        write(tmp_path / "imdb" / f"{split}.parquet", [(line, label == "pos") for line, label in GOOD])
+    found = text.imdb()
+    assert (texts(found.train), texts(found.held)) == ([line for line, _ in GOOD[:3]], [line for line, _ in GOOD[3:]])
+    assert (found.classes, found.test.labels.tolist()) == (("negative", "positive"), [1, 0, 0, 1, 0])
+
+
+@pytest.mark.slow
 def test_imdb_has_the_published_splits(data_root):
     if not (data_root / "imdb" / "train.parquet").exists():
         pytest.skip("needs imdb in the data folder")

@@ -90,17 +90,6 @@ def test_cuts_are_those_of_the_whole_remainder(tokens: float) -> None:
     assert cuts(lengths, tokens) == places
 
 
-def test_cuts_are_multiples_of_eight_within_the_limit() -> None:
-    lengths = np.sort(np.random.default_rng(0).integers(3, 30, 500))
-    places = cuts(lengths, 200.0)
-    assert places[0] == 0
-    assert places[-1] == 500
-    for first, last in zip(places[:-1], places[1:], strict=True):
-        assert (last - first) * lengths[last - 1] <= 200
-        assert last == 500 or last - first < 8 or (last - first) % 8 == 0
-    assert cuts(np.array([50, 60]), 10.0) == [0, 1, 2]
-
-
 def test_long_sentences_are_named() -> None:
     sentences = Sentences(("a b", "c d e f g"), ("A", "B"), ("x.en", "x.de"))
     words = trained((("a b",), ("c",)), 259)

@@ -29,23 +29,24 @@ from regard.mixers.softmax import Softmax
 
 HOST = "translator(dim=32, depth=1, heads=4, hidden=32, drop=0.1)"
 RECIPE = Recipe(
-    epochs=2, batch=16, augment="none", optimizer="adam", weight_decay=0.0, schedule="rsqrt", warmup=0.2, lr=5e-3
+    epochs=2, batch=8, augment="none", optimizer="adam", weight_decay=0.0, schedule="rsqrt", warmup=0.2, lr=5e-3
 )
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """120 and 8 of the generated sentences as files."""
+    """64 of the generated sentences for training, and four short ones for the test."""
     return write(tmp_path / "texts")
 
 
 def write(folder: Path) -> Path:
     folder.mkdir()
     sentences = load("numbers", "en", "de").split("train")
-    for split, rows in (("train", slice(0, 120)), ("val", slice(120, 128))):
-        for language, lines in (("en", sentences.source), ("de", sentences.target)):
-            (folder / f"{split}.{language}").write_text("\n".join(lines[rows]) + "\n", encoding="utf-8")
+    pairs = list(zip(sentences.source, sentences.target, strict=True))
+    for split, part in (("train", pairs[:64]), ("val", sorted(pairs[64:264], key=lambda pair: len(pair[0]))[:4])):
+        for language, lines in zip(("en", "de"), zip(*part, strict=True), strict=True):
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 
 
@@ -53,15 +54,14 @@ def task(data: Path | str, **changes: Any) -> Translation:
     return Translation(**{"host": HOST, "data": str(data), "vocabulary": 400, "beam": 2, **changes})
 
 
-def executed_in(root: Path, run: Run) -> tuple[Results, dict[str, Any]]:
-    store = Results(root)
-    return store, execute(run, store, device="cpu")
-
-
 def test_a_run_translates_without_its_training_data(folder: Path, tmp_path: Path) -> None:
-    """Scores and their samples are stored, and the texts may be gone when new sentences are translated."""
-    run = Run(task=task(folder), mixer=Factors(terms="1111"), recipe=RECIPE)
-    store, outcome = executed_in(tmp_path / "results", run)
+    """Scores and their samples are stored, and the texts may be gone when new sentences are translated.
+
+    The mean of the weights of two epochs is evaluated, and loaded.
+    """
+    run = Run(task=task(folder), mixer=Factors(terms="1111"), recipe=replace(RECIPE, average=2))
+    store = Results(tmp_path / "results")
+    outcome = execute(run, store, device="cpu")
     assert outcome["status"] == "done"
     assert set(outcome["metrics"]) == {"bleu", "chrf", "loss"}
     assert outcome["metrics"]["loss"] < 5.5 < np.log(400)
@@ -71,8 +71,7 @@ def test_a_run_translates_without_its_training_data(folder: Path, tmp_path: Path
     stored = store.folder(run.key)
     again = run.task.score(load_run(stored), CPU)
     assert again.metrics == outcome["metrics"]
-    assert again.samples is not None
-    assert again.samples.shape == (8,)
+    assert again.samples.shape == (4,)
     shutil.rmtree(folder)
     _load.cache_clear()
     model = load_run(stored)
@@ -88,18 +87,6 @@ def test_a_run_translates_without_its_training_data(folder: Path, tmp_path: Path
     assert "".join(alignment["source"][:-1]).replace("▁", " ")[1:] == "today the child sells two rolls"
     image = run.task.drawn("x", predictions[1])
     assert len(np.unique(np.asarray(image))) > 10
-
-
-def test_the_average_of_the_last_epochs_is_evaluated(folder: Path, tmp_path: Path) -> None:
-    weights = []
-    for recipe in (replace(RECIPE, stop_after=1), RECIPE, replace(RECIPE, average=2)):
-        run = Run(task=task(folder), mixer=Softmax(), recipe=recipe)
-        store, _ = executed_in(tmp_path / "results", run)
-        weights.append(load_run(store.folder(run.key)).state_dict())
-    first, second, mean = weights
-    for name, value in mean.items():
-        torch.testing.assert_close(value, (first[name] + second[name]) / 2, rtol=1e-5, atol=1e-6)
-    assert not torch.equal(first["embedding.weight"], second["embedding.weight"])
 
 
 @pytest.mark.parametrize("data", ["numbers", "multi30k", "own"])
@@ -188,10 +175,9 @@ def test_other_texts_are_scored_with_the_vocabulary_of_the_run(folder: Path, tmp
     other = write(tmp_path / "other")
     for language in ("en", "de"):
         lines = (other / f"val.{language}").read_text().splitlines()
-        (other / f"val.{language}").write_text("\n".join(lines[:7]) + "\n")
+        (other / f"val.{language}").write_text("\n".join(lines[:3]) + "\n")
     score = problem.score_on(str(other), model, CPU, record)
-    assert score.samples is not None
-    assert len(score.samples) == 7
+    assert len(score.samples) == 3
 
 
 def test_a_trial_needs_no_data() -> None:
@@ -204,12 +190,6 @@ def test_a_trial_needs_no_data() -> None:
 def test_a_limit_takes_the_first_sentences() -> None:
     problem = task("numbers", limit=30)
     assert (len(problem.train_sentences()), len(problem.test_sentences())) == problem.sample_counts() == (30, 30)
-
-
-def test_the_example_runs_through_the_model(folder: Path) -> None:
-    problem = task(folder)
-    source, target = problem.example()
-    assert problem.model(Softmax(), 0)(source, target).shape == (1, target.shape[1], len(problem.words()))
 
 
 @pytest.mark.untyped
@@ -246,29 +226,17 @@ def test_a_decoder_cannot_lose_its_source() -> None:
         task("numbers", place="cross").built(None, 300, removed=True)
 
 
-def test_mechanisms_that_cannot_be_causal_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="MiTA.* cannot be causal"):
-        task("numbers").built(MiTA(m=2, k=2), 300)
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
+def test_inputs_that_cannot_be_translated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = task("numbers", longest=40, limit=50)
+    model, record = problem.model(Softmax(), 0), problem.record()
+    (tmp_path / "new.txt").write_text("one\n\ntwo\n")
+    monkeypatch.chdir(tmp_path)
+    for source, message in (
         ("missing.txt", "there is no file missing.txt"),
         (Path("missing"), "there is no file missing"),
         ("  ", "the text is empty"),
         ("one two " * 40, r"the text, line 1|the text: the sentence has \d+ tokens, more than longest=40"),
-    ],
-    ids=["file", "path", "empty", "long"],
-)
-def test_inputs_that_cannot_be_translated(source: Any, message: str) -> None:
-    problem = task("numbers", longest=40, limit=50)
-    with pytest.raises(DataError, match=message):
-        problem.predict(problem.model(Softmax(), 0), [source], CPU, problem.record())
-
-
-def test_an_empty_line_of_a_file_is_named(tmp_path: Path) -> None:
-    problem = task("numbers", limit=50)
-    (tmp_path / "new.txt").write_text("one\n\ntwo\n")
-    with pytest.raises(DataError, match=r"new.txt, line 2: the text is empty"):
-        problem.predict(problem.model(Softmax(), 0), [tmp_path / "new.txt"], CPU, problem.record())
+        ("new.txt", r"new.txt, line 2: the text is empty"),
+    ):
+        with pytest.raises(DataError, match=message):
+            problem.predict(model, [source], CPU, record)

@@ -2,6 +2,7 @@
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,15 +12,16 @@ from regard.lab.tasks.translation.numbers_text import english, german, number_se
 from regard.lab.tasks.translation.texts import COUNTS, identity, load
 
 
-def write(folder: Path, **texts: str) -> Path:
-    """Files named by arguments such as train_en."""
+def write(folder: Path, **texts: str | bytes | None) -> Path:
+    """Files named by arguments such as train_en; None = none."""
     folder.mkdir(exist_ok=True)
     for name, text in texts.items():
-        (folder / name.replace("_", ".")).write_bytes(text.encode())
+        if text is not None:
+            (folder / name.replace("_", ".")).write_bytes(text.encode() if isinstance(text, str) else text)
     return folder
 
 
-def small(folder: Path, **changes: str) -> Path:
+def small(folder: Path, **changes: str | bytes | None) -> Path:
     texts = {"train_en": "a b\nc d\n", "train_de": "A B\nC D\n", "val_en": "e\n", "val_de": "E\n"}
     return write(folder, **(texts | changes))
 
@@ -48,9 +50,7 @@ def test_only_newlines_end_a_line(tmp_path: Path) -> None:
 
 
 def test_packed_files_are_read(tmp_path: Path) -> None:
-    small(tmp_path)
-    (tmp_path / "train.en").unlink()
-    (tmp_path / "train.en.gz").write_bytes(gzip.compress(b"x\ny\n"))
+    small(tmp_path, train_en=None, train_en_gz=gzip.compress(b"x\ny\n"))
     assert load(str(tmp_path), "en", "de").split("train").source == ("x", "y")
 
 
@@ -67,47 +67,26 @@ BAD = {
     "lengths": ({"train_de": "A\nB\nC\n"}, r"train.en has 2 lines, .*train.de has 3"),
     "empty": ({"train_en": "a\n \n", "train_de": "A\nB\n"}, r"train.en, line 2: the text is empty"),
     "no sentences": ({"val_en": ""}, r"val.en has no lines"),
+    "not UTF-8": ({"train_de": b"gut\nsch\xf6n\n"}, r"train.de, line 2: byte 0xf6 at position 4 is not UTF-8"),
+    "damaged": ({"train_en": None, "train_en_gz": gzip.compress(b"x\ny\n" * 99)[:-20]}, "train.en.gz cannot be read"),
+    "twice": ({"val_en_gz": gzip.compress(b"e\n")}, "are the same text; remove one"),
+    "no train": ({"train_en": None, "train_de": None}, "has no train texts; expected train.en and train.de"),
+    "no val": ({"val_en": None, "val_de": None}, "has no val or test texts; expected val.en and val.de"),
     "one language": ({"test_en": "x\n"}, r"test in one language only: test.de \(or .gz\) is missing"),
 }
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD)
-def test_bad_texts_name_the_file_and_line(tmp_path: Path, changes: dict[str, str], message: str) -> None:
+def test_bad_texts_name_the_file_and_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         read(small(tmp_path, **changes))
 
 
-def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
-    small(tmp_path)
-    (tmp_path / "train.de").write_bytes(b"gut\nsch\xf6n\n")
-    with pytest.raises(DataError, match=r"train.de, line 2: byte 0xf6 at position 4 is not UTF-8"):
-        read(tmp_path)
-
-
-def test_a_damaged_packed_file_is_named(tmp_path: Path) -> None:
-    small(tmp_path)
-    (tmp_path / "train.en").unlink()
-    (tmp_path / "train.en.gz").write_bytes(gzip.compress(b"x\ny\n" * 99)[:-20])
-    with pytest.raises(DataError, match=r"train.en.gz cannot be read"):
-        read(tmp_path)
-
-
-def test_the_same_text_twice_is_refused(tmp_path: Path) -> None:
-    small(tmp_path)
-    (tmp_path / "val.en.gz").write_bytes(gzip.compress(b"e\n"))
-    with pytest.raises(DataError, match="are the same text; remove one"):
-        read(tmp_path)
-
-
 def test_missing_texts_say_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no train texts; expected train.en and train.de"):
-        read(write(tmp_path / "a", val_en="x\n", val_de="y\n"))
-    with pytest.raises(DataError, match=r"has no val or test texts; expected val.en and val.de"):
-        read(write(tmp_path / "b", train_en="x\n", train_de="y\n"))
     with pytest.raises(DataError, match="does not exist; expected a folder of parallel texts"):
         read(tmp_path / "nowhere")
     with pytest.raises(DataError, match="train.en is a file; expected a folder"):
-        read(small(tmp_path / "c") / "train.en")
+        read(small(tmp_path) / "train.en")
     with pytest.raises(DataError, match="did you mean numbers"):
         load("number", "en", "de")
 

@@ -32,57 +32,53 @@ CAUSAL = {
 def build(**options: Any) -> Translator:
     """A small translator with all parameters away from special values; float64, evaluation mode."""
     torch.manual_seed(0)
-    model = translator(30, dim=16, depth=2, heads=2, hidden=24, **options).double().eval()
+    model = translator(30, **{"dim": 16, "depth": 2, "heads": 2, "hidden": 24, **options}).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
 
-def sentences() -> Tensor:
-    source = torch.randint(3, 30, (4, 9), generator=torch.Generator().manual_seed(1))
-    for row, length in enumerate((9, 5, 7, 4)):
+def sentences(*lengths: int) -> Tensor:
+    """Of these lengths, the first of which is the largest, by default four of 4 to 9 tokens."""
+    lengths = lengths or (9, 5, 7, 4)
+    source = torch.randint(3, 30, (len(lengths), lengths[0]), generator=torch.Generator().manual_seed(1))
+    for row, length in enumerate(lengths):
         source[row, length - 1], source[row, length:] = END, PAD
     return source
 
 
+def check_steps(model: Translator, source: Tensor, length: int, moves: dict[int, list[int]], same: bool) -> None:
+    """Scores of each next token, with what is kept of those before, equal those of whole sequences. moves: the rows
+    that go on after some steps."""
+    target = torch.randint(3, 30, (len(source), length), generator=torch.Generator().manual_seed(2))
+    target[:, 0] = START
+    whole, keep = model(source, target), source != PAD
+    writer, order = Writer(model, model.encode(source, keep), keep), torch.arange(len(source))
+    for place in range(length):
+        torch.testing.assert_close(writer.step(target[order, place]), whole[order, place], rtol=0, atol=1e-10)
+        if place in moves:
+            order = order[moves[place]]
+            writer.select(torch.tensor(moves[place]), same)
+
+
 @pytest.mark.parametrize("options", CAUSAL.values(), ids=CAUSAL)
 def test_steps_equal_the_whole_sequence(options: dict[str, Any]) -> None:
-    """Scores of each next token, with what is kept of the tokens before, after rows have changed places."""
-    model, source = build(**options), sentences()
-    target = torch.randint(3, 30, (4, 8), generator=torch.Generator().manual_seed(2))
-    target[:, 0] = START
-    whole = model(source, target)
-    keep = source != PAD
-    writer, order = Writer(model, model.encode(source, keep), keep), torch.tensor([0, 1, 2, 3])
-    for place in range(8):
-        scores = writer.step(target[order, place])
-        torch.testing.assert_close(scores, whole[order, place], rtol=0, atol=1e-10)
-        if place == 3:  # sentences change places, and one leaves
-            order = order[[2, 3, 0]]
-            writer.select(torch.tensor([2, 3, 0]), False)
+    """Also after sentences have changed places, and one has left."""
+    check_steps(build(**options), sentences(), 8, {3: [2, 3, 0]}, False)
 
 
 def test_sequences_of_one_sentence_change_places() -> None:
     """Two sequences of each sentence: their memory stays, what they wrote is exchanged."""
-    model, source = build(), sentences().repeat_interleave(2, 0)
-    target = torch.randint(3, 30, (8, 6), generator=torch.Generator().manual_seed(2))
-    keep = source != PAD
-    writer, order = Writer(model, model.encode(source, keep), keep), torch.arange(8)
-    whole = model(source, target)
-    for place in range(6):
-        scores = writer.step(target[order, place])
-        torch.testing.assert_close(scores, whole[order, place], rtol=0, atol=1e-10)
-        swap = torch.tensor([1, 0, 2, 3, 5, 4, 7, 6])
-        order = order[swap]
-        writer.select(swap, True)
+    swaps = dict.fromkeys(range(6), [1, 0, 2, 3, 5, 4, 7, 6])
+    check_steps(build(), sentences().repeat_interleave(2, 0), 6, swaps, True)
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"cross": 'Factors("1111")'}, {"attention": "DynamicConv(kernel=3, groups=4)"}]
 )
 def test_one_beam_is_greedy_search(options: dict[str, Any]) -> None:
-    model, source = build(**options), sentences()[[1, 3], :5]
+    model, source = build(depth=1, **options), sentences(3, 2)
     written = model(source, None, 1)
     for row, sentence in enumerate(source):
         alone = sentence[sentence != PAD][None]
@@ -97,7 +93,7 @@ def test_one_beam_is_greedy_search(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("beam", [2, 4])
 def test_a_translation_does_not_depend_on_its_batch(beam: int) -> None:
-    model, source = build(), sentences()
+    model, source = build(depth=1), sentences(4, 2, 3)
     together = model(source, None, beam)
     for row, sentence in enumerate(source):
         alone = model(sentence[sentence != PAD][None], None, beam)[0]
@@ -186,7 +182,7 @@ def test_padding_changes_nothing() -> None:
 )
 def test_sentences_shorter_than_a_mechanism_needs_are_filled_up(options: dict[str, str], shortest: int) -> None:
     """Filling up by hand gives the same, for sources and targets of one token too; steps equal the whole sequence."""
-    model = build(**options)
+    model = build(depth=1, **options)
     assert model.shortest == shortest
     target = torch.tensor([[START, 5, 6, 9, 4]])
     for source in (torch.tensor([[END]]), torch.tensor([[7, 5, END]])):
