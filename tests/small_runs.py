@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from regard.lab.results.lock import Busy
 from regard.lab.results.results import Results
 from regard.lab.train.execute import execute
 from regard.lab.train.watch import Watch
+from waiting import wait_until
 
 ENVIRONMENT_ERRORS = {
     "disk": StoreError("cannot write"), "memory": MemoryError("2 GiB"), "package": ImportError("no timm"),
@@ -59,7 +59,7 @@ class Small:
         if self.action == "hold":
             with store.lock(Small(self.number + 1).key):
                 (store.root / "held").touch()
-                _wait_for(store.root / "refused")
+                wait_until((store.root / "refused").exists)
         if self.action == "wait":
             time.sleep(60)
         if self.action == "save":
@@ -68,7 +68,7 @@ class Small:
             except KeyboardInterrupt:
                 (store.root / f"interrupted {self.number}").touch()
                 for number in range(3):
-                    _wait_for(store.root / f"interrupted {number}")
+                    wait_until((store.root / f"interrupted {number}").exists)
                 (store.root / f"saved {self.number}").touch()
                 raise
 
@@ -79,16 +79,9 @@ def work(run: Small, store: Results, devices: int = 1, *, watch: Watch | None = 
     assert watch is not None
     assert watch.compile is run.compile
     if run.action == "late":
-        _wait_for(store.root / "held")
+        wait_until((store.root / "held").exists)
     try:
         return run.work(store)
     except Busy:
         (store.root / "refused").touch()
         raise
-
-
-def _wait_for(path: Path) -> None:
-    deadline = time.time() + 60
-    while not path.exists():
-        assert time.time() < deadline, f"{path} was not written"
-        time.sleep(0.02)

@@ -6,7 +6,8 @@ Comments in the source of a page, right before a block, say what a reader does n
     <!-- run here with: `A` as `B` -->                      the block, with B in the place of A
     <!-- not run here: `A` needs REASON; it says "TEXT" --> lines with A stop with this message, or "TEXT" or "TEXT"
 
-Commands run in this process, in a temporary folder, with the options of SMALLER in the place of the line's own.
+Commands run in this process, in a temporary folder, with the options of SMALLER in the place of the line's own: each
+once, however many pages show it. Models of SHALLOW have two blocks, and `--all` plans two studies.
 """
 
 import ast
@@ -21,13 +22,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from torch.distributed.run import get_args_parser as torchrun_parser
 
+from photos import class_folders
 from regard import save
 from regard.cli.app import run
+from regard.lab.studies import STUDIES
 from regard.lab.train.load import load_run
 from regard.mixers.static_keys.ska import SKA
 from regard.swapping.layer_plan import write_layer_plan
@@ -64,7 +65,7 @@ SMALLER = {
     r"regard probe": "--scale smoke --seeds 1 --workers 0",
     r"regard probe (?!.*--sweep)": "--abilities content",
     r"regard (train|finetune)": "--set recipe.epochs=1",
-    r"regard (train|finetune) (?!.*(stream:|hf://))": "--set task.limit=32",
+    r"regard (train|finetune) (?!.*(stream:|hf://))": "--set task.limit=16",
     r"regard study show": "--no-estimate",
     r"regard study run (?!.*--decide).*--dry-run": "--rows w/o",
     r"regard study run (?!.*(--decide|--on |--dry-run))": "--seeds 1 --workers 0 --rows w/o",
@@ -72,6 +73,7 @@ SMALLER = {
     r"regard study run (?!.*--decide).*--scale desk": "--scale smoke",
     r"regard study run .*--decide": "--workers 0 --hours 0.0000001",
 }
+SHALLOW = r"(?<=regard )((?:bench|cost|advise|swap-check|maps) .*\b(?:deit|vit)_\w+_patch16_224)(?![\w(.])"
 
 
 @dataclass(frozen=True)
@@ -135,38 +137,37 @@ SPANS = sorted({span for page in PAGES for span in re.findall(r"`((?:regard|make
 
 
 @pytest.fixture(scope="module")
-def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the only run in a store of results."""
-    results = tmp_path_factory.mktemp("documented") / "results"
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the results of a run, photos in class folders, shards, a plan, a saved model, and the modules that
+    pages show."""
+    root = tmp_path_factory.mktemp("documented")
+    results = root / "results"
     options = ["--scale", "smoke", "--seeds", "1", "--workers", "0", "--rows", "Factors*", "--results", str(results)]
     assert run(["study", "run", "quickstart", *options]) == 0
+    class_folders(root / "photos", images=8, width=48, height=40)
+    write_stream(root / "shards", "tar")
+    (root / "data").mkdir()
+    write_layer_plan({"blocks.0.attn": SKA()}, root / "advice" / "plan.json")
     (outcome,) = results.glob("*/outcome.json")
-    return outcome.parent
+    save(load_run(outcome.parent), root / "distilled")
+    for block in BLOCKS:
+        if block.file:
+            (root / block.file).write_text(block.text)
+    return root
 
 
 @pytest.fixture
-def key(tmp_path: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The key of a finished run; the current folder has its results, photos in class folders, and the modules that
-    pages show."""
-    shutil.copytree(finished_run.parent, tmp_path / "results")
-    for label in ("cat", "dog"):
-        (tmp_path / "photos" / label).mkdir(parents=True)
-        for number in range(8):
-            pixels = np.random.default_rng(number).integers(0, 255, (40, 48, 3), np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{number}.png")
-    write_stream(tmp_path / "shards", "tar")
-    (tmp_path / "data").mkdir()
-    write_layer_plan({"blocks.0.attn": SKA()}, tmp_path / "advice" / "plan.json")
-    save(load_run(tmp_path / "results" / finished_run.name), tmp_path / "distilled")
-    for block in BLOCKS:
-        if block.file:
-            (tmp_path / block.file).write_text(block.text)
-            monkeypatch.delitem(sys.modules, Path(block.file).stem, raising=False)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("REGARD_DATA", str(tmp_path / "data"))
+def key(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The key of the finished run; the current folder is a copy of what was made."""
+    here = shutil.copytree(made, tmp_path / "here")
+    for module in here.glob("*.py"):
+        monkeypatch.delitem(sys.modules, module.stem, raising=False)
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setenv("REGARD_DATA", str(here / "data"))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # not the cluster of another test
-    return finished_run.name
+    monkeypatch.setattr("regard.cli.study_all.STUDIES", {name: STUDIES[name] for name in ("quickstart", "mita_table2")})
+    return next(outcome.parent.name for outcome in here.glob("results/*/outcome.json"))
 
 
 def smaller(line: str, key: str) -> list[str]:
@@ -177,6 +178,7 @@ def smaller(line: str, key: str) -> list[str]:
     added = re.findall(r"--set [\w.]+=|--(?!set )[\w-]+", " ".join(options))
     for name in added:  # which would be given twice
         line = re.sub(rf" {re.escape(name)}(?:(?<==)| )?('[^']*'|[^ ]+)(?= |$)", "", line)
+    line = re.sub(SHALLOW, r"\1(depth=2)", line)
     return shlex.split(" ".join([line, *options]))[1:]
 
 
@@ -194,16 +196,35 @@ def run_line(line: str, key: str) -> int:
     if program == "torchrun":
         return run(smaller(in_one_process(line), key))
     if program == "make":
-        command = ["make", "-n", *shlex.split(line)[1:]]
+        command = ["make", "-n", f"PYTHON={sys.executable}", *shlex.split(line)[1:]]  # which it looks for else
         return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode
     return run(smaller(line, key))
 
 
+def cases() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """(place, line, what it says if it cannot run here) of each command; inside a sentence, a verb alone is a name, and
+    its help is shown."""
+    for block in COMMANDS:
+        for line in block.lines:
+            yield str(block), line, tuple(message for text, (_, message) in block.missing().items() if text in line)
+    for span in SPANS:
+        alone = re.fullmatch(r"regard( study)? [\w-]+", span)
+        yield "sentence", f"{span} --help" if alone else span.replace("...", ""), ()
+
+
+def as_run(line: str) -> tuple[str, ...]:
+    """What tells one command from another."""
+    return tuple(smaller(line, "RUN")) if re.match(r"(\.venv/bin/)?regard ", line) else (line,)
+
+
+CASES = {(as_run(line), messages): (place, line) for place, line, messages in reversed([*cases()])}
+
+
 @pytest.mark.parametrize(
-    ("block", "line"), [pytest.param(block, line, id=f"{block}: {line}") for block in COMMANDS for line in block.lines]
+    ("line", "messages"),
+    [pytest.param(line, case[1], id=f"{place}: {line}") for case, (place, line) in reversed(CASES.items())],
 )
-def test_a_command_runs(block: Block, line: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:
-    messages = [message for text, (_, message) in block.missing().items() if text in line]
+def test_a_command_runs(line: str, messages: tuple[str, ...], key: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = run_line(line, key)
     errors = capsys.readouterr().err
     assert (code == 0) == (not messages), f"{line}\n{errors}"
@@ -211,11 +232,10 @@ def test_a_command_runs(block: Block, line: str, key: str, capsys: pytest.Captur
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("span", SPANS)
-def test_a_command_inside_a_sentence_runs(span: str, key: str) -> None:
-    """A verb alone is a name, and its help is shown."""
-    alone = re.fullmatch(r"regard( study)? [\w-]+", span)
-    assert run_line(f"{span} --help" if alone else span.replace("...", ""), key) == 0
+@pytest.mark.slow
+def test_all_studies_are_planned(tmp_path: Path) -> None:
+    words = ["--scale", "desk", "--decide", "--workers", "0", "--hours", "0.0000001", "--results", str(tmp_path)]
+    assert run(["study", "run", "--all", *words]) == 0
 
 
 @pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.name)
@@ -240,7 +260,7 @@ def promised(code: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.prints], ids=str)
 def test_a_command_prints_what_is_shown(block: Block, key: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_line(block.prints, key) == 0
+    assert run(shlex.split(block.prints)[1:]) == 0
     assert trimmed(capsys.readouterr().out) == trimmed(block.text)
 
 

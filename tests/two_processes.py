@@ -6,6 +6,9 @@ import socket
 import torch
 import torch.distributed as dist
 
+AROUND = {"SLURM_NTASKS": "4", "SLURM_JOB_ID": "1", "SLURM_PROCID": "x", "RANK": "abc", "MASTER_PORT": "q"}
+"""What a scheduler and a broken shell leave in the environment of a run by itself, which takes no notice."""
+
 
 def free_port() -> int:
     with socket.socket() as free:

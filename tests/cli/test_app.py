@@ -1,7 +1,6 @@
 """The command line: tables, JSON, exit codes and messages; run in this process."""
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from command_line import answer, refused
 from regard import MIXERS, Grid, Site, parse
 from regard.cli import app as module
 from regard.cli.app import run
@@ -17,34 +17,28 @@ from regard.cli.sizes import read_size
 from regard.cli.swap_check import _change
 from regard.cli.tables import show
 from regard.core import ConfigError, RegardError, StoreError
+from regard.lab.studies import STUDIES
 
 ROOT = Path(__file__).parents[2]
 
 
-def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict]:
-    """The rows of a verb with --json."""
-    assert run([*arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
 def test_the_list_has_every_mechanism(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [row["name"] for row in rows(capsys, "list")] == [cls.__name__ for cls in MIXERS]
-    assert [row["mechanism"] for row in rows(capsys, "taxonomy")] == [cls.__name__ for cls in MIXERS]
+    assert [row["name"] for row in answer(capsys, "list")] == [cls.__name__ for cls in MIXERS]
+    assert [row["mechanism"] for row in answer(capsys, "taxonomy")] == [cls.__name__ for cls in MIXERS]
 
 
-@pytest.mark.parametrize("what", ["projections", "data", "hosts"])
-def test_lists(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    expected = {"projections": "LinearQKV", "data": "digits", "hosts": "deit_tiny_patch16_224"}[what]
-    assert expected in [row["name"] for row in rows(capsys, "list", what)]
-
-
-@pytest.mark.parametrize("what", ["mixers", "hosts", "data", "tasks", "studies"])
-def test_a_list_in_a_pipe_is_a_line_a_name_with_tabs(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("what", "known"),
+    [("mixers", "MiTA"), ("projections", "LinearQKV"), ("hosts", "deit_tiny_patch16_224"), ("data", "digits"),
+     ("tasks", "cells"), ("studies", "quickstart")],
+)  # fmt: skip
+def test_a_list_in_a_pipe_is_a_line_a_name_with_tabs(what: str, known: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["list", what]) == 0
     heading, *lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    listed = rows(capsys, "list", what)
+    listed = answer(capsys, "list", what)
     assert heading == list(listed[0])
     assert [line[0] for line in lines] == [row["name"] for row in listed]
+    assert known in [line[0] for line in lines]
     assert {len(line) for line in lines} == {len(heading)}
     assert all(text for line in lines for text in line)  # an empty cell would shift columns
     assert [line[1] for line in lines if what == "mixers"] == [row["title"] for row in listed if what == "mixers"]
@@ -56,7 +50,7 @@ def test_a_list_fits_the_terminal_and_breaks_no_name() -> None:
 
     reader, terminal = pty.openpty()
     listing = subprocess.Popen(
-        [sys.executable, "-m", "regard", "list"], stdout=terminal, stderr=subprocess.PIPE,
+        [sys.executable, "-m", "regard", "list", "studies"], stdout=terminal, stderr=subprocess.PIPE,
         env={**os.environ, "COLUMNS": "80", "TERM": "dumb"},
     )  # fmt: skip
     os.close(terminal)
@@ -69,7 +63,7 @@ def test_a_list_fits_the_terminal_and_breaks_no_name() -> None:
     assert listing.returncode == 0, errors
     shown = text.decode().splitlines()
     assert max(map(len, shown)) <= 80
-    assert all(f" {cls.__name__} " in text.decode() for cls in MIXERS)
+    assert all(f" {name} " in text.decode() for name in STUDIES)
 
 
 def test_rows_of_a_table_in_a_pipe_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,10 +83,7 @@ def test_numbers_of_a_column_are_written_alike(capsys: pytest.CaptureFixture[str
     ]  # fmt: skip
 
 
-def test_tables_show_what_json_has(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["list"]) == 0
-    table = capsys.readouterr().out
-    assert all(cls.__name__ in table for cls in MIXERS)
+def test_a_card_has_formula_and_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["card", "Softmax(dwc=3)"]) == 0
     out = capsys.readouterr().out
     assert "softmax(q k^T / sqrt(d)) v" in out
@@ -101,13 +92,13 @@ def test_tables_show_what_json_has(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", [cls.__name__ for cls in MIXERS])
 def test_every_mechanism_has_a_card(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (known,) = rows(capsys, "card", name)
+    (known,) = answer(capsys, "card", name)
     assert known["formula"]
     assert known["options"]
 
 
 def test_cost_of_a_layer_is_the_formula(capsys: pytest.CaptureFixture[str]) -> None:
-    (row,) = rows(capsys, "cost", "Softmax(dwc=3)", "--grid", "6x4", "--prefix", "2", "--dim", "12", "--heads", "2")
+    (row,) = answer(capsys, "cost", "Softmax(dwc=3)", "--grid", "6x4", "--prefix", "2", "--dim", "12", "--heads", "2")
     expected = parse("Softmax(dwc=3)").cost(Site(12, 2, Grid(6, 4, 2)))
     assert (row["params"], row["MACs"]) == (expected.params, expected.macs)
 
@@ -115,7 +106,7 @@ def test_cost_of_a_layer_is_the_formula(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.slow
 def test_cost_of_deit_tiny_is_the_published_one(capsys: pytest.CaptureFixture[str]) -> None:
     hosts = ("--host", "deit_tiny_patch16_224")
-    own, same, static, none = rows(capsys, "cost", "host", "Softmax", "SKA", "None", *hosts)
+    own, same, static, none = answer(capsys, "cost", "host", "Softmax", "SKA", "None", *hosts)
     assert own["mechanism"] == "host"
     assert own["params"] == same["params"] == 5_717_416
     assert own["MACs"] == same["MACs"] == 1_253_683_200  # DeiT: 1.3 G
@@ -126,7 +117,7 @@ def test_cost_of_deit_tiny_is_the_published_one(capsys: pytest.CaptureFixture[st
 
 def test_bench_compares_with_the_first(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", "Softmax", "SKA", "--grid", "3x4,2x2", "--dim", "8", "--seconds", "0.01", "--backward"]
-    found = rows(capsys, *command)
+    found = answer(capsys, *command)
     assert [(row["mixer"], row["tokens"]) for row in found] == [
         ("Softmax()", 12),
         ("SKA()", 12),
@@ -144,22 +135,19 @@ def test_bench_names_what_does_not_fit_and_times_the_others(capsys: pytest.Captu
     shown = capsys.readouterr()
     assert "SKA()" in shown.out
     assert "left out: MiTA(m=16, k=2) on 3x3" in shown.out + shown.err
-    assert run(["bench", "MiTA(m=16, k=2)", *small]) == 2
-    assert "MiTA(m=16, k=2) on 3x3" in capsys.readouterr().err
     host = "vit_desk(size=16, patch=4, dim=16, depth=2, heads=2)"
-    found = rows(capsys, "bench", "host", "None", "SKA", "--model", host, "--seconds", "0.01")
+    found = answer(capsys, "bench", "host", "None", "SKA", "--model", host, "--seconds", "0.01")
     assert [row["mixer"] for row in found] == ["host", "None", "SKA()"]
-    assert run(["bench", "None", *small]) == 2
-    assert "give --model too" in capsys.readouterr().err
+    refused(capsys, ["bench", "None", *small], "give --model too")
 
 
 def test_swap_check_shows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     host = "vit_desk(size=16, patch=4, dim=16, depth=2, heads=2)"
-    first, second = rows(capsys, "swap-check", host, "SKA()")
+    first, second = answer(capsys, "swap-check", host, "SKA()")
     assert first["grid"].startswith("4x4 ")
     assert "keys" in second["new"]
     assert first["change"] > 1e-6
-    (only,) = rows(capsys, "swap-check", host, "Softmax()", "--where", "*0*")
+    (only,) = answer(capsys, "swap-check", host, "Softmax()", "--where", "*0*")
     assert only["change"] < 1e-6
     assert only["parameters"] == only["parameters before"]
 
@@ -167,7 +155,7 @@ def test_swap_check_shows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
 def test_swap_check_of_a_model_with_several_outputs(capsys: pytest.CaptureFixture[str]) -> None:
     host = "vit_tiny_patch16_224(features_only=True, img_size=32)"
     for mixer, changed in (("Softmax()", False), ("SKA()", True)):
-        found = rows(capsys, "swap-check", host, mixer)
+        found = answer(capsys, "swap-check", host, mixer)
         assert all((row["change"] > 1e-4) == changed for row in found)
 
 
@@ -215,93 +203,34 @@ def test_weights_that_cannot_be_loaded_are_one_line(
 ) -> None:
     """tests/conftest.py puts the hub out of reach."""
     monkeypatch.chdir(tmp_path)
-    assert run(arguments) == 1
-    message = capsys.readouterr().err
-    assert message.startswith("regard: cannot load the weights of deit_tiny_patch16_224: ")
+    message = refused(capsys, arguments, "regard: cannot load the weights of deit_tiny_patch16_224: ", code=1)
     assert message.count("\n") == 1
     assert not list(tmp_path.glob("results/*/outcome.json"))
-
-
-def test_python_m_regard_is_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "regard", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("regard 0.")
 
 
 def test_python_m_regard_runs_no_file_of_the_current_folder(tmp_path: Path) -> None:
     for name in ("typer", "numpy", "rich", "typing", "json"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('executed')")
-    command = [sys.executable, "-m", "regard", "list", "data"]
+    command = [sys.executable, "-m", "regard", "list", "studies"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "digits" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["lst"], "list"),
-        (["cost", "Softmax", "--gird", "4x4"], "--grid"),
-        (["card"], "Missing argument"),
-        (["card", "Sofmax"], "did you mean Softmax"),
-        (["card", "None"], "needs a mechanism, not None"),
-        (["list", "mixer"], "did you mean mixers"),
-        (["list", "--match", "zzz"], "no name of mixers matches 'zzz'"),
-        (["cost", "Softmax", "--grid", "4by4"], "expected height x width"),
-        (["cost", "Softmax", "--size", "32x32"], "give --host"),
-        (["cost", "host"], "needs --host"),
-        (["cost", "Softmax", "--accounting", "mine"], "executed or paper"),
-        (["cost", "Softmax", "--dim", "10", "--heads", "3"], "--dim 10 is not a multiple of 3 heads"),
-        (["train", "SKA", "--set", "recipe.epochs=0"], "--set recipe.epochs=0: epochs"),
-        (["train", "SKA", "--set", "task.extra=1"], "--set has no field 'task.extra'"),
-        (["train", "SKA", "--host", "deit_tiny_patch16_224(pretrained=True)"], "with --set task.init=host"),
-        (["bench", "Softmax", "--dtype", "fp31"], "did you mean fp"),
-        (["bench", "--seconds", "nan"], "seconds is nan; a finite number"),
-        (["bench", "SKA", "--seconds", "inf"], "seconds is inf; a finite number is expected"),
-        (["advise", "vit_desk", "--minutes", "1"], "--minutes needs --data"),
-        (
-            ["advise", "vit_desk", "--data", "digits", "--dtype", "bf16"],
-            "--dtype is for costs and times",
-        ),
-        (["swap-check", "vit_desk", "SKA", "--images", "30"], "--images needs --data"),
-        (["swap-check", "deit_tinny_patch16_224", "SKA"], "did you mean"),
-        (["swap-check", "resnet18", "SKA"], "no attention module"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_wrong_use_is_2_with_a_message(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(arguments) == 2
-    shown = capsys.readouterr()
-    assert message in shown.err
-    assert "Traceback" not in shown.err
-    assert not shown.out
+    assert "quickstart" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(StoreError("the disk is full"), 1), (ConfigError("not so"), 2), (RegardError("it failed"), 1)],
-    ids=["store", "config", "other"],
-)
-def test_errors_become_exit_codes(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_raising(error) == code
-    assert str(error) in capsys.readouterr().err
-
-
-def test_an_interrupt_is_130_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_raising(KeyboardInterrupt()) == 130
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def run_raising(error: BaseException) -> int:
-    """`run` with one more verb, which raises."""
-    before = list(module.app.registered_commands)
-
+    [(StoreError("the disk is full"), 1), (ConfigError("not so"), 2), (RegardError("it failed"), 1),
+     (KeyboardInterrupt(), 130)],
+    ids=["store", "config", "other", "interrupt"],
+)  # fmt: skip
+def test_errors_become_exit_codes(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail() -> None:
         raise error
 
+    monkeypatch.setattr(module.app, "registered_commands", list(module.app.registered_commands))
     module.app.command("fail")(fail)
-    try:
-        return run(["fail"])
-    finally:
-        module.app.registered_commands = before
+    assert refused(capsys, ["fail"], str(error), code=code).count("\n") == 1
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -314,8 +243,11 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("verb", [command.name for command in module.app.registered_commands])
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Arguments are in capitals; newer versions of the parser would write {key}."""
+    known = {"eval": "MODEL", "predict": "MODEL FILES...", "swap-check": "MODEL MECHANISM"}
     assert run([verb, "--help"]) == 0
-    assert "Usage" in capsys.readouterr().out
+    usage = capsys.readouterr().out.partition("\n")[0]
+    assert usage.startswith(f"Usage: regard {verb} [OPTIONS] {known.get(verb, '')}".strip())
 
 
 def test_sizes_are_height_first() -> None:
@@ -326,12 +258,3 @@ def test_sizes_are_height_first() -> None:
             read_size(wrong)
     with pytest.raises(ConfigError, match="at most"):
         read_size("100000x100000")
-
-
-@pytest.mark.parametrize(
-    ("verb", "arguments"), [("eval", "MODEL"), ("predict", "MODEL FILES..."), ("swap-check", "MODEL MECHANISM")]
-)
-def test_a_usage_line_has_arguments_in_capitals(verb: str, arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Newer versions of the parser would write {key}."""
-    assert run([verb, "--help"]) == 0
-    assert capsys.readouterr().out.startswith(f"Usage: regard {verb} [OPTIONS] {arguments}\n")

@@ -1,19 +1,20 @@
 """`regard finetune`: from a saved folder, a run or timm's weights; what is copied, and what the key holds."""
 
 import dataclasses
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import timm
 import torch
 from PIL import Image
 
+from command_line import answer, refused
+from photos import class_folders
 from regard.cli.app import run as command
 from regard.cli.finetune import DEFAULTS, bring_start, finetuning
 from regard.cli.run_options import RunOptions, make_run
 from regard.core import ConfigError
+from regard.files.records import write_record
 from regard.images.normalise import expected
 from regard.lab.data.cued import canvas
 from regard.lab.results.results import Results
@@ -25,6 +26,7 @@ from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run, read_run
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
+from regard.mixers.spelling import spell
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
 from regard.models.saving import load, save
@@ -39,11 +41,20 @@ def saved(tmp_path: Path) -> Path:
     return save(create_model(HOST, SKA(), num_classes=5, in_chans=1), tmp_path / "saved")
 
 
-def still(start: str, results: Path, mixer: str = "", plan: str = "", **fields: str) -> Run:
-    """A finetuning run that hardly moves its weights."""
-    changes = ["recipe.lr=1e-12", "recipe.weight_decay=0.0", "recipe.epochs=1", "task.limit=32"]
-    changes += [f"{name}={value}" for name, value in fields.items()]
-    return finetuning(start, mixer, "digits-canvas", RunOptions(change=changes, results=results), plan=plan)
+STILL = ["recipe.lr=1e-12", "recipe.weight_decay=0.0", "recipe.epochs=1"]
+"""A run that hardly moves its weights."""
+
+
+def still(start: str, results: Path, mixer: str = "", plan: str = "") -> Run:
+    options = RunOptions(change=[*STILL, "task.limit=32"], results=results)
+    return finetuning(start, mixer, "digits-canvas", options, plan=plan)
+
+
+def same(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
+    """Whether weights have the same names and hardly differ."""
+    return before.keys() == after.keys() and all(
+        torch.allclose(before[name], after[name], atol=1e-6) for name in before
+    )
 
 
 def test_a_saved_model_keeps_its_weights_and_gets_a_new_head(saved: Path, tmp_path: Path) -> None:
@@ -51,10 +62,9 @@ def test_a_saved_model_keeps_its_weights_and_gets_a_new_head(saved: Path, tmp_pa
     assert (run.mixer, run.task.size) == (SKA(), (12, 12))
     assert execute(run, store, device="cpu")["status"] == "done"
     before, after = load(saved).state_dict(), trained(run, store).state_dict()
-    assert set(before) == set(after)
-    moved = {name for name, value in before.items() if value.shape != after[name].shape}
-    assert moved == {"head.weight", "head.bias"}
-    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in set(before) - moved)
+    for name in ("head.weight", "head.bias"):
+        assert before.pop(name).shape != after.pop(name).shape
+    assert same(before, after)
     assert read_run(store, run.key) == run
 
 
@@ -75,20 +85,16 @@ def test_a_run_is_trained_on_with_another_mechanism(tmp_path: Path) -> None:
     assert command(first) == 0
     (key,) = [path.parent.name for path in tmp_path.glob("*/outcome.json")]
     run = still(key, tmp_path, "MiTA(m=4, k=3)")
-    assert isinstance(run.start, Run)
     assert (run.start.key, run.mixer) == (key, MiTA(m=4, k=3))
     assert still(str(tmp_path / key), tmp_path).mixer == Softmax()
-    execute(run, Results(tmp_path), device="cpu")
     store = Results(tmp_path)
-    before, after = trained(run.start, store).state_dict(), trained(run, store).state_dict()
-    assert all(torch.allclose(value, after[name], atol=1e-6) for name, value in before.items())
+    execute(run, store, device="cpu")
+    assert same(trained(run.start, store).state_dict(), trained(run, store).state_dict())
 
 
 def test_the_verb_trains_and_prints(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["finetune", str(saved), "--data", "digits-canvas", "--mixer", "host", "--results", str(tmp_path / "r")]
-    words += ["--set", "recipe.epochs=1", "--set", "task.limit=32", "--device", "cpu", "--json"]
-    assert command(words) == 0
-    outcome = json.loads(capsys.readouterr().out)
+    outcome = answer(capsys, *words, "--set", "recipe.epochs=1", "--set", "task.limit=32", "--device", "cpu")
     assert outcome["status"] == "done"
     assert "SKA" not in outcome["spelling"]
     assert "lr=0.0002" in outcome["spelling"]
@@ -114,9 +120,8 @@ def test_a_pretrained_host_gets_grey_images_as_its_weights_expect(tmp_path: Path
     torch.save(made.state_dict(), tmp_path / "weights.pth")
     told = {"file": str(tmp_path / "weights.pth"), "mean": (0.2, 0.5, 0.8), "std": (0.5, 0.5, 0.2)}
     start = f"deit_tiny_patch16_224({small}, pretrained_cfg_overlay={told})"
-    changes = ["recipe.epochs=1", "recipe.lr=1e-12", "recipe.weight_decay=0.0", "task.limit=8", "recipe.batch=4"]
+    changes = [*STILL, "task.limit=8", "recipe.batch=4"]
     run = finetuning(start, "", "digits", RunOptions(size="32x32", change=changes, results=tmp_path))
-    assert isinstance(run.task, Classification)
     assert run.task.statistics() == ([pytest.approx(0.5)], [pytest.approx(0.4)])
     store = Results(tmp_path / "results")
     assert execute(run, store, device="cpu")["status"] == "done"
@@ -148,27 +153,11 @@ def test_a_model_of_several_mechanisms_keeps_them(tmp_path: Path) -> None:
     assert planned["one"].startswith("blocks.0.attn=None; blocks.1.attn=SKA()")
 
 
-def test_what_cannot_be_started_from_is_named(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no saved folder, no run in .* and no model of timm"):
-        still("no_such_thing", tmp_path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="neither a saved model"):
-        still(str(tmp_path / "empty"), tmp_path)
-    folder = tmp_path / "there" / "0123456789ab"
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text("{}")
+def test_a_run_that_is_not_finished_is_no_start(tmp_path: Path) -> None:
+    begun = {"spelling": spell(still("deit_tiny_patch16_224", tmp_path))}
+    write_record(tmp_path / "there" / "0123456789ab" / "run.json", begun)
     with pytest.raises(ConfigError, match="is not finished"):
-        still("0123456789ab", tmp_path / "there") if _begun(folder) else None
-
-
-def _begun(folder: Path) -> bool:
-    """A real run.json without an outcome."""
-    from regard.files.records import write_record
-    from regard.mixers.spelling import spell
-
-    run = still("deit_tiny_patch16_224", folder.parent)
-    write_record(folder / "run.json", {"spelling": spell(run)})
-    return True
+        still("0123456789ab", tmp_path / "there")
 
 
 def test_a_run_of_another_store_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,11 +177,7 @@ def test_a_run_of_another_store_is_copied(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_run_finds_its_data_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A path is kept as an absolute one, with which the key of the run does not change."""
-    for number in range(8):
-        folder = tmp_path / "photos" / str(number % 2)
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 255, (12, 12, 3), np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
+    class_folders(tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
     run = make_run("SKA()", "photos", HOST, RunOptions(size="12x12", change=["recipe.epochs=1"]))
     assert run.task.data == str(tmp_path / "photos")
@@ -220,13 +205,8 @@ def test_a_run_keeps_its_image_size(tmp_path: Path) -> None:
 
 def test_a_segmenter_starts_from_a_classifier(saved: Path, tmp_path: Path) -> None:
     changes = ["task.limit=4", "recipe.epochs=1", "recipe.batch=2"]
-    run = finetuning(
-        str(saved),
-        "",
-        "cued-digits",
-        RunOptions(size="84x84", change=changes, results=tmp_path / "results"),
-        task="segmentation",
-    )
+    options = RunOptions(size="84x84", change=changes, results=tmp_path / "results")
+    run = finetuning(str(saved), "", "cued-digits", options, task="segmentation")
     assert run.task.name == "segmentation"
     model, source = run.task.model(run.mixer, 0), load(saved)
     copied, _ = copy_weights(source, model)
@@ -267,68 +247,56 @@ def test_a_segmenter_is_distilled_saved_and_trained_further(tmp_path: Path) -> N
     arguments = ["--steps", "2", "--output-steps", "1", "--out", str(folder), "--device", "cpu"]
     results = ["--results", str(tmp_path / "results")]
     assert command(["distill", first.key, "--plan", layer, "--data", str(photos), *arguments, *results]) == 0
-    changes = ["task.limit=16", "recipe.epochs=1", "recipe.lr=1e-12", "recipe.weight_decay=0.0"]
-    run = finetuning(str(folder), "", "cued-digits", RunOptions(change=changes, results=tmp_path / "results"))
+    options = RunOptions(change=[*STILL, "task.limit=16"], results=tmp_path / "results")
+    run = finetuning(str(folder), "", "cued-digits", options)
     assert (run.task.name, run.task.head, run.task.size, run.plan) == ("segmentation", "pixels", (84, 84), layer)
     assert execute(run, Results(tmp_path / "results"), device="cpu")["status"] == "done"
-    before, after = load(folder).state_dict(), trained(run, Results(tmp_path / "results")).state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.allclose(value, after[name], atol=1e-6) for name, value in before.items())
+    assert same(load(folder).state_dict(), trained(run, Results(tmp_path / "results")).state_dict())
 
 
-def test_outputs_of_a_head_follow_the_names_of_the_classes(caplog: pytest.LogCaptureFixture) -> None:
-    source, target = (create_model(HOST, num_classes=3, in_chans=1) for _ in range(2))
+@pytest.mark.parametrize("names", [["dog", "frog", "zebra"], ["frog", "ape", "cat", "dog"], ["cat", "dog", "frog"]])
+def test_outputs_of_a_head_follow_the_names_of_the_classes(names: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    known = ["cat", "dog", "frog"]
+    source, target = (create_model(HOST, num_classes=len(own), in_chans=1) for own in (known, names))
     before = target.head.weight.clone()
-    copy_weights(source, target, (["cat", "dog", "frog"], ["dog", "frog", "zebra"]))
-    assert torch.equal(target.head.weight[:2], source.head.weight[1:])
-    assert torch.equal(target.head.weight[2], before[2])
-    assert torch.equal(target.head.bias[:2], source.head.bias[1:])
+    copy_weights(source, target, (known, names))
+    for index, name in enumerate(names):
+        expected = source.head.weight[known.index(name)] if name in known else before[index]
+        assert torch.equal(target.head.weight[index], expected)
+        assert name not in known or target.head.bias[index] == source.head.bias[known.index(name)]
     assert torch.equal(target.blocks[0].attn.qkv.weight, source.blocks[0].attn.qkv.weight)
-    assert "1 of 3 outputs start anew" in caplog.text
-    copy_weights(source, target, (["cat", "dog", "frog"],) * 2)
-    assert torch.equal(target.head.weight, source.head.weight)
-
-
-def test_outputs_follow_the_names_also_to_a_head_of_another_size(caplog: pytest.LogCaptureFixture) -> None:
-    source, target = (create_model(HOST, num_classes=number, in_chans=1) for number in (3, 4))
-    before = target.head.weight.clone()
-    copy_weights(source, target, (["cat", "dog", "frog"], ["frog", "ape", "cat", "dog"]))
-    assert torch.equal(target.head.weight[[2, 3, 0]], source.head.weight)
-    assert torch.equal(target.head.weight[1], before[1])
-    assert "1 of 4 outputs start anew" in caplog.text
+    assert (f"1 of {len(names)} outputs start anew" in caplog.text) == (names != known)
 
 
 def test_outputs_of_a_saved_model_follow_the_names_too(tmp_path: Path) -> None:
     made = create_model(HOST, num_classes=2)
     folder = save(made, tmp_path / "saved", data={"class_names": ["dog", "cat"]})
-    changes = ["recipe.lr=1e-12", "recipe.weight_decay=0.0", "recipe.epochs=1", "recipe.batch=4"]
-    run = finetuning(str(folder), "", str(photos(tmp_path / "photos")), RunOptions(change=changes, results=tmp_path))
+    data = class_folders(tmp_path / "photos", mode="L")
+    run = finetuning(str(folder), "", str(data), RunOptions(change=[*STILL, "recipe.batch=4"], results=tmp_path))
     store = Results(tmp_path / "results")
     assert execute(run, store, device="cpu")["status"] == "done"
     head = trained(run, store).state_dict()["head.weight"]
     assert torch.allclose(head, made.head.weight.flip(0), atol=1e-6)
 
 
-def photos(folder: Path) -> Path:
-    for index, name in enumerate(("cat", "dog")):
-        for number in range(4):
-            file = folder / name / f"{number}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("L", (12, 12), 100 * index + 9 * number).save(file)
-    return folder
+def trained_on(data: str, mixer: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The key of a run on photos, with its results in the current folder."""
+    words = ["train", mixer, "--data", data, "--host", HOST, "--size", "12", *SHORT]
+    return str(answer(capsys, *words)["key"])
 
 
-def test_images_are_normalised_as_the_weights_expect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+SHORT = ["--set", "recipe.epochs=1", "--set", "recipe.batch=2", "--device", "cpu"]
+
+
+def test_images_are_normalised_as_the_weights_expect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With mean and deviation of the first training, not of the new images, from a run and from a saved model."""
     monkeypatch.chdir(tmp_path)
-    first, other = photos(tmp_path / "first"), tmp_path / "other"
-    for file in sorted(first.rglob("*.png")):
-        copied = other / file.relative_to(first)
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        Image.eval(Image.open(file), lambda value: 40 + value // 4).save(copied)
-    common = ["--set", "recipe.epochs=1", "--set", "recipe.batch=2", "--device", "cpu"]
-    assert command(["train", "Softmax()", "--data", "first", "--host", HOST, "--size", "12", *common]) == 0
-    (key,) = (folder.parent.name for folder in tmp_path.glob("results/*/run.json"))
+    first, other = class_folders(tmp_path / "first", mode="L"), class_folders(tmp_path / "other", mode="L")
+    for file in other.rglob("*.png"):
+        Image.eval(Image.open(file), lambda value: 40 + value // 4).save(file)
+    key = trained_on("first", "Softmax()", capsys)
     record = Results(tmp_path / "results").outcome(key)["data"]
     folder = save(load_run(tmp_path / "results" / key), tmp_path / "saved", data=record)
     for start in (key, str(folder)):
@@ -350,25 +318,19 @@ def test_a_run_whose_data_have_changed_keeps_its_weights(
 ) -> None:
     """It would be another run, and would train from new weights without a word."""
     monkeypatch.chdir(tmp_path)
-    data = photos(tmp_path / "photos")
-    common = ["--set", "recipe.epochs=1", "--set", "recipe.batch=2", "--device", "cpu"]
-    assert command(["train", "SKA()", "--data", "photos", "--host", HOST, "--size", "12", *common]) == 0
-    (key,) = (folder.parent.name for folder in tmp_path.glob("results/*/run.json"))
+    data = class_folders(tmp_path / "photos", mode="L")
+    key = trained_on("photos", "SKA()", capsys)
     before = load_run(tmp_path / "results" / key).state_dict()
     assert command(["eval", key]) == 0
     Image.new("L", (12, 12), 77).save(data / "dog" / "new.png")
-    capsys.readouterr()
-    assert command(["eval", key]) == 2
-    assert f"the data of run {key}, or of a run that it started from, have changed" in capsys.readouterr().err
+    refused(capsys, ["eval", key], f"the data of run {key}, or of a run that it started from, have changed")
     assert command(["eval", key, "--data", "photos"]) == 0
     data.rename(tmp_path / "moved")
-    assert command(["eval", key]) == 2
-    assert f"the data of run {key} cannot be read" in capsys.readouterr().err
+    refused(capsys, ["eval", key], f"the data of run {key} cannot be read")
     assert command(["eval", key, "--data", "moved"]) == 0
     still_there = ["--set", "recipe.lr=1e-12", "--set", "recipe.weight_decay=0.0"]
-    assert command(["finetune", key, "--data", "moved", *common, *still_there]) == 0
+    assert command(["finetune", key, "--data", "moved", *SHORT, *still_there]) == 0
     assert "its weights are the start all the same" in capsys.readouterr().err
     new = [folder.parent for folder in tmp_path.glob("results/*/run.json") if folder.parent.name != key]
     assert len(new) == 1  # no other start was trained
-    after = load_run(new[0]).state_dict()
-    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
+    assert same(before, load_run(new[0]).state_dict())

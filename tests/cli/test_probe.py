@@ -1,10 +1,10 @@
 """`regard probe` on small networks: tables, pages, what it keeps, and what it refuses."""
 
-import json
 from pathlib import Path
 
 import pytest
 
+from command_line import answer, refused
 from regard.cli.app import run
 from regard.lab.engine.study import Row
 from regard.lab.results.results import Results
@@ -25,47 +25,11 @@ def test_a_profile_is_printed_kept_and_written(tmp_path: Path, capsys: pytest.Ca
     text = page.read_text()
     assert "It never judges a paper&#39;s claim about accuracy on images." in text
     assert text.count("<h2") >= 4
-    assert run([*command, "--json"]) == 0  # nothing is trained again
-    out, err = capsys.readouterr()
-    assert ": done" not in err
-    value = json.loads(out)
+    ended = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("outcome.json")}
+    value = answer(capsys, *command)  # nothing is trained again
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("outcome.json")} == ended
     assert value["abilities"] == ["content", "place"]
     assert set(value["scores"]) == {"SKA", "MiTA(m=4, k=4)"}
-
-
-def test_controls_are_trained_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [
-        "probe",
-        "SKA",
-        *TINY,
-        "--results",
-        str(tmp_path),
-        "--abilities",
-        "compare",
-        "--train-controls",
-        "--json",
-    ]
-    assert run(command) == 0
-    assert set(json.loads(capsys.readouterr().out)["scores"]) == {"SKA", "softmax", "uniform average", "w/o"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["SKA", "--abilities", "contents"], "no ability 'contents'; did you mean content"),
-        (["SKA", "--boards", "bords"], "there are no 'bords'"),
-        (["SKA", "--scale", "paper"], "desk or smoke, not 'paper'"),
-        (["all", "SKA"], "all stands alone"),
-        (["SKB"], "unknown name 'SKB'"),
-        (["None"], "needs a mechanism, not None"),
-        (["SKA", "--sweep", "--abilities", "place"], "leave out --abilities"),
-    ],
-)
-def test_wrong_input_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["probe", *options]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
 
 
 def test_without_the_images_nothing_is_trained_and_no_run_fails(
@@ -73,8 +37,8 @@ def test_without_the_images_nothing_is_trained_and_no_run_fails(
 ) -> None:
     monkeypatch.setenv("REGARD_DATA", str(tmp_path / "empty"))
     results = tmp_path / "results"
-    assert run(["probe", "SKA", "--scale", "smoke", "--boards", "boards", "--results", str(results)]) == 2
-    assert "boards are made of Fashion-MNIST" in capsys.readouterr().err
+    command = ["probe", "SKA", "--scale", "smoke", "--boards", "boards", "--results", str(results)]
+    refused(capsys, command, "boards are made of Fashion-MNIST")
     assert not results.exists()
 
 
@@ -96,10 +60,9 @@ def test_failed_runs_are_repeated_on_request(tmp_path: Path, capsys: pytest.Capt
 def test_a_control_that_is_named_too_is_trained_once_and_stays_a_control(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["probe", "Softmax()", *TINY, "--abilities", "content", "--results", str(tmp_path), "--train-controls"]
-    assert run([*command, "--json"]) == 0
-    value = json.loads(capsys.readouterr().out)
-    assert set(value["scores"]) == {"softmax", "uniform average", "w/o"}
+    command = ["probe", "Softmax()", "SKA", *TINY, "--abilities", "content", "--results", str(tmp_path)]
+    value = answer(capsys, *command, "--train-controls")
+    assert set(value["scores"]) == {"SKA", "softmax", "uniform average", "w/o"}
     assert set(value["scores"]["softmax"]) == {"content"}
     assert "smoke scale" in value["controls"]
 

@@ -1,16 +1,15 @@
 """`regard study run`: one run by its key, printed commands, and paths that hold in other folders."""
 
-import json
 import os
 import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
+from command_line import answer, refused
+from photos import class_folders
 from pilot_store import make_store
 from regard.cli.app import run
 from regard.cli.study_options import StudyOptions, find_study
@@ -28,13 +27,6 @@ HOSTS = (own_vit,)
 """
 
 
-def class_folders(root: Path) -> None:
-    for label in range(2):
-        (root / f"class{label}").mkdir(parents=True)
-        for i in range(6):
-            Image.fromarray(np.full((8, 8, 3), 40 * label + i, np.uint8)).save(root / f"class{label}" / f"{i}.png")
-
-
 def test_a_run_that_another_process_executes_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A scheduler goes on with what follows only after exit code 0."""
     study, store = load_study("quickstart"), Results(tmp_path)
@@ -45,8 +37,7 @@ def test_a_run_that_another_process_executes_is_not_done(tmp_path: Path, capsys:
     assert "0 runs done, 1 busy. Another process executes the others." in capsys.readouterr().err
     assert run(only) == 0
     assert capsys.readouterr().out == ""
-    assert run([*only, "--json"]) == 2
-    assert "leave out --json" in capsys.readouterr().err
+    refused(capsys, [*only, "--json"], "leave out --json")
 
 
 def test_paths_of_data_hold_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +66,7 @@ def test_a_printed_command_works_in_every_folder(
     monkeypatch.setenv("REGARD_DATA", "../sets")
     monkeypatch.delenv("PYTHONPATH", raising=False)
     options = ["--import", "own_hosts", "--host", "own_vit", "--size", "8", "--results", "out"]
-    assert run([*ARGUMENTS, *options, "--on", "print", "--json"]) == 0
-    (line,) = json.loads(capsys.readouterr().out)
+    (line,) = answer(capsys, *ARGUMENTS, *options, "--on", "print")
     words = shlex.split(line["command"])
     assert words[:2] == ["env", f"PYTHONPATH={tmp_path / 'here'}"]
     assert words[words.index("--data-root") + 1] == str(tmp_path / "sets")

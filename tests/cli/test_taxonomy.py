@@ -1,11 +1,11 @@
 """The taxonomy: MiTA's Table 1 taken on to every mechanism, its filters and its picture."""
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
 
+from command_line import answer, refused
 from regard import MIXERS, Factors
 from regard.cli.app import run
 from regard.measure.taxonomy import picture, taxonomy_rows, write_picture
@@ -58,18 +58,12 @@ def test_factors_in_a_window_route_by_place() -> None:
 
 
 def filtered(capsys: pytest.CaptureFixture[str], *options: str) -> set[str]:
-    assert run(["taxonomy", *options, "--json"]) == 0
-    return {row["mechanism"] for row in json.loads(capsys.readouterr().out)}
+    return {row["mechanism"] for row in answer(capsys, "taxonomy", *options)}
 
 
 def test_filters(capsys: pytest.CaptureFixture[str]) -> None:
     assert filtered(capsys, "--strategy", "both") == {"MiTA", "NSA"}
     assert filtered(capsys, "--conditions", "position,q", "--strategy", "route") == {"BRA", "MoBA", "DynamicConv"}
-
-
-def test_a_filter_without_rows_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["taxonomy", "--strategy", "rout"]) == 2
-    assert "rows have: both; compress; none; route" in capsys.readouterr().err
 
 
 def test_labels_of_the_picture_do_not_overlap_and_lie_inside() -> None:
@@ -92,5 +86,4 @@ def test_the_picture_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert f"drawn in {tmp_path / 'a.svg'}" in capsys.readouterr().out
     write_picture(taxonomy_rows(), tmp_path / "b.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert run(["taxonomy", "--svg", str(tmp_path / "no" / "a.svg")]) == 1
-    assert "cannot write" in capsys.readouterr().err
+    refused(capsys, ["taxonomy", "--svg", str(tmp_path / "no" / "a.svg")], "cannot write", code=1)

@@ -14,24 +14,6 @@ from regard.files.records import read_record, write_record
 from regard.lab.results.results import Results
 from regard.lab.train.load import load_run
 
-VERBS = [
-    ["advise", "FOLDER", "--mixers", "SKA()", "--seconds", "0.01"],
-    ["bench", "SKA()", "--model", "FOLDER", "--seconds", "0.01"],
-    ["cost", "SKA()", "--host", "FOLDER"],
-    ["swap-check", "FOLDER", "SKA()"],
-]
-
-
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
-def test_a_command_takes_a_saved_folder(verb: list[str], tmp_path: Path) -> None:
-    folder = save(create_model("vit_desk(size=16, patch=4, dim=32, depth=1, heads=2)", None), tmp_path / "saved")
-    command = [str(folder) if word == "FOLDER" else word for word in verb]
-    assert run(command) == 0
-    path = folder / "model.json"
-    write_record(path, {**read_record(path), "host": "hf-hub:nobody/nothing"})
-    assert run(command) == 1
-
-
 OWN = """
 import torch
 from torch import nn
@@ -73,8 +55,19 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("verb", NAMED, ids=lambda verb: verb[0])
 @pytest.mark.parametrize("model", ["make_model", "heat", f"timm:{SMALL}"])
 def test_a_command_takes_what_the_user_names(verb: list[str], model: str, own_module: str) -> None:
-    text = model if ":" in model else f"{own_module}:{model}"
+    text = f"{own_module}:{model}" if model in ("make_model", "heat") else model
     assert run([text if word == "MODEL" else word for word in verb]) == 0
+
+
+@pytest.mark.parametrize("verb", NAMED, ids=lambda verb: verb[0])
+def test_a_command_takes_a_saved_folder(verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = save(create_model("vit_desk(size=16, patch=4, dim=32, depth=1, heads=2)", None), tmp_path / "saved")
+    command = ["saved" if word == "MODEL" else word for word in verb]
+    assert run(command) == 0
+    path = folder / "model.json"
+    write_record(path, {**read_record(path), "host": "hf-hub:nobody/nothing"})
+    assert run(command) == 1
 
 
 def test_a_files_weights_predict_and_are_exported(own_module: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,11 +40,6 @@ def test_without_one_best_is_refused_in_one_line(tmp_path: Path, capsys: pytest.
     )
 
 
-@pytest.mark.parametrize("options", [["--val", "1.5"], ["--val", "0"]])
-def test_impossible_validation_is_wrong_use(options: list[str], tmp_path: Path) -> None:
-    assert run(["train", "SKA()", "--results", str(tmp_path), *options]) == 2
-
-
 def test_an_own_task_without_a_validation_part_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,20 +140,6 @@ def test_without_mechanisms_all_are_timed_and_those_that_do_not_fit_are_named(
     assert "layer, 16 channels" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["Softmax", "--model", HOST, "--grid", "4x4"], "give --size"),
-        (["Softmax", "--size", "32"], "give --model too"),
-        (["Softmax", "--part", "head"], "unknown part"),
-        (["Softmax", "--model", "deit_tinny_patch16_224"], "did you mean"),
-    ],
-)
-def test_wrong_options_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("page", ["file/page.html", "."])
 def test_a_page_that_cannot_be_written_is_refused_before_the_timing(
     page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

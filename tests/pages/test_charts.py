@@ -48,6 +48,11 @@ def test_outlines_go_round_their_cells():
     assert svg == chart(sheet(outlines={"best": [(2, 2), (3, 2)], "good": [(2, 2), (3, 2), (3, 1)]}))
 
 
+def test_a_heat_map_marks_its_point():
+    marked, away = (chart(sheet(mark=mark)).count("#ffffff") for mark in ((2, 1), (9, 9)))
+    assert marked == away + 1
+
+
 def test_an_outline_without_cells_is_not_drawn():
     svg = chart(sheet(outlines={"best": [], "good": [(9, 9)]}))
     assert svg == chart(sheet())

@@ -89,7 +89,6 @@ def test_the_profile_is_drawn_once_enough_rows_have_all_abilities() -> None:
     assert findings.profile([probe(ability, scores) for ability in ABILITIES]) is None
     scores["Linear"] = 60.0
     profile = findings.profile([probe(ability, scores) for ability in ABILITIES])
-    assert profile is not None
     assert profile.abilities == tuple(ABILITIES)
     assert profile.rows["Linear"] == (60.0,) * len(ABILITIES)
     drawing = findings.svg(findings.profile_figure(profile))

@@ -23,6 +23,7 @@ def test_the_table_is_not_stale(found) -> None:
     assert probes_table.TEXT.read_text() == probes_table.text(found), "run `make generated`"
 
 
+@pytest.mark.slow
 def test_the_page_has_every_mechanism_and_the_verdicts(found) -> None:
     page = html.unescape(probes_table.page())
     assert [row for row in found if page.count(row) < 2] == [], "run `make generated`"

@@ -1,42 +1,28 @@
 """A small study for the tests of clusters, and what of its results must be equal wherever it was executed."""
 
-import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regard.lab.engine.study import Row, Setting, Study
+from lab.engine.test_study import STUDY as SHORT
+from lab.engine.test_study import TASK
+from regard.lab.results.metrics import Metrics
 from regard.lab.results.results import Results
-from regard.lab.tasks import Classification
 from regard.lab.train.recipe import Recipe
-from regard.mixers.softmax import Softmax
 
 EPOCHS = 30
-STUDY = Study(
-    name="tiny",
-    title="Tiny",
-    source="tests",
-    question="?",
-    baseline="softmax",
-    settings={
-        "smoke": Setting(
-            task=Classification(
-                host="vit_desk(size=12, patch=4, dim=16, depth=1, heads=2)", data="digits-canvas", size=(12, 12)
-            ),
-            recipe=Recipe(epochs=EPOCHS, batch=32, augment="none"),
-            rows=(Row("softmax", Softmax()), Row("w/o", None, control=True, removed=True)),
-            seeds=3,
-        )
-    },
-)
+RECIPE = Recipe(epochs=EPOCHS, batch=32, augment="none")
+SETTING = replace(SHORT.setting("smoke"), task=replace(TASK, limit=0), recipe=RECIPE, seeds=3)
+STUDY = replace(SHORT, settings={"smoke": SETTING})
 
 
 def results(root: Path) -> dict[str, Any]:
     """What does not depend on the machine: scores, single predictions and the losses of all epochs, by key."""
     found = dict[str, Any]()
     for outcome in Results(root).outcomes():
-        lines = list(csv.DictReader((root / outcome["key"] / "metrics.csv").open()))
+        lines = Metrics(root / outcome["key"] / "metrics.csv").read()
         losses = [(line["epoch"], line["train_loss"]) for line in lines]
         found[outcome["key"]] = (outcome["metrics"], outcome["bits"], outcome["row"], outcome["seed"], losses)
     return found

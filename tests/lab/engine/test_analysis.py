@@ -61,17 +61,6 @@ def test_the_page_draws_the_numbers_and_escapes_text(tmp_path, kind):
     assert ">9.5<" in text
 
 
-def test_a_heat_map_marks_its_point(tmp_path):
-    rows = tuple((x, y, float(x * y)) for x in (1, 2, 3) for y in (1, 2))
-    chart = Chart(kind="heat", x="m", y="k", value="top1", mark=(2, 1))
-    sheet = Sheet(title="grid", columns=("m", "k", "top1"), rows=rows, chart=chart)
-    run_analysis(made(sheet), Results(tmp_path))
-    marked = write_pages(tmp_path, tmp_path / "out")[0].read_text()
-    away = Chart(kind="heat", x="m", y="k", value="top1", mark=(9, 9))
-    run_analysis(made(Sheet(title="grid", columns=("m", "k", "top1"), rows=rows, chart=away)), Results(tmp_path))
-    assert marked.count("#ffffff") == write_pages(tmp_path, tmp_path / "out")[0].read_text().count("#ffffff") + 1
-
-
 def test_wrong_sheets_are_refused():
     with pytest.raises(ConfigError, match="2 cells under 3 columns"):
         Sheet(title="t", columns=("a", "b", "c"), rows=((1, 2),))

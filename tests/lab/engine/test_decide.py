@@ -1,6 +1,7 @@
 """Seeds that are added until claims are decided, with runs whose scores are drawn instead of trained."""
 
 import re
+import shutil
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -104,10 +105,22 @@ def added(study: Study, store: Results, **options: Any) -> Decision:
     return decide(study, "desk", store, workers=0, tune=False, **options)
 
 
-def test_seeds_go_to_both_sides_of_undecided_claims_only(tmp_path: Path) -> None:
-    store = Results(tmp_path)
-    decision = added(STUDY, store)
-    table = Table.load(tmp_path, "drawn", "desk")
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Decision]:
+    """The results of a whole study of added seeds, and what was said of them."""
+    root = tmp_path_factory.mktemp("ended")
+    return root, added(STUDY, Results(root))
+
+
+@pytest.fixture
+def decided(ended: tuple[Path, Decision], tmp_path: Path) -> Results:
+    """A copy of these results."""
+    return Results(shutil.copytree(ended[0], tmp_path / "decided"))
+
+
+def test_seeds_go_to_both_sides_of_undecided_claims_only(ended: tuple[Path, Decision]) -> None:
+    store, decision = Results(ended[0]), ended[1]
+    table = Table.load(store.root, "drawn", "desk")
     assert table.gate.passed is True
     assert re.search(r"w/o: .* \(by the interim analysis at 3\); uniform", table.gate.sentence)
     words = {claim.a: claim.verdict.word for claim in table.claims}
@@ -122,15 +135,14 @@ def test_seeds_go_to_both_sides_of_undecided_claims_only(tmp_path: Path) -> None
     assert sum(decision.counts.values()) == sum(numbers.values())
 
 
-def test_a_second_call_goes_on_with_the_stored_analyses_and_repeats_nothing(tmp_path: Path) -> None:
-    store, levels = Results(tmp_path), Results(tmp_path / "whole")
+def test_a_second_call_goes_on_with_the_stored_analyses_and_repeats_nothing(tmp_path: Path, decided: Results) -> None:
+    store = Results(tmp_path)
     added(replace(STUDY, seconds=1000.0), store, hours=0.000001)
     assert sum(seeds(store).values()) < 21
     assert load_snapshot(tmp_path, "drawn", "desk")["decide"]["pairs"] == [3, 5, 8, 12, 18]
     added(STUDY, store)
     assert added(STUDY, store).counts == {}
-    added(STUDY, levels)
-    assert seeds(store) == seeds(levels)
+    assert seeds(store) == seeds(decided)
 
 
 def test_what_the_time_left_cannot_decide_is_not_begun(tmp_path: Path) -> None:
@@ -161,37 +173,27 @@ def test_without_a_gate_no_claim_gets_further_seeds(tmp_path: Path) -> None:
     assert decision.reason.startswith("softmax is not shown to be above w/o and uniform")
 
 
-def test_rows_that_no_claim_names_are_trained_last_where_asked_for(tmp_path: Path) -> None:
+def test_rows_that_no_claim_names_are_trained_last_where_asked_for(tmp_path: Path, decided: Results) -> None:
     store = Results(tmp_path)
-    added(STUDY, Results(tmp_path / "without"))
-    ended: list[str] = []
-    added(STUDY, store, rows="con*", watch=lambda event: ended.extend([event.row] if event.kind == "done" else []))
-    assert seeds(store) == seeds(Results(tmp_path / "without")) | {"context": 3}
-    assert ended[-3:] == ["context"] * 3
+    rows: list[str] = []
+    added(STUDY, store, rows="con*", watch=lambda event: rows.extend([event.row] if event.kind == "done" else []))
+    assert seeds(store) == seeds(decided) | {"context": 3}
+    assert rows[-3:] == ["context"] * 3
     assert added(STUDY, store, rows="con*").counts == {}
     with pytest.raises(ConfigError, match="nothing"):
         added(STUDY, store, rows="nothing")
 
 
-def test_a_row_that_always_fails_keeps_no_other_claim_open(tmp_path: Path) -> None:
-    store = Results(tmp_path)
-    added(replace(STUDY, fails=tuple(range(100))), store)
-    words = {claim.a: claim.verdict.word for claim in Table.load(tmp_path, "drawn", "desk").claims}
-    assert words == {"SKA": "supported", "near": "not judged", "same": "supported"}
-
-
-def test_runs_that_are_there_already_are_part_of_the_table(tmp_path: Path) -> None:
+def test_runs_that_are_there_already_are_part_of_the_table(decided: Results) -> None:
     """Two studies share rows in one folder: the second one has the gate, and what it claims, from the first."""
-    store = Results(tmp_path)
-    added(STUDY, store)
-    again = added(replace(STUDY, name="again", claims=STUDY.claims[:1]), store)
+    again = added(replace(STUDY, name="again", claims=STUDY.claims[:1]), decided)
     assert again.counts == {}
-    table = Table.load(tmp_path, "again", "desk")
+    table = Table.load(decided.root, "again", "desk")
     assert table.gate.passed is True
     assert [claim.verdict.word for claim in table.claims] == ["supported"]
     other = replace(STUDY, name="other", claims=(Claim("context", "softmax", "top1"),))
-    assert added(other, store).counts["done"] == 3
-    assert Table.load(tmp_path, "other", "desk").claims[0].verdict.word == "contradicted"
+    assert added(other, decided).counts["done"] == 3
+    assert Table.load(decided.root, "other", "desk").claims[0].verdict.word == "contradicted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,26 +204,28 @@ class Edited(DrawnStudy):
         return replace(super().run(scale, row, seed + 500), seed=seed + 500)
 
 
-def test_a_study_that_was_edited_after_a_look_is_refused(tmp_path: Path) -> None:
-    added(STUDY, Results(tmp_path))
-    before = seeds(Results(tmp_path))
+def test_a_study_that_was_edited_after_a_look_is_refused(decided: Results) -> None:
+    before = seeds(decided)
     edited = Edited(**{each.name: getattr(STUDY, each.name) for each in fields(STUDY)})
-    with pytest.raises(
-        ConfigError, match="drawn is not what it was at its first interim analysis: row softmax, seed 0"
-    ):
-        added(edited, Results(tmp_path))
+    message = "drawn is not what it was at its first interim analysis: row softmax, seed 0"
+    with pytest.raises(ConfigError, match=message):
+        added(edited, decided)
     setting = STUDY.setting("desk")
     recipe = replace(edited, settings={"desk": replace(setting, recipe=Recipe(epochs=2))})
     with pytest.raises(ConfigError, match="not what it was at its first interim analysis"):
-        added(recipe, Results(tmp_path))
-    assert seeds(Results(tmp_path)) == before
-    assert added(STUDY, Results(tmp_path)).counts == {}
+        added(recipe, decided)
+    assert seeds(decided) == before
+    assert added(STUDY, decided).counts == {}
 
 
 def test_failed_runs_are_named_and_repeated(tmp_path: Path) -> None:
+    """A row that always fails ends, and keeps no other claim open."""
     store = Results(tmp_path)
     decision = added(replace(STUDY, fails=tuple(range(100))), store)
     assert re.fullmatch(r"too many runs failed \(\d+ of near\); --retry repeats them", decision.reason)
+    assert seeds(store)["near"] < 20
+    words = {claim.a: claim.verdict.word for claim in Table.load(tmp_path, "drawn", "desk").claims}
+    assert words == {"SKA": "supported", "near": "not judged", "same": "supported"}
     assert "near" not in added(STUDY, store).counts
     assert Table.load(tmp_path, "drawn", "desk").line("near").n == 0
     repeated = added(STUDY, store, retry=True)
@@ -263,30 +267,19 @@ def test_pairs_are_counted_without_failed_runs(tmp_path: Path) -> None:
     assert near.failed == 2
 
 
-def test_a_row_that_always_fails_ends(tmp_path: Path) -> None:
-    store = Results(tmp_path)
-    added(replace(STUDY, fails=tuple(range(100))), store)
-    assert seeds(store)["near"] < 20
-
-
 def test_fixed_seeds_are_not_turned_into_added_ones(tmp_path: Path) -> None:
     run_study(STUDY, "desk", Results(tmp_path), seeds=1, workers=0)
     with pytest.raises(ConfigError, match="began with a fixed number of seeds.*--results FOLDER"):
         added(STUDY, Results(tmp_path))
 
 
-def test_claims_are_fixed_with_the_analyses(tmp_path: Path) -> None:
-    added(STUDY, Results(tmp_path))
+def test_a_study_that_was_looked_at_keeps_its_claims_and_stays_one_of_added_seeds(decided: Results) -> None:
     with pytest.raises(ConfigError, match="the claims of drawn changed"):
-        added(replace(STUDY, claims=STUDY.claims[:2]), Results(tmp_path))
-
-
-def test_added_seeds_are_not_turned_into_fixed_ones(tmp_path: Path) -> None:
-    added(STUDY, Results(tmp_path))
-    assert load_snapshot(tmp_path, "drawn", "desk")["decide"]["level"] == pytest.approx(0.05)
-    command = f"continue it with: regard study run drawn --scale desk --decide --results {tmp_path}; or"
+        added(replace(STUDY, claims=STUDY.claims[:2]), decided)
+    assert load_snapshot(decided.root, "drawn", "desk")["decide"]["level"] == pytest.approx(0.05)
+    command = f"continue it with: regard study run drawn --scale desk --decide --results {decided.root}; or"
     with pytest.raises(ConfigError, match=re.escape(command)):
-        run_study(STUDY, "desk", Results(tmp_path), seeds=4, workers=0)
+        run_study(STUDY, "desk", decided, seeds=4, workers=0)
 
 
 def test_the_command_that_continues_a_changed_study_names_what_was_changed(tmp_path: Path) -> None:
@@ -342,24 +335,19 @@ def finished(store: Results) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("here", "there"), [("cpu", "NVIDIA H200"), ("cuda", "cpu")])
 def test_a_study_of_another_device_is_refused_before_it_trains(
-    here: str, there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: str, there: str, decided: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Results(tmp_path)
-    added(STUDY, store)
-    train_on(there, store, finished(store))
+    train_on(there, decided, finished(decided))
     monkeypatch.setattr("regard.lab.engine.decide.resolved_device", lambda device: here)
     with pytest.raises(ConfigError, match="drawn was begun on .*, this machine would go on on .*--results FOLDER"):
-        added(STUDY, store)
+        added(STUDY, decided)
 
 
-def test_seeds_of_another_device_are_named_where_they_end_a_study(tmp_path: Path) -> None:
-    store = Results(tmp_path)
-    added(STUDY, store)
-    runs = finished(store)
-    train_on("cpu", store, [run for run in runs if run["seed"] in STUDY.setting("desk").numbers[:3]])
-    train_on("NVIDIA H200", store, [run for run in runs if run["seed"] not in STUDY.setting("desk").numbers[:3]])
-    ended = added(STUDY, store)
-    assert re.match(
-        r"the table has runs on .* only; left out: .*, so only further seeds of the first type", ended.reason
-    )
-    assert not any(ended.counts.values())
+def test_seeds_of_another_device_are_named_where_they_end_a_study(decided: Results) -> None:
+    runs = finished(decided)
+    train_on("cpu", decided, [run for run in runs if run["seed"] in STUDY.setting("desk").numbers[:3]])
+    train_on("NVIDIA H200", decided, [run for run in runs if run["seed"] not in STUDY.setting("desk").numbers[:3]])
+    further = added(STUDY, decided)
+    message = r"the table has runs on .* only; left out: .*, so only further seeds of the first type"
+    assert re.match(message, further.reason)
+    assert not any(further.counts.values())

@@ -127,34 +127,19 @@ def test_nothing_is_expected_where_nothing_can_be_decided(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("hour_a_study")
-def test_hours_go_to_the_most_promising_study_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "regard.lab.engine.priorities.decide", lambda *args, **kwargs: decide(*args, **kwargs, tune=False)
-    )
-    told: list[str] = []
-    one, three = named("one", STUDY.claims[:1]), named("three", near=95.0)
-    spent = decide_all([one, three], "desk", Results(tmp_path), hours=50.0, workers=0, report=told.append)
-    begun = [line.split(":")[0] for line in told if "expected in" in line]
-    assert begun[0] == "three"
-    assert decided(spent) == {"three": 3, "one": 1}
-    assert all(each.hours > 0 for each in spent)
-
-
-@pytest.mark.usefixtures("hour_a_study")
-def test_a_study_that_fails_leaves_the_hours_to_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(study: DrawnStudy, *args: object, **kwargs: object) -> object:
-        if study.name == "first":
+def test_hours_go_to_the_most_promising_study_first_and_one_that_fails_leaves_them_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def carried_out(study: DrawnStudy, *args: Any, **kwargs: Any) -> object:
+        if study.name == "broken":
             raise ConfigError("no such disk")
-        return decide(study, *args, **kwargs, tune=False)  # type: ignore[arg-type]
+        return decide(study, *args, **kwargs, tune=False)
 
-    monkeypatch.setattr("regard.lab.engine.priorities.decide", broken)
-    spent = decide_all(
-        [named("first"), named("second", STUDY.claims[:2], near=95.0)], "desk", Results(tmp_path), hours=50.0, workers=0
-    )
-    assert decided(spent) == {"second": 2}
-    assert spent[0].reason == "no such disk"
-
-
-def test_smoke_scale_judges_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="smoke scale judges no claim"):
-        priorities([STUDY], "smoke", Results(tmp_path), 1.0)
+    monkeypatch.setattr("regard.lab.engine.priorities.decide", carried_out)
+    told: list[str] = []
+    studies = [named("one", STUDY.claims[:1]), named("broken", STUDY.claims[:2]), named("three", near=95.0)]
+    spent = decide_all(studies, "desk", Results(tmp_path), hours=50.0, workers=0, report=told.append)
+    assert next(line for line in told if "expected in" in line).startswith("three:")
+    assert decided(spent) == {"three": 3, "one": 1}
+    assert {each.study: each.reason for each in spent}["broken"] == "no such disk"
+    assert all(each.hours > 0 for each in spent if each.study != "broken")

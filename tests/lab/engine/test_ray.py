@@ -21,6 +21,7 @@ from regard.lab.engine.executors.ray_cluster import RayCluster, _execute
 from regard.lab.engine.progress import Event
 from regard.lab.engine.run_study import run_study
 from regard.lab.results.results import Results
+from waiting import wait_until
 
 QUICKSTART = [sys.executable, "-m", "regard", "study", "run", "quickstart", "--rows", "w/o", "--seeds", "1"]
 
@@ -69,11 +70,7 @@ def test_the_command_ends_with_its_cluster_and_goes_on_with_another(tmp_path: Pa
     command = [*QUICKSTART, "--scale", "desk", "--results", str(tmp_path / "r"), "--on"]
     with ray_cluster(1) as cluster:
         process = subprocess.Popen([*command, f"ray://{cluster.address}"], stderr=subprocess.PIPE, text=True)
-        until = time.monotonic() + 900
-        while not list(tmp_path.glob("r/*/metrics.csv")):
-            assert time.monotonic() < until
-            assert process.poll() is None
-            time.sleep(0.1)
+        wait_until(lambda: list(tmp_path.glob("r/*/metrics.csv")), process)
         cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
         killed = time.monotonic()
         _, errors = process.communicate(timeout=300)
@@ -99,10 +96,7 @@ def test_a_stopped_command_saves_and_a_client_continues(tmp_path: Path) -> None:
     command = [*QUICKSTART, "--scale", "desk", "--results", str(tmp_path / "r"), "--on"]
     with ray_cluster(1, client_port=23111) as cluster:
         process = subprocess.Popen([*command, f"ray://{cluster.address}"], stderr=subprocess.PIPE, text=True)
-        until = time.monotonic() + 900
-        while not list(tmp_path.glob("r/*/metrics.csv")):
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        wait_until(lambda: list(tmp_path.glob("r/*/metrics.csv")), process)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 130, errors

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from regard.lab.engine.run_jobs import run_all
 from regard.lab.results.results import Results
 from regard.lab.train.signals import without_interrupts
 from small_runs import ENVIRONMENT_ERRORS, RUN_ERRORS, Small
+from waiting import wait_until
 
 HERE = Path(__file__).parents[2]
 
@@ -57,11 +57,12 @@ def alive(pid: int) -> bool:
 
 def wait_for_runs(store: Path, number: int) -> list[int]:
     """Process ids of the runs that have begun."""
-    until = time.time() + 240
-    while len(found := list(store.glob("*/run.json"))) < number or not all(path.read_text() for path in found):
-        assert time.time() < until
-        time.sleep(0.05)
-    return [int(path.read_text().split()[0]) for path in found]
+
+    def begun() -> list[int]:
+        texts = [text for path in store.glob("*/run.json") if (text := path.read_text())]
+        return [int(text.split()[0]) for text in texts] if len(texts) == number else []
+
+    return wait_until(begun)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -114,29 +115,21 @@ def test_states_and_events(tmp_path: Path, workers: int) -> None:
     assert events[-1].counts["waiting"] == 0
 
 
-@pytest.mark.parametrize("action", ENVIRONMENT_ERRORS)
-def test_an_error_of_the_environment_is_no_result(tmp_path: Path, action: str) -> None:
-    """The run is not failed for good: the same command carries it out when the error is gone."""
+@pytest.mark.parametrize("action", [*ENVIRONMENT_ERRORS, *RUN_ERRORS])
+def test_an_error_of_the_environment_is_no_result_and_one_of_the_run_is_one(tmp_path: Path, action: str) -> None:
+    """The same command carries a run out when the environment is in order; a configuration that the model refuses is
+    recorded once, and not tried again at every start."""
     store, events = Results(tmp_path), list[Event]()
+    kind, state = ("stopped", "new") if action in ENVIRONMENT_ERRORS else ("failed", "failed")
     counts = run_all(jobs_of([action, "work"]), store, Local(workers=0), Progress(events.append))
-    assert counts == {"done": 1, "failed": 0, "stopped": 1, "died": 0, "busy": 0}
-    assert [event.text for event in events if event.kind == "stopped"] == [
-        f"{type(ENVIRONMENT_ERRORS[action]).__name__}: {ENVIRONMENT_ERRORS[action]}"
-    ]
-    assert store.status(Small(0).key) == "new"
-    assert run_all(jobs_of(["work"]), store, Local(workers=0), Progress(events.append))["done"] == 1
-
-
-@pytest.mark.parametrize("action", RUN_ERRORS)
-def test_an_error_of_the_run_is_a_failed_run_with_its_text(tmp_path: Path, action: str) -> None:
-    """A configuration that the model refuses is recorded once, and not tried again at every start."""
-    store, events = Results(tmp_path), list[Event]()
-    counts = run_all(jobs_of([action, "work"]), store, Local(workers=0), Progress(events.append))
-    assert counts == {"done": 1, "failed": 1, "stopped": 0, "died": 0, "busy": 0}
-    text = f"{type(RUN_ERRORS[action]).__name__}: {RUN_ERRORS[action]}"
-    assert [event.text for event in events if event.kind == "failed"] == [text]
-    assert store.status(Small(0).key) == "failed"
-    assert (store.outcome(Small(0).key) or {})["error"] == text
+    assert counts == {"done": 1, "failed": 0, "stopped": 0, "died": 0, "busy": 0} | {kind: 1}
+    error = (ENVIRONMENT_ERRORS | RUN_ERRORS)[action]
+    text = f"{type(error).__name__}: {error}"
+    assert [event.text for event in events if event.kind == kind] == [text]
+    assert store.status(Small(0).key) == state
+    again = run_all(jobs_of(["work"]), store, Local(workers=0), Progress(events.append))
+    assert again["done"] == (kind == "stopped")
+    assert (store.outcome(Small(0).key) or {}).get("error") == (text if kind == "failed" else None)
 
 
 def test_an_error_of_the_probes_stops_its_own_run_alone(tmp_path: Path) -> None:
@@ -218,10 +211,7 @@ def test_no_worker_outlives_its_study(tmp_path: Path, sign: signal.Signals, stat
     process.send_signal(sign)
     process.communicate(timeout=240)
     assert process.returncode != 0
-    until = time.time() + 20
-    while any(map(alive, pids)):
-        assert time.time() < until
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(alive, pids)), seconds=20)
     assert [Results(tmp_path / "store").status(Small(i).key) for i in range(2)] == [status, status]
 
 

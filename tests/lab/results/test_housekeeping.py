@@ -1,7 +1,6 @@
 """What a store has, and what `regard results prune` deletes."""
 
 import io
-import json
 import os
 import threading
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import answer
 from regard.cli.app import run
 from regard.cli.results import _line
 from regard.files.atomic import write_atomically
@@ -111,19 +111,11 @@ def test_prune_asks_before_it_deletes(store, monkeypatch, capsys, more, answer, 
 
 
 def test_both_verbs_print_json(store: Results, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["results", "list", "--results", str(store.root), "--state", "done", "--json"]) == 0
-    assert [row["key"] for row in json.loads(capsys.readouterr().out)] == ["a" * 12]
+    root = ("--results", str(store.root))
+    assert [row["key"] for row in answer(capsys, "results", "list", *root, "--state", "done")] == ["a" * 12]
     with store.lock("c" * 12):
-        arguments = ["results", "prune", "--results", str(store.root), "--state", "failed,begun,running", "--yes"]
-        assert run([*arguments, "--json"]) == 0
-    found = {row["key"]: row["deleted"] for row in json.loads(capsys.readouterr().out)}
-    assert found == {"b" * 12: True, "c" * 12: False}
-
-
-@pytest.mark.parametrize("verb", [["results", "list"], ["results", "prune"], ["report"]])
-def test_a_folder_that_is_not_there_is_wrong_use(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*verb, "--results", "/no/such/folder"]) == 2
-    assert "/no/such/folder" in capsys.readouterr().err
+        rows = answer(capsys, "results", "prune", *root, "--state", "failed,begun,running", "--yes")
+    assert {row["key"]: row["deleted"] for row in rows} == {"b" * 12: True, "c" * 12: False}
 
 
 def test_a_list_has_task_data_score_and_date(tmp_path: Path) -> None:

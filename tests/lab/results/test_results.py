@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -55,8 +56,19 @@ def child(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def said(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     return process.stdout.readline().strip()
+
+
+@contextmanager
+def held(root: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lock; it is killed at the end."""
+    holder = child(HOLD, str(root), KEY)
+    try:
+        assert said(holder) == "held"
+        yield holder
+    finally:
+        holder.kill()
+        holder.communicate()
 
 
 def test_states(tmp_path: Path) -> None:
@@ -78,16 +90,11 @@ def test_states(tmp_path: Path) -> None:
 
 
 def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:
-    holder = child(HOLD, str(tmp_path), KEY)
-    try:
-        assert said(holder) == "held"
-        store = Results(tmp_path)
+    store = Results(tmp_path)
+    with held(tmp_path) as holder:
         assert store.status(KEY) == "running"
         with pytest.raises(Busy, match=str(holder.pid)), store.lock(KEY):
             pass
-    finally:
-        holder.kill()
-        holder.wait()
     assert store.status(KEY) != "running"
     with store.lock(KEY):  # the lock of a dead process is taken over at once
         assert store.status(KEY) == "running"
@@ -148,17 +155,13 @@ def test_a_silent_lock_of_another_machine_becomes_stale(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs the start times of /proc, which Linux has")
 def test_a_suspended_process_keeps_its_lock_until_it_is_gone(tmp_path: Path) -> None:
     """Ctrl-Z stops the beat; the process is alive, and would go on to write."""
-    holder, store = child(HOLD, str(tmp_path), KEY), Results(tmp_path)
-    try:
-        assert said(holder) == "held"
+    store = Results(tmp_path)
+    with held(tmp_path) as holder:
         holder.send_signal(signal.SIGSTOP)
         os.utime(store.folder(KEY) / "lock", (1.0, 1.0))
         assert store.status(KEY) == "running"
         with pytest.raises(Busy, match=str(holder.pid)), store.lock(KEY):
             pass
-    finally:
-        holder.kill()
-        holder.wait()
     with store.lock(KEY):
         assert store.status(KEY) == "running"
 
@@ -216,8 +219,7 @@ def test_a_damaged_outcome_is_named(tmp_path: Path) -> None:
 
 
 def test_a_signal_releases_the_lock(tmp_path: Path) -> None:
-    holder = child(HOLD, str(tmp_path), KEY)
-    assert said(holder) == "held"
-    holder.send_signal(signal.SIGINT)
-    holder.wait(timeout=300)
-    assert not (tmp_path / KEY / "lock").exists()
+    with held(tmp_path) as holder:
+        holder.send_signal(signal.SIGINT)
+        holder.wait(timeout=300)
+        assert not (tmp_path / KEY / "lock").exists()

@@ -12,7 +12,6 @@ from regard import ConfigError
 from regard.lab.engine.analysis import Source, run_analysis
 from regard.lab.engine.dry_run import dry_run
 from regard.lab.engine.run_study import run_study
-from regard.lab.engine.study import Study
 from regard.lab.results.results import Results
 from regard.lab.studies import ANALYSES, STUDIES, load_analysis, load_study
 from regard.lab.studies.published_sizes import parameters
@@ -28,7 +27,6 @@ SMOKE = [name for name in STUDIES if "smoke" in load_study(name).settings]
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_is_whole(name):
     study = load_study(name)
-    assert isinstance(study, Study)
     assert study.name == name
     assert study.question.endswith("?")
     for scale, setting in study.settings.items():
@@ -36,6 +34,7 @@ def test_a_study_is_whole(name):
         if setting.recipe is not None:
             keys = [run.key for _, run in study.runs(scale)]
             assert len(set(keys)) == len(keys), f"{scale} scale: two rows are the same run"
+        assert scale != "desk" or len(setting.numbers) >= 3
         if scale != "paper":
             controls = sum(row.control for row in setting.rows)
             assert controls == (1 if name in ONE_CONTROL else 2), f"{scale} scale has {controls} controls"
@@ -124,8 +123,9 @@ def test_committed_evidence_is_of_the_rows_of_today(file):
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_claims_have_the_sign_of_the_papers_numbers(name):
-    """Table 5 of MiTA prints its claims as means over four tasks, each of which is a study."""
+def test_claims_have_the_sign_and_the_size_of_the_papers_numbers(name):
+    """Numbers and claims are written down apart, so that each confirms the other. Table 5 of MiTA prints its claims as
+    means over four tasks, each of which is a study."""
     if name.startswith("mita_table5"):
         pytest.skip("the paper claims the mean of the four tasks")
     study = load_study(name)
@@ -140,6 +140,7 @@ def test_claims_have_the_sign_of_the_papers_numbers(name):
                 assert abs(difference) <= claim.within, claim
             else:
                 assert difference > 0, claim
+                assert claim.by is None or claim.by == pytest.approx(difference, abs=0.05), claim
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -151,6 +152,30 @@ def test_a_published_weight_has_its_tag(name):
         hosts += [row.teacher for row in setting.rows if isinstance(row.teacher, str)]
         for host in hosts:
             assert "pretrained=True" not in host or "." in host.partition("(")[0] or "pretrained_cfg=" in host, host
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "scales", "labels"),
+    [
+        ("mita_experts", "mita_table6", "desk", {"1 expert": "avg2d"}),
+        ("mita_experts", "mita_table2", "desk", {"Softmax": "Softmax"}),
+        ("mita_growth", "probes_content", "desk", {"softmax at 36": "softmax", "MiTA 9/9 at 36": "MiTA"}),
+        ("esa_placement", "esa_fig3_segmentation", "smoke desk paper", ["1111", "w/o", "0000"]),
+        ("esa_insertion", "esa_table2", "desk paper", ["0110", "1111", "0010 + deformable", "w/o", "0000"]),
+    ],
+)
+def test_rows_of_two_studies_are_the_same_runs(name, other, scales, labels):
+    """Nothing is trained twice. labels: here -> there, or of both."""
+
+    def keys(study, scale):
+        return {row.label: run.key for row, run in load_study(study).runs(scale, seeds=3)}
+
+    for scale in scales.split():
+        here, there = keys(name, scale), keys(other, scale)
+        for label in labels:
+            assert here[label] == there[labels[label] if isinstance(labels, dict) else label]
+        if name in ("mita_growth", "esa_placement"):
+            assert len(set(here.values()) & set(there.values())) == len(labels)
 
 
 def test_rows_are_compared_with_their_own_host():

@@ -1,6 +1,5 @@
 """Runs on several devices: two processes of this machine in place of two GPUs."""
 
-import os
 import signal
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,21 +16,12 @@ from regard.lab.train.distributed import _received, check_devices
 from regard.lab.train.execute import NeededRunFailed, execute
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
-from regard.lab.train.watch import Interrupted, Watch
+from regard.lab.train.watch import Watch
+from stopped_runs import losses, same, stop, weights
 from tiny_task import Tiny
+from two_processes import AROUND
 
 RECIPE = Recipe(epochs=3, batch=32, augment="shift", accumulate=2)
-
-
-def weights(store: Results, run: Run) -> dict[str, torch.Tensor]:
-    state = checkpoint.load(store.folder(run.key))
-    assert state is not None
-    return state["model"]
-
-
-def losses(store: Results, run: Run) -> list[float]:
-    lines = (store.folder(run.key) / "metrics.csv").read_text().splitlines()
-    return [float(line.split(",")[2]) for line in lines[1:]]
 
 
 def test_the_parts_of_a_batch_are_the_batch() -> None:
@@ -80,7 +70,9 @@ def test_workers_get_gpus_of_their_own() -> None:
         gpu_shares(["0", "1"], 1, 8)
 
 
-def test_two_devices_learn_what_one_does(tmp_path: Path) -> None:
+def test_two_devices_learn_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in AROUND.items():
+        monkeypatch.setenv(name, value)
     run = Run(task=Tiny(dropout=0.0), recipe=RECIPE)
     one, two = (Results(tmp_path / name) for name in ("one", "two"))
     execute(run, one, device="cpu")
@@ -97,16 +89,9 @@ def test_a_stopped_run_of_two_devices_goes_on_with_the_same_bits(tmp_path: Path)
     run = Run(task=Tiny(dropout=0.0), recipe=RECIPE)
     two, cut = (Results(tmp_path / name) for name in ("two", "cut"))
     execute(run, two, 2, device="cpu")
-
-    def stop(progress) -> None:
-        if progress.epoch == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted):
-        execute(run, cut, 2, device="cpu", watch=Watch(report=stop))
-    assert cut.status(run.key) == "begun"
+    stop(run, cut, 2, signal.SIGTERM, devices=2)  # after an epoch
     execute(run, cut, 2, device="cpu")
-    assert all(torch.equal(value, weights(cut, run)[name]) for name, value in weights(two, run).items())
+    assert same(weights(cut, run), weights(two, run))
     assert losses(cut, run) == losses(two, run)
 
 

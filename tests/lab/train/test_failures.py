@@ -1,6 +1,5 @@
 """What the machine does to a run: full disks, forbidden folders, killed workers, locks that two processes want."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -8,8 +7,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +16,15 @@ import torch
 from regard.core import DataError, StoreError
 from regard.lab.engine.jobs import Job, execute_job
 from regard.lab.results import lock as lock_file
-from regard.lab.results.lock import Busy
 from regard.lab.results.results import Results
 from regard.lab.train import checkpoint
 from regard.lab.train.execute import execute
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
-from regard.lab.train.watch import Interrupted, Watch
+from regard.lab.train.watch import Watch
+from stopped_runs import stop
 from tiny_task import Tiny
+from waiting import wait_until
 
 SHORT = Recipe(epochs=3, batch=32, augment="none")
 KEY = "0123456789ab"
@@ -50,24 +48,13 @@ def in_child(work: Any) -> str:
     return said
 
 
-def half_done(store: Results, run: Run) -> None:
-    """Carry out eight of twelve steps, and stop."""
-
-    def report(progress: Any) -> None:
-        if progress.step == 8:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(Interrupted):
-        execute(run, store, device="cpu", watch=Watch(report=report))
-
-
 # the disk
 
 
 def test_a_full_disk_is_said_and_the_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """A limit on the size of files stands for the full disk: the checkpoint no longer fits."""
     run, store, whole = Run(task=Tiny(), recipe=SHORT), Results(tmp_path / "cut"), Results(tmp_path / "whole")
-    half_done(store, run)
+    stop(run, store, 8)
     folder = store.folder(run.key)
     before = (folder / checkpoint.LAST).read_bytes()
 
@@ -84,56 +71,9 @@ def test_a_full_disk_is_said_and_the_run_goes_on_from_its_checkpoint(tmp_path: P
     assert execute(run, store, device="cpu")["bits"] == execute(run, whole, device="cpu")["bits"]
 
 
-FULL = """
-import sys
-sys.path.insert(0, sys.argv[2])
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from lab.train.test_failures import SHORT
-from regard.lab.results.results import Results
-from regard.lab.train.execute import execute
-from regard.lab.train.run import Run
-from regard.lab.train.watch import Watch
-from tiny_task import Tiny
-run, store = Run(task=Tiny(), recipe=SHORT), Results(sys.argv[1])
-filler = Path(sys.argv[1]) / "filler"
-try:
-    filler.write_bytes(bytes(10_000_000))
-except OSError:
-    pass
-try:
-    execute(run, store, device="cpu", watch=Watch(save_steps=1))
-except Exception as error:
-    print(type(error).__name__, error)
-filler.unlink()
-print(execute(run, store, device="cpu")["status"])
-"""
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """A file system of 400 KB in a mount namespace of its own; needs the right to mount."""
-    mount = f"mount -t tmpfs -o size=400k none {tmp_path}"
-    try:
-        allowed = subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True).returncode == 0
-    except FileNotFoundError:
-        allowed = False
-    if not allowed:
-        pytest.skip("needs `unshare -m` and the right to mount a tmpfs")
-    script = f'{mount} && exec "$0" -c "$1" {tmp_path} {Path(__file__).parents[2]}'
-    command = ["unshare", "-m", "sh", "-c", script, sys.executable, FULL]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    first, last = done.stdout.splitlines()
-    assert first.startswith("StoreError cannot write")
-    assert "No space left on device; free some space and repeat the command" in first
-    assert last == "done"
-
-
 def test_a_folder_without_permission_is_said(tmp_path: Path) -> None:
     run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path / "kept")
-    half_done(store, run)
+    stop(run, store, 8)
     other = dataclasses.replace(run, seed=1)
     execute(other, Results(tmp_path / "elsewhere"), device="cpu")  # all modules are loaded before rights are given up
     before = {path.name: path.read_bytes() for path in store.folder(run.key).iterdir()}
@@ -178,11 +118,7 @@ def test_a_study_survives_the_kill_of_its_worker(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        until = time.monotonic() + 300
-        while not (found := list(tmp_path.glob("*/metrics.csv"))):  # training has begun
-            assert time.monotonic() < until
-            assert process.poll() is None
-            time.sleep(0.01)
+        found = wait_until(lambda: list(tmp_path.glob("*/metrics.csv")), process)  # training has begun
         worker = json.loads((found[0].parent / "lock").read_text())["pid"]
         assert worker != process.pid
         os.kill(worker, signal.SIGKILL)
@@ -199,16 +135,12 @@ def test_a_study_survives_the_kill_of_its_worker(tmp_path: Path) -> None:
 def test_a_failure_in_a_study_is_one_failed_run(tmp_path: Path) -> None:
     """NaN, and data that are not there: the store says why, and the next run is carried out."""
     wild = dataclasses.replace(SHORT, lr=1e18, clip=0.0, warmup=0.0)
-    runs = [
-        Run(task=Tiny(), recipe=wild),
-        Run(task=Tiny(limit=0, split="held"), recipe=SHORT),
-        Run(task=Tiny(), recipe=SHORT),
-    ]
+    runs = [Run(task=Tiny(), recipe=wild), Run(task=Tiny(limit=0, split="held"), recipe=SHORT)]
+    runs.append(Run(task=Tiny(), recipe=dataclasses.replace(SHORT, epochs=1)))
     states = [execute_job(Job(run, "s", "smoke", f"row {i}", 0), str(tmp_path))[0] for i, run in enumerate(runs)]
     assert states == ["failed", "failed", "done"]
     errors = [str((Results(tmp_path).outcome(run.key) or {})["error"]) for run in runs[:2]]
     assert "at step" in errors[0]
-    assert "try a smaller lr, more warmup or clip=1.0" in errors[0]
     assert errors[1].startswith(DataError.__name__)
     assert 'use split="test"' in errors[1]
 
@@ -216,30 +148,27 @@ def test_a_failure_in_a_study_is_one_failed_run(tmp_path: Path) -> None:
 # checkpoints
 
 
-@pytest.mark.parametrize("content", ["junk", "foreign", "pickle", "another version"])
+@pytest.mark.parametrize(
+    "content", [None, {"weights": 1}, Recipe(), {"version": 9, "step": 5}],
+    ids=["junk", "foreign", "pickle", "another version"],
+)  # fmt: skip
 def test_a_checkpoint_that_is_not_ours_is_named_and_the_one_before_is_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: object
 ) -> None:
     folder = tmp_path / KEY
     folder.mkdir()
     for step in (1, 2):
         checkpoint.save(folder, {"step": step, "model": {}})
     last = folder / checkpoint.LAST
-    if content == "junk":
-        last.write_bytes(b"junk")
-    else:
-        made = {"foreign": {"weights": 1}, "pickle": Recipe(), "another version": {"version": 9, "step": 5}}[content]
-        torch.save(made, last)
-    state = checkpoint.load(folder)
-    assert state is not None
-    assert state["step"] == 1
+    last.write_bytes(b"junk") if content is None else torch.save(content, last)
+    assert (checkpoint.load(folder) or {})["step"] == 1
     assert f"{last} cannot be read" in caplog.text
     assert "using the one before it" in caplog.text
 
 
 def test_a_checkpoint_of_another_network_stops_the_run_and_stays(tmp_path: Path) -> None:
     run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
-    half_done(store, run)
+    stop(run, store, 8)
     last = store.folder(run.key) / checkpoint.LAST
     state = checkpoint.load(last.parent) or {}
     checkpoint.save(last.parent, {**state, "model": {"head.weight": torch.zeros(3, 4)}})
@@ -250,12 +179,6 @@ def test_a_checkpoint_of_another_network_stops_the_run_and_stays(tmp_path: Path)
 
 
 # locks
-
-
-def dead_lock(folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / "lock").write_text('{"host": "gone", "pid": 1}')
-    os.utime(folder / "lock", (1.0, 1.0))
 
 
 def test_a_lock_that_came_to_life_meanwhile_is_left_alone(tmp_path: Path) -> None:
@@ -271,7 +194,9 @@ def test_a_lock_that_came_to_life_meanwhile_is_left_alone(tmp_path: Path) -> Non
 def test_one_takes_a_dead_lock_away_while_the_other_waits(tmp_path: Path) -> None:
     """The guard of a living process keeps others from removing the lock; that of a dead one is cleared."""
     folder = tmp_path / KEY
-    dead_lock(folder)
+    folder.mkdir()
+    (folder / "lock").write_text('{"host": "gone", "pid": 1}')
+    os.utime(folder / "lock", (1.0, 1.0))
     lock_file._create(folder / "takeover", lock_file._this_process())
     os.utime(folder / "takeover", (1.0, 1.0))  # its process is only slow
     assert not lock_file._remove_dead_lock(folder)
@@ -282,27 +207,6 @@ def test_one_takes_a_dead_lock_away_while_the_other_waits(tmp_path: Path) -> Non
     assert not (folder / "takeover").exists()
     assert lock_file._remove_dead_lock(folder)
     assert not (folder / "lock").exists()
-
-
-def test_of_many_threads_that_want_a_dead_lock_one_gets_it(tmp_path: Path) -> None:
-    for turn in range(20):
-        folder = tmp_path / f"{turn:012x}"
-        dead_lock(folder)
-        barrier, got = threading.Barrier(4), []
-
-        def want(folder: Path = folder, barrier: threading.Barrier = barrier, got: list = got) -> None:
-            barrier.wait()
-            with contextlib.suppress(Busy):
-                got.append(lock_file._acquire(folder, folder.name)["token"])
-
-        threads = [threading.Thread(target=want) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(got) <= 1
-        if got:
-            assert json.loads((folder / "lock").read_text())["token"] == got[0]
 
 
 def test_a_lock_that_was_taken_from_us_is_not_removed_by_us(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The keys of varied runs as literals: what is stored under a key must be found after every change of the code.
 
 A key that differs here means that finished runs, and committed evidence, are no longer found. Runs are spelled as in
-a store's run.json, so that the place of a class in the package does not matter. `tests/studies/test_studies.py`
+a store's run.json, so that the place of a class in the package does not matter. `tests/lab/studies/test_studies.py`
 compares the keys of all committed evidence.
 """
 

@@ -18,7 +18,7 @@ from regard.lab.train.run import Run
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
-from regard.models.saving import load, save
+from regard.models.saving import save
 from regard.projections.sne import FSNE
 
 TASK = Classification(
@@ -69,18 +69,11 @@ def test_an_outcome_from_before_hosts_were_kept_loads_with_the_data(tmp_path: Pa
     assert torch.equal(load_run(store.folder(run.key))(x), trained(run, store)(x))
 
 
-def test_saved_folders_load_as_before(tmp_path: Path) -> None:
-    model = create_model("vit_desk(size=12, patch=4, dim=16, depth=1, heads=2)", SKA()).eval()
-    save(model, tmp_path / "model")
-    x = torch.randn(1, 3, 12, 12)
-    assert torch.equal(load(tmp_path / "model")(x), model(x))
-    with pytest.raises(StoreError, match="is not the folder of a run"):
-        load_run(tmp_path / "model", best=True)
-
-
-def test_what_is_not_finished_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is not the folder of a run"):
-        load_run(tmp_path)
+def test_what_is_no_finished_run_is_refused(tmp_path: Path) -> None:
+    save(create_model("vit_desk(size=12, patch=4, dim=16, depth=1, heads=2)", SKA()), tmp_path / "model")
+    for folder in (tmp_path, tmp_path / "model"):
+        with pytest.raises(StoreError, match="is not the folder of a run"):
+            load_run(folder, best=True)
     run, store = Run(task=TASK, recipe=SHORT), Results(tmp_path)
     write_record(store.folder(run.key) / "run.json", {})
     with pytest.raises(StoreError, match="is not finished"):
@@ -96,7 +89,6 @@ def test_weights_of_another_kind_and_not_finite_are_refused(damage: str, tmp_pat
     run, store = Run(task=TASK, recipe=SHORT), Results(tmp_path)
     execute(run, store, device="cpu")
     state = checkpoint.load(store.folder(run.key))
-    assert state is not None
     name, value = next((name, value) for name, value in state["model"].items() if "norm" in name)
     state["model"][name] = value.long() if damage == "integers" else value * torch.nan
     checkpoint.save(store.folder(run.key), state)

@@ -1,5 +1,6 @@
 """Loggers of other tools get the metrics of a run by step, stay offline, and decide nothing."""
 
+import csv
 import json
 import os
 import signal
@@ -12,12 +13,14 @@ import pytest
 
 from regard.core import ConfigError
 from regard.core.errors import MissingExtra
+from regard.lab.results.metrics import Metrics
 from regard.lab.results.results import Results
 from regard.lab.train.execute import execute
 from regard.lab.train.loggers import loggers
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
-from regard.lab.train.watch import Interrupted, Watch
+from regard.lab.train.watch import Watch
+from stopped_runs import stop
 from tiny_task import Tiny
 
 NAMES = {"train/loss", "lr", "time/step_ms", "mem/peak_mb", "val/top1", "val/loss"}
@@ -35,11 +38,13 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET_TOKEN", "do-not-tell")
 
 
+RUN = Run(task=Tiny(), recipe=RECIPE)
+
+
 def logged(name: str, store: Results) -> Path:
-    """The folder of a run that was logged to a tool."""
-    run = Run(task=Tiny(), recipe=RECIPE)
-    folder = store.folder(run.key)
-    outcome = execute(run, store, device="cpu", watch=Watch(loggers=loggers(name, folder, run.label)))
+    """The folder of the run, logged to a tool."""
+    folder = store.folder(RUN.key)
+    outcome = execute(RUN, store, device="cpu", watch=Watch(loggers=loggers(name, folder, RUN.label)))
     assert outcome["status"] == "done"
     return folder
 
@@ -48,8 +53,7 @@ def check(points: Points, folder: Path) -> None:
     """Names, steps and values are those of the run."""
     assert set(points) == NAMES
     assert list(points["train/loss"]) == list(points["lr"]) == STEPS
-    lines = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
-    rows = [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
+    rows = Metrics(folder / "metrics.csv").read()
     assert points["val/top1"] == pytest.approx({int(row["step"]): float(row["top1"]) for row in rows})
     for number, row in enumerate(rows):
         end = int(row["step"])
@@ -61,14 +65,18 @@ def check(points: Points, folder: Path) -> None:
     assert all(value > 0 for value in points["time/step_ms"].values())
 
 
-def test_csv_has_every_point(tmp_path: Path) -> None:
-    folder = logged("csv", Results(tmp_path))
-    lines = [line.split(",") for line in next(folder.glob("log/*/metrics.csv")).read_text().splitlines()]
-    rows = [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
-    check(
-        {name: {int(row["step"]): float(row[name]) for row in rows if row[name]} for name in rows[0] if name != "step"},
-        folder,
-    )
+def test_csv_has_every_point_and_changes_no_bit(tmp_path: Path) -> None:
+    """A finished run starts no logger."""
+    plain = Results(tmp_path / "plain")
+    assert not (logged("", plain) / "log").exists()
+    assert not (logged("csv", plain) / "log").exists()
+    store = Results(tmp_path / "csv")
+    folder = logged("csv", store)
+    assert (store.outcome(RUN.key) or {})["bits"] == (plain.outcome(RUN.key) or {})["bits"]
+    with next(folder.glob("log/*/metrics.csv")).open() as file:
+        rows = list(csv.DictReader(file))
+    names = rows[0].keys() - {"step"}
+    check({name: {int(row["step"]): float(row[name]) for row in rows if row[name]} for name in names}, folder)
 
 
 def test_tensorboard_has_every_point(tmp_path: Path) -> None:
@@ -151,43 +159,19 @@ def test_a_stopped_run_goes_on_in_the_same_log_of_mlflow(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_several_devices_log_once(tmp_path: Path) -> None:
-    run, store = Run(task=Tiny(), recipe=RECIPE), Results(tmp_path)
-    watch = Watch(loggers=loggers("csv", store.folder(run.key), run.label))
-    execute(run, store, 2, device="cpu", watch=watch)
-    (file,) = store.folder(run.key).glob("log/*/metrics.csv")
+    store = Results(tmp_path)
+    folder = store.folder(RUN.key)
+    execute(RUN, store, 2, device="cpu", watch=Watch(loggers=loggers("csv", folder, RUN.label)))
+    (file,) = folder.glob("log/*/metrics.csv")
     assert len(file.read_text().splitlines()) == 1 + len(STEPS) + 3
 
 
-def test_loggers_change_neither_key_nor_bits(tmp_path: Path) -> None:
-    plain, csv = Results(tmp_path / "plain"), Results(tmp_path / "csv")
-    run = Run(task=Tiny(), recipe=RECIPE)
-    outcome = execute(run, plain, device="cpu")
-    assert logged("csv", csv).name == run.key
-    assert (csv.outcome(run.key) or {})["bits"] == outcome["bits"]
-
-
-def test_a_finished_run_starts_no_logger(tmp_path: Path) -> None:
-    folder = logged("", Results(tmp_path))
-    assert logged("csv", Results(tmp_path)) == folder
-    assert not (folder / "log").exists()
-
-
 def test_a_stopped_run_closes_its_log(tmp_path: Path) -> None:
-    def stop(progress: Any) -> None:
-        if progress.epoch == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    run, store = Run(task=Tiny(), recipe=RECIPE), Results(tmp_path)
-    folder = store.folder(run.key)
-    with pytest.raises(Interrupted):
-        execute(run, store, device="cpu", watch=Watch(report=stop, loggers=loggers("csv", folder, run.label)))
+    store = Results(tmp_path)
+    folder = store.folder(RUN.key)
+    stop(RUN, store, 64, signal.SIGTERM, loggers=loggers("csv", folder, RUN.label))
     (file,) = folder.glob("log/*/metrics.csv")
     assert len(file.read_text().splitlines()) >= 2
-
-
-def test_an_unknown_logger_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="csv, tensorboard, wandb, mlflow, not 'tb'"):
-        loggers("tb", tmp_path, "SKA()")
 
 
 def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

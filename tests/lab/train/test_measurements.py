@@ -1,15 +1,13 @@
 """Maps of a run: on a free picture that every row of a study shares, never on an image of the data set."""
 
-import base64
 import dataclasses
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
+from photos import class_folders, decoded
 from regard.explain.pictures import CREDITS, attention_maps, sample_image
 from regard.files.records import read_record, write_record
 from regard.lab.report.page_data import read_maps, read_study
@@ -31,23 +29,12 @@ HOST = "vit_desk(size=(12, 16), patch=4, dim=16, depth=1, heads=2)"
 @pytest.fixture(scope="module")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of two classes of colour images."""
-    root = tmp_path_factory.mktemp("colours")
-    dice = np.random.default_rng(0)
-    for name in ("one", "two"):
-        (root / name).mkdir()
-        for number in range(20):
-            pixels = dice.integers(0, 256, (14, 18, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / name / f"{number}.png")
-    return root
+    return class_folders(tmp_path_factory.mktemp("colours"), images=20, width=18, height=14)
 
 
 def run_of(data: str, mixer=None, size=(12, 16)) -> Run:  # type: ignore[no-untyped-def]
     task = Classification(host=HOST.replace("(12, 16)", str(size)), data=data, size=size, limit=16)
     return Run(task=task, mixer=mixer, recipe=Recipe(epochs=1, batch=8, augment="none"))
-
-
-def picture(maps: dict) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(maps["image"]))))
 
 
 def test_colour_models_look_at_the_photograph_and_say_whose_it_is(colours: Path, tmp_path: Path) -> None:
@@ -59,7 +46,7 @@ def test_colour_models_look_at_the_photograph_and_say_whose_it_is(colours: Path,
         found.append(read_record(store.folder(run.key) / "probes" / "maps.json"))
     assert found[0]["image"] == found[1]["image"]
     assert found[0]["credit"] == CREDITS["flower"]
-    assert np.array_equal(picture(found[0]), sample_image((12, 16), name="flower"))
+    assert np.array_equal(decoded(found[0]["image"]), sample_image((12, 16), name="flower"))
 
 
 def test_the_photograph_is_normalised_as_the_task_does(colours: Path, tmp_path: Path) -> None:
@@ -82,7 +69,7 @@ def test_grey_models_look_at_a_digit(tmp_path: Path) -> None:
     found = read_record(store.folder(run.key) / "probes" / "maps.json")
     assert found["credit"] == CREDITS["digit"]
     assert "scikit-learn" in found["credit"]
-    assert np.array_equal(picture(found), sample_image((12, 12), grey=True)[..., 0])
+    assert np.array_equal(decoded(found["image"]), sample_image((12, 12), grey=True)[..., 0])
 
 
 def test_small_grey_pictures_are_filled_by_the_digit() -> None:

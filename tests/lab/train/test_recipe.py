@@ -15,8 +15,8 @@ from regard.lab.train.execute import execute
 from regard.lab.train.loop import _mean_weights
 from regard.lab.train.recipe import SCHEDULES, Recipe
 from regard.lab.train.run import Run, canonical
-from regard.lab.train.watch import Interrupted, Watch
 from regard.mixers.softmax import Softmax
+from stopped_runs import same, stop
 from tiny_task import Tiny
 
 
@@ -47,9 +47,18 @@ def test_linear_ends_at_the_floor() -> None:
     assert values == pytest.approx([1.0, 0.84, 0.68, 0.52, 0.36])
 
 
+@pytest.mark.untyped
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"lr": 0.0}, "lr"),
+        ({"epochs": 0}, "epochs"),
+        ({"precision": "bf16"}, "precision"),
+        ({"warmup": 1.0}, "warmup"),
+        ({"clip": -1.0}, "clip"),
+        ({"stop_after": 21}, "stop_after"),
+        ({"erasing": 1.0}, "erasing"),
+        ({"cooldown": 0.9}, "cooldown"),
         ({"schedule": "stairs"}, "schedule is one of cosine, linear, poly, step, rsqrt"),
         ({"milestones": (0.5,)}, 'schedule="step", and no other, has milestones'),
         ({"schedule": "step"}, "has milestones, fractions of the steps such as 0.3,0.6,0.9"),
@@ -58,7 +67,7 @@ def test_linear_ends_at_the_floor() -> None:
         ({"power": 0.0}, "power is a positive number"),
     ],
 )
-def test_wrong_schedules_are_refused(fields: dict, message: str) -> None:
+def test_impossible_recipes_are_refused(fields: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Recipe(**fields)
 
@@ -73,13 +82,24 @@ def test_equal_runs_have_equal_keys() -> None:
     assert canonical(Softmax(scale=1)) == canonical(Softmax(scale=1.0))
 
 
+def test_the_cosine_rises_and_falls() -> None:
+    recipe = Recipe(lr=1.0, warmup=0.1, floor=0.2)
+    values = rates(recipe, 100)
+    assert values[0] == 0.1
+    assert max(values) == values[9] == values[10] == 1.0
+    assert values[55] == pytest.approx(0.6)
+    assert recipe.lr_at(100, 100) == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_cooldown_has_the_lowest_rate(schedule: str) -> None:
+def test_the_cooldown_has_the_lowest_rate_after_the_schedule_of_the_steps_before(schedule: str) -> None:
     milestones = (0.5,) if schedule == "step" else ()
     recipe = Recipe(lr=1.0, schedule=schedule, milestones=milestones, floor=0.01, cooldown=0.2, warmup=0.1)
     rate = rates(recipe, 100)
     assert rate[80:] == [0.01] * 20
     assert min(rate[10:80]) > 0.01
+    before = replace(recipe, cooldown=0.0, warmup=10 / 80, milestones=tuple(part * 100 / 80 for part in milestones))
+    assert rate[:80] == pytest.approx(rates(before, 80))
 
 
 RUN = Run(task=Tiny(), recipe=Recipe(epochs=4, batch=32, augment="none", average=2))
@@ -112,17 +132,12 @@ def test_integer_buffers_are_averaged_where_torch_has_foreach_kernels(monkeypatc
 
 def test_it_resumes_with_the_same_bits(tmp_path: Path) -> None:
     execute(RUN, Results(tmp_path / "whole"), device="cpu")
-
-    def stop(progress: object) -> None:
-        raise KeyboardInterrupt
-
     store = Results(tmp_path / "parts")
-    for save_steps in (14, 15):  # within the last epoch, after the first averaged one
-        with pytest.raises((KeyboardInterrupt, Interrupted)):
-            execute(RUN, store, device="cpu", watch=Watch(report=stop, save_steps=save_steps, save_seconds=1e9))
+    for step in (8, 12):  # a step later: within the two epochs that are averaged
+        stop(RUN, store, step)
+        assert (checkpoint.load(store.folder(RUN.key)) or {})["step"] == step + 1
     execute(RUN, store, device="cpu")
-    whole, parts = (checkpoint.trained_weights(tmp_path / part / RUN.key) for part in ("whole", "parts"))
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert same(*(checkpoint.trained_weights(tmp_path / part / RUN.key) for part in ("whole", "parts")))
 
 
 @pytest.mark.untyped

@@ -109,7 +109,6 @@ def test_a_teacher_gets_images_with_its_own_statistics(tmp_path: Path, monkeypat
     pixels = torch.randint(0, 255, (4, 1, 8, 8), dtype=torch.uint8)
     images = run.task.prepared(pixels, torch.device("cpu"))
     plain = trained(teacher, store)
-    assert found is not None
     assert torch.allclose(found(images), plain(normalised(pixels, own, torch.device("cpu"))), atol=1e-5)
     monkeypatch.undo()
     assert not isinstance(executing._teacher(run, store, student), Renormalised)

@@ -1,14 +1,12 @@
 """Pictures of the four factors, of taps and of kernels, read from trained runs."""
 
-import base64
-import io
 import math
 from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
+from photos import decoded
 from regard.cli.app import run
 from regard.core import Grid
 from regard.explain.factor_terms import TermMaps
@@ -86,8 +84,7 @@ def test_all_four_are_drawn_and_reach_the_page(tmp_path: Path) -> None:
         assert [row[0].partition(".")[0] for row in sheet["rows"]] == ["layer2", "layer2", "layer3", "layer3"]
         assert sheet["rows"][0][-1] == cells
     assert len(value["pictures"]) == 4
-    for picture in value["pictures"]:
-        assert Image.open(io.BytesIO(base64.b64decode(picture["image"]))).width > 0
+    assert all(decoded(picture["image"]).size for picture in value["pictures"])
     (page,) = write_analyses(tmp_path, tmp_path / "html", "esa_fig1")
     text = page.read_text()
     assert text.count("data:image/png;base64,") == 2 * (1 + 5 * 2) + 2

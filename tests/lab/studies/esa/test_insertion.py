@@ -15,7 +15,7 @@ from regard.lab.studies import load_analysis, load_study
 from regard.lab.studies.esa.insertion import compare_insertion, curve
 from regard.lab.train.run import Run
 from regard.mixers.shared.native import native_enabled
-from regard.pages.sheets import Chart, Sheet
+from regard.pages.sheets import Chart
 
 INSERTED = ("0010", "0110", "1111", "1111 parallel", "deformable unit", "0010 + deformable")
 EXACT = ("0010", "0110", "1111", "1111 parallel", "deformable unit", "w/o", "0000")
@@ -110,23 +110,12 @@ def test_all_rows_start_from_the_row_before_and_have_equal_epochs(study: Study) 
             assert runs[0].recipe.epochs <= before.recipe.epochs
 
 
-@pytest.mark.parametrize("scale", ["desk", "paper"])
-def test_runs_of_table_2_are_shared(study: Study, scale: str) -> None:
-    """The same row is the same run in the store: nothing is trained twice."""
-    table = load_study("esa_table2")
-    for label in ("0110", "1111", "0010 + deformable", "w/o", "0000"):
-        assert run_of(study, label, scale, 1).key == run_of(table, label, scale, 1).key
-    assert run_of(study, "before", scale, 1).key == run_of(table, "1111", scale, 1).start.key  # type: ignore[union-attr]
-
-
 @pytest.mark.slow
 def test_the_curve_begins_at_insertion(study: Study, tmp_path: Path) -> None:
     """At smoke scale the analysis trains what is missing, and a second call nothing more."""
     few = small(study, "before,0110,w/o")
     source = Source(Results(tmp_path), "smoke")
     at_insertion, tuning = curve(source, few)
-    assert isinstance(at_insertion, Sheet)
-    assert isinstance(tuning, Sheet)
     assert at_insertion.column("row") == ["0110", "w/o"]
     assert at_insertion.column("largest difference of a logit") == [0.0, 0.0]
     assert at_insertion.column("top1 at epoch 0") == at_insertion.column("top1 before")

@@ -1,7 +1,5 @@
 """Attention in series or in parallel, and at which place: rows, and what they share with Figure 3b."""
 
-import pytest
-
 from regard.lab.engine.dry_run import dry_run
 from regard.lab.studies import load_study
 
@@ -16,14 +14,3 @@ def test_every_place_is_built_and_has_the_attention_that_its_label_says() -> Non
     assert parallel.macs == full.macs
     assert full.params > max(conv4.params, conv5.params, headless.params)
     assert conv4.params + conv5.params + headless.params == 2 * full.params + rows["w/o"].params
-
-
-@pytest.mark.parametrize("scale", ["smoke", "desk", "paper"])
-def test_its_baseline_and_controls_are_the_runs_of_figure_3b(scale: str) -> None:
-    here, there = (
-        {row.label: run.key for row, run in load_study(name).runs(scale)}
-        for name in ("esa_placement", "esa_fig3_segmentation")
-    )
-    shared = {"1111", "w/o", "0000"}
-    assert set(here.values()) & set(there.values()) == {here[label] for label in shared}
-    assert all(here[label] == there[label] for label in shared)

@@ -15,11 +15,3 @@ def test_every_query_attends_to_as_many_keys_at_the_same_cost(scale: str) -> Non
     assert [mixer.experts for mixer in mixers] == [1, 2, 4]
     site = Site(dim=64, heads=2, grid=Grid(12, 12))
     assert len({(mixer.m, mixer.k * mixer.experts, mixer.cost(site)) for mixer in mixers}) == 1
-
-
-def test_one_expert_and_softmax_are_runs_of_the_tables() -> None:
-    here = {row.label: run.key for row, run in STUDY.runs("desk", seeds=3)}
-    six, two = ({row.label: run.key for row, run in load_study(f"mita_table{n}").runs("desk", seeds=3)} for n in (6, 2))
-    assert here["1 expert"] == six["avg2d"]
-    assert here["Softmax"] == two["Softmax"]
-    assert STUDY.setting("desk").seeds == load_study("mita_table6").setting("desk").seeds

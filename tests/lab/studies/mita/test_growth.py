@@ -3,7 +3,6 @@
 import re
 
 from regard.lab.studies import load_study
-from regard.lab.tasks.cells import Cells
 from regard.mixers.mita.mita import MiTA
 
 STUDY = load_study("mita_growth")
@@ -11,17 +10,8 @@ STUDY = load_study("mita_growth")
 
 def test_every_row_has_the_numbers_and_tokens_of_its_label() -> None:
     for row, run in STUDY.runs("desk", seeds=1):
-        assert isinstance(run.task, Cells)
         tokens = int(row.label.split(" at ")[1]) if " at " in row.label else 144
         assert run.task.boards.side**2 == tokens
         assert run.task.boards.pairs * 18 == tokens * 5
         if numbers := re.match(r"MiTA (\d+)/(\d+)", row.label):
             assert run.mixer == MiTA(m=int(numbers[1]), k=int(numbers[2]))
-
-
-def test_36_tokens_are_the_runs_of_the_probe_of_content() -> None:
-    here = {row.label: run.key for row, run in STUDY.runs("desk", seeds=1)}
-    there = {row.label: run.key for row, run in load_study("probes_content").runs("desk", seeds=1)}
-    assert here["softmax at 36"] == there["softmax"]
-    assert here["MiTA 9/9 at 36"] == there["MiTA"]
-    assert len(set(here.values()) & set(there.values())) == 2

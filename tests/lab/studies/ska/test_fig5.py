@@ -1,15 +1,13 @@
 """Figure 5 of the SKA paper: maps of trained networks, as pictures and as numbers."""
 
-import base64
-import io
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
+from photos import decoded
 from regard.core import Grid, RegardError, UnsupportedError
 from regard.lab.engine.analysis import Source, run_analysis
 from regard.lab.results.results import Results
@@ -111,9 +109,7 @@ def test_numbers_of_known_maps() -> None:
 
 
 def pixels(drawn: str) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(drawn))))[
-        CELL_PIXELS // 2 :: CELL_PIXELS, CELL_PIXELS // 2 :: CELL_PIXELS, 3
-    ]
+    return decoded(drawn)[CELL_PIXELS // 2 :: CELL_PIXELS, CELL_PIXELS // 2 :: CELL_PIXELS, 3]
 
 
 def test_overlays_show_the_row_of_the_query() -> None:

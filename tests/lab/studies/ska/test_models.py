@@ -3,7 +3,7 @@
 import pytest
 
 from regard.lab.engine.study import Row
-from regard.lab.studies import STUDIES, load_study
+from regard.lab.studies import load_study
 from regard.lab.studies.ska.models import START_NOTE, printed
 
 
@@ -64,10 +64,3 @@ def test_static_keys_start_as_in_the_paper_in_all_its_tables() -> None:
             if getattr(row.mixer, "init", "paper") != "paper" or "ska'" in row.host.lower():
                 pytest.fail(f"{name}, {row.label}: {row.mixer}, {row.host}")
     assert "SKA(init='paper')" in row_of("ska_table2", "SKAFormer-B36").host
-
-
-def test_titles_name_the_data_of_their_tables() -> None:
-    assert "CIFAR-100" in load_study("ska_table1").title
-    assert "SVHN" in load_study("ska_table8").title
-    for name in ("ska_table1", "ska_table8"):
-        assert load_study(name).title == STUDIES[name][1]

@@ -35,7 +35,6 @@ def test_sizes_of_networks_are_never_in_one_regression(tmp_path) -> None:
     before = {row.label: row.paper["top1"] for row in load_study("sne_table2").rows("paper") if not row.control}
     store, runs = Results(tmp_path), TABLE4.runs("paper", seeds=1)
     for row, run in runs:
-        assert isinstance(run.start, Run)
         put(store, run, metrics={"top1": row.paper["top1"]})
         put(store, run.start, metrics={"top1": before.get(row.start.label.removesuffix(", ImageNet"), 75.0)})
     points, fits = accuracies(listed(store, "paper", runs))
@@ -56,7 +55,6 @@ def test_codes_are_shown_between_and_within(tmp_path) -> None:
     }  # fmt: skip
     for _, run in runs:
         for when, trained in (("start", run.start), ("end", run)):
-            assert isinstance(trained, Run)
             put(store, trained, metrics={"top1": 50.0})
             torch.save({"model": {"codes.weight": matrices[when]}}, store.folder(trained.key) / "last.ckpt")
     source = listed(store, "smoke", runs)
