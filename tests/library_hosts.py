@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from small_hosts import perturb
+
 
 class LibraryHost(NamedTuple):
     """A model, the arguments of a forward pass (or its one input), and how many layers a swap replaces (0: unknown)."""
@@ -21,28 +23,30 @@ def images(height: int = 64, width: int = 96) -> dict[str, Any]:
     return {"pixel_values": torch.randn(2, 3, height, width)}
 
 
-def hugging(kind: str, layers: int, inputs: Mapping[str, Any] | None = None, **options: Any) -> LibraryHost:
-    """A model of transformers by the name of its class, made from a configuration of its own kind."""
+def hugging(
+    kind: str, layers: int, inputs: Mapping[str, Any] | tuple[int, int] = (64, 96), **options: Any
+) -> LibraryHost:
+    """A model of transformers by the name of its class, made from a configuration of its own kind, and its inputs.
+
+    inputs: all of them, or height and width of images.
+    """
     import transformers
 
     architecture = getattr(transformers, kind)
     config = architecture.config_class(**options)
-    return LibraryHost(architecture(config), dict(inputs or images()), layers)
+    inputs = images(*inputs) if isinstance(inputs, tuple) else dict(inputs)
+    return LibraryHost(architecture(config), inputs, layers)
 
 
 VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 16}
 SQUARE = {**VIT, "image_size": 64}
+DINOV2 = {**{name: value for name, value in SQUARE.items() if name != "intermediate_size"}, "mlp_ratio": 1}
 YOLOS = {**VIT, "image_size": [64, 96], "num_detection_tokens": 5}
-BEIT = {**SQUARE, "vocab_size": 16}
 SWIN = {"image_size": (64, 96), "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
 
 
-def beit(**options: Any) -> LibraryHost:
-    return hugging("BeitModel", 2, images(64, 64), **BEIT, **options)
-
-
-def data2vec(implementation: str, **options: Any) -> LibraryHost:
-    return hugging("Data2VecVisionModel", 2, images(64, 64), **BEIT, attn_implementation=implementation, **options)
+def beit(kind: str = "BeitModel", **options: Any) -> LibraryHost:
+    return hugging(kind, 2, (64, 64), **SQUARE, vocab_size=16, **options)
 
 
 def owlvit(kind: str) -> LibraryHost:
@@ -55,7 +59,7 @@ def owlvit(kind: str) -> LibraryHost:
 def eomt(kind: str, masked: float) -> LibraryHost:
     """Its last layer has tokens of queries before the others. masked: the share of them that see their mask only."""
     sizes = {"num_queries": 5, "num_blocks": 1, "num_register_tokens": 2, "num_upscale_blocks": 1, "mlp_ratio": 1}
-    host = hugging(kind, 2, images(64, 64), **SQUARE, **sizes)
+    host = hugging(kind, 2, (64, 64), **SQUARE, **sizes)
     host.model.attn_mask_probs.fill_(masked)
     return host
 
@@ -68,11 +72,7 @@ def mask2former() -> LibraryHost:
     )
     sizes = {"feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32, "num_attention_heads": 2, "num_queries": 5}
     layers = {"encoder_layers": 1, "decoder_layers": 2, "encoder_feedforward_dim": 16, "dim_feedforward": 16}
-    return hugging("Mask2FormerModel", 5, images(128, 128), backbone_config=swin, num_labels=3, **sizes, **layers)
-
-
-def maskformer_swin() -> LibraryHost:
-    return hugging("MaskFormerSwinBackbone", 4, **SWIN)
+    return hugging("Mask2FormerModel", 5, (128, 128), backbone_config=swin, num_labels=3, **sizes, **layers)
 
 
 def depth_anything() -> LibraryHost:
@@ -83,7 +83,7 @@ def depth_anything() -> LibraryHost:
         out_indices=[1, 2, 3, 4], reshape_hidden_states=False,
     )  # fmt: skip
     sizes = {"neck_hidden_sizes": [8, 8, 8, 8], "fusion_hidden_size": 8, "reassemble_hidden_size": 32, "patch_size": 14}
-    return hugging("DepthAnythingForDepthEstimation", 4, images(56, 84), backbone_config=backbone, **sizes)
+    return hugging("DepthAnythingForDepthEstimation", 4, (56, 84), backbone_config=backbone, **sizes)
 
 
 def detr(kind: str) -> LibraryHost:
@@ -113,7 +113,7 @@ def rt_detr(kind: str, stages: tuple[str, ...] = ("stage2", "stage3", "stage4"),
     sizes = {"d_model": 32, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_queries": 5}
     layers = {"encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
     more = {"use_timm_backbone": False, "backbone": None, "backbone_config": backbone, "num_denoising": 0, **options}
-    return hugging(kind, 2, images(128, 192), **widths, **sizes, **layers, **more)
+    return hugging(kind, 2, (128, 192), **widths, **sizes, **layers, **more)
 
 
 def rf_detr() -> LibraryHost:
@@ -126,19 +126,18 @@ def rf_detr() -> LibraryHost:
     )  # fmt: skip
     heads = {"decoder_self_attention_heads": 2, "decoder_cross_attention_heads": 2}
     sizes = {"d_model": 32, "decoder_layers": 1, "num_queries": 5, "group_detr": 1}
-    return hugging("RfDetrModel", 4, images(64, 64), backbone_config=backbone, **heads, **sizes)
+    return hugging("RfDetrModel", 4, (64, 64), backbone_config=backbone, **heads, **sizes)
 
 
 def sam(implementation: str) -> LibraryHost:
     sizes = {**VIT, "image_size": 96, "mlp_dim": 32, "output_channels": 16, "window_size": 4, "num_hidden_layers": 3}
-    return hugging(
-        "SamVisionModel", 3, images(96, 96), global_attn_indexes=[1], attn_implementation=implementation, **sizes
-    )
+    options = {"global_attn_indexes": [1], "attn_implementation": implementation}
+    return hugging("SamVisionModel", 3, (96, 96), **sizes, **options)
 
 
-def mobilevit(kind: str, inputs: Mapping[str, Any], **options: Any) -> LibraryHost:
+def mobilevit(kind: str, **options: Any) -> LibraryHost:
     """Its many layers are drawn such that they do not shrink what they are given."""
-    host = hugging(kind, 9, inputs, **options)
+    host = hugging(kind, 9, (128, 192), **options)
     for module in host.model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight).data.mul_(1.5)  # SiLU halves what is small
@@ -180,85 +179,71 @@ MOBILEVIT = {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 2
 HUGGING_PVT1 = {**HUGGING_PVT, "patch_sizes": [4, 2]}
 
 
-def plain(kind: str, **options: Any) -> LibraryHost:
-    return hugging(f"{kind}Model", 2, images(64, 64), **{**SQUARE, **options})
-
-
-def dinov2(kind: str) -> LibraryHost:
-    sizes = {name: value for name, value in SQUARE.items() if name != "intermediate_size"}
-    return hugging(f"{kind}Model", 2, images(64, 64), **sizes, mlp_ratio=1)
-
-
 HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
-    **{f"{kind}Model": partial(plain, kind) for kind in ("ViT", "DeiT", "IJepa", "ViTMSN")},
-    **{f"{kind}Model": partial(plain, kind) for kind in ("CLIPVision", "MetaClip2Vision", "SiglipVision")},
-    "Aimv2VisionModel": partial(plain, "Aimv2Vision"),
-    "Dinov2Model": partial(dinov2, "Dinov2"),
-    "Dinov2WithRegistersModel": partial(dinov2, "Dinov2WithRegisters"),
-    "DINOv3ViTModel": partial(plain, "DINOv3ViT", num_register_tokens=2),
-    "SegformerModel": lambda: hugging(
-        "SegformerModel", 2, depths=[1, 1], num_encoder_blocks=2, hidden_sizes=[16, 32], num_attention_heads=[1, 2],
-        sr_ratios=[1, 1], patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2],
+    **{
+        kind: partial(hugging, kind, 2, (64, 64), **SQUARE)
+        for kind in (
+            "ViTModel", "DeiTModel", "IJepaModel", "ViTMSNModel", "CLIPVisionModel", "MetaClip2VisionModel",
+            "SiglipVisionModel", "Aimv2VisionModel", "PixioModel", "InternVLVisionModel", "CLIPSegVisionModel",
+            "AltCLIPVisionModel", "ChineseCLIPVisionModel",
+        )
+    },
+    **{kind: partial(hugging, kind, 2, (64, 64), **DINOV2) for kind in ("Dinov2Model", "Dinov2WithRegistersModel")},
+    "DINOv3ViTModel": partial(hugging, "DINOv3ViTModel", 2, (64, 64), **SQUARE, num_register_tokens=2),
+    **{
+        kind: partial(hugging, kind, 2, **HUGGING_PVT, sr_ratios=[1, 1])
+        for kind in ("SegformerModel", "PvtV2Model", "GLPNModel")
+    },
+    "PvtModel": partial(
+        hugging, "PvtModel", 2, (64, 64), **HUGGING_PVT1, image_size=64, sequence_reduction_ratios=[1, 1]
     ),
-    "SwinModel": lambda: hugging("SwinModel", 4, **SWIN),
-    "Swinv2Model": lambda: hugging("Swinv2Model", 4, **SWIN),
-    "DonutSwinModel": lambda: hugging("DonutSwinModel", 4, **SWIN),
-    "Swin2SRModel": lambda: hugging("Swin2SRModel", 4, images(32, 48), **{**SWIN, "image_size": 32}),
-    "PixioModel": lambda: hugging("PixioModel", 2, images(64, 64), **SQUARE),
-    "BeitModel": lambda: beit(use_relative_position_bias=True),
-    "BeitModel, shared biases": lambda: beit(use_shared_relative_position_bias=True),
+    **{
+        kind: partial(hugging, kind, 4, **SWIN)
+        for kind in ("SwinModel", "Swinv2Model", "DonutSwinModel", "MaskFormerSwinBackbone")
+    },
+    "Swin2SRModel": partial(hugging, "Swin2SRModel", 4, (32, 48), **{**SWIN, "image_size": 32}),
+    "BeitModel": partial(beit, use_relative_position_bias=True),
+    "BeitModel, shared biases": partial(beit, use_shared_relative_position_bias=True),
     "BeitModel, no biases": beit,
-    "Data2VecVisionModel": lambda: data2vec("sdpa", use_relative_position_bias=True),
-    "Data2VecVisionModel, shared biases": lambda: data2vec("eager", use_shared_relative_position_bias=True),
-    "PvtV2Model": lambda: hugging("PvtV2Model", 2, **HUGGING_PVT, sr_ratios=[1, 1]),
-    "PvtModel": lambda: hugging(
-        "PvtModel", 2, images(64, 64), **HUGGING_PVT1, image_size=64, sequence_reduction_ratios=[1, 1]
+    "Data2VecVisionModel": partial(beit, "Data2VecVisionModel", use_relative_position_bias=True),
+    "Data2VecVisionModel, shared biases": partial(
+        beit, "Data2VecVisionModel", use_shared_relative_position_bias=True, attn_implementation="eager"
     ),
-    "GLPNModel": lambda: hugging("GLPNModel", 2, **HUGGING_PVT, sr_ratios=[1, 1]),
-    "MobileViTModel": lambda: mobilevit("MobileViTModel", images(128, 192), **MOBILEVIT, num_attention_heads=2),
-    "MobileViTV2Model": lambda: mobilevit("MobileViTV2Model", images(128, 192), width_multiplier=0.5),
-    "InternVLVisionModel": lambda: hugging("InternVLVisionModel", 2, images(64, 64), **SQUARE),
-    "HieraModel": lambda: hugging("HieraModel", 5, images(128, 128), **HIERA),
-    "SamVisionModel": lambda: sam("sdpa"),
-    "SamVisionModel, eager": lambda: sam("eager"),
-    "Sam2HieraDetModel": lambda: hugging("Sam2HieraDetModel", 5, images(64, 64), **SAM2),
-    "Sam3ViTModel": lambda: hugging(
-        "Sam3ViTModel", 2, images(96, 96), **{**VIT, "image_size": 96}, pretrain_image_size=64, window_size=4,
+    "MobileViTModel": partial(mobilevit, "MobileViTModel", **MOBILEVIT, num_attention_heads=2),
+    "MobileViTV2Model": partial(mobilevit, "MobileViTV2Model", width_multiplier=0.5),
+    "HieraModel": partial(hugging, "HieraModel", 5, (128, 128), **HIERA),
+    "SamVisionModel": partial(sam, "sdpa"),
+    "SamVisionModel, eager": partial(sam, "eager"),
+    "Sam2HieraDetModel": partial(hugging, "Sam2HieraDetModel", 5, (64, 64), **SAM2),
+    "Sam3ViTModel": partial(
+        hugging, "Sam3ViTModel", 2, (96, 96), **{**VIT, "image_size": 96}, pretrain_image_size=64, window_size=4,
         global_attn_indexes=[1],
     ),
-    "VitDetModel": lambda: hugging(
-        "VitDetModel", 2, images(96, 96), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=96,
+    "VitDetModel": partial(
+        hugging, "VitDetModel", 2, (96, 96), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=96,
         window_block_indices=[0], window_size=4, use_relative_position_embeddings=True,
     ),
-    "OwlViTModel": lambda: owlvit("OwlViTModel"),
-    "Owlv2ForObjectDetection": lambda: owlvit("Owlv2ForObjectDetection"),
+    **{kind: partial(owlvit, kind) for kind in ("OwlViTModel", "Owlv2ForObjectDetection")},
     "DepthAnythingForDepthEstimation": depth_anything,
-    "DetrModel": lambda: detr("DetrModel"),
-    "TableTransformerModel": lambda: detr("TableTransformerModel"),
-    "ConditionalDetrModel": lambda: detr("ConditionalDetrModel"),
-    "RTDetrModel": lambda: rt_detr("RTDetrModel"),
-    "RTDetrV2Model": lambda: rt_detr("RTDetrV2Model"),
-    "DFineModel": lambda: rt_detr("DFineModel"),
-    "Deimv2Model": lambda: rt_detr("Deimv2Model"),
-    "RfDetrModel": rf_detr,
-    "LwDetrViTBackbone": lambda: hugging(
-        "LwDetrViTBackbone", 2, **{**VIT, "patch_size": 8}, image_size=64, pretrain_image_size=64, num_windows=4,
-        window_block_indices=[0], out_features=["stage1", "stage2"],
+    **{kind: partial(detr, kind) for kind in ("DetrModel", "TableTransformerModel", "ConditionalDetrModel")},
+    **{kind: partial(rt_detr, kind) for kind in ("RTDetrModel", "RTDetrV2Model", "DFineModel", "Deimv2Model")},
+    "PPDocLayoutV3Model": partial(
+        rt_detr, "PPDocLayoutV3Model", ("stage1", "stage2", "stage3", "stage4"), x4_feat_dim=8
     ),
-    "PPDocLayoutV3Model": lambda: rt_detr(
-        "PPDocLayoutV3Model", ("stage1", "stage2", "stage3", "stage4"), x4_feat_dim=8
+    "RfDetrModel": rf_detr,
+    "LwDetrViTBackbone": partial(
+        hugging, "LwDetrViTBackbone", 2, **{**VIT, "patch_size": 8}, image_size=64, pretrain_image_size=64,
+        num_windows=4, window_block_indices=[0], out_features=["stage1", "stage2"],
     ),
     "Mask2FormerModel": mask2former,
-    "MaskFormerSwinBackbone": maskformer_swin,
-    "YolosForObjectDetection": lambda: hugging("YolosForObjectDetection", 2, **YOLOS),
-    "YolosModel, middle positions": lambda: hugging("YolosModel", 2, **YOLOS, use_mid_position_embeddings=True),
-    "CLIPSegVisionModel": lambda: hugging("CLIPSegVisionModel", 2, images(64, 64), **SQUARE),
-    "AltCLIPVisionModel": lambda: hugging("AltCLIPVisionModel", 2, images(64, 64), **SQUARE),
-    "ChineseCLIPVisionModel": lambda: hugging("ChineseCLIPVisionModel", 2, images(64, 64), **SQUARE),
-    "EomtForUniversalSegmentation": lambda: eomt("EomtForUniversalSegmentation", 0.0),
-    "EomtDinov3ForUniversalSegmentation, masked": lambda: eomt("EomtDinov3ForUniversalSegmentation", 1.0),
-    "DPTModel": lambda: hugging("DPTModel", 2, images(64, 64), **SQUARE, backbone_out_indices=[0, 1]),
-    "VitPoseBackbone": lambda: hugging("VitPoseBackbone", 2, **{**VIT, "patch_size": [16, 16]}, image_size=[64, 96]),
+    "YolosForObjectDetection": partial(hugging, "YolosForObjectDetection", 2, **YOLOS),
+    "YolosModel, middle positions": partial(hugging, "YolosModel", 2, **YOLOS, use_mid_position_embeddings=True),
+    "EomtForUniversalSegmentation": partial(eomt, "EomtForUniversalSegmentation", 0.0),
+    "EomtDinov3ForUniversalSegmentation, masked": partial(eomt, "EomtDinov3ForUniversalSegmentation", 1.0),
+    "DPTModel": partial(hugging, "DPTModel", 2, (64, 64), **SQUARE, backbone_out_indices=[0, 1]),
+    "VitPoseBackbone": partial(
+        hugging, "VitPoseBackbone", 2, **{**VIT, "patch_size": [16, 16]}, image_size=[64, 96]
+    ),
 }  # fmt: skip
 
 
@@ -430,16 +415,12 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def prepared(host: LibraryHost, dtype: torch.dtype = torch.float64) -> LibraryHost:
     """The host in evaluation mode, all of whose parameters are drawn anew, tables that start at 0 too."""
-    with torch.no_grad():
-        for value in host.model.parameters():
-            value.add_(0.15 * torch.randn_like(value))
-    if isinstance(host.inputs, Tensor):
-        return LibraryHost(host.model.to(dtype).eval(), host.inputs.to(dtype), host.layers)
-    inputs = {
-        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in host.inputs.items()
-    }
-    return LibraryHost(host.model.to(dtype).eval(), inputs, host.layers)
+
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    inputs = {name: cast(x) for name, x in host.inputs.items()} if isinstance(host.inputs, Mapping) else host.inputs
+    return LibraryHost(perturb(host.model, 0.15).to(dtype).eval(), cast(inputs), host.layers)
 
 
 def gap(a: list[Tensor], b: list[Tensor]) -> float:

@@ -22,9 +22,17 @@ def vit(prefix: int = 1, **options: object) -> HostAndInput:
     return create_model(VIT, None, **{**size, **options}), torch.randn(3, 3, 32, 48)
 
 
+def rectangular(name: str, **options: object) -> HostAndInput:
+    """A small form of a model of timm or of Regard, for images of 64 x 96 pixels."""
+    return create_model(name, None, img_size=(64, 96), num_classes=7, **options), torch.randn(3, 3, 64, 96)
+
+
+def two_layers(name: str, **options: object) -> HostAndInput:
+    return rectangular(name, depth=2, embed_dim=32, num_heads=2, **options)
+
+
 def xcit() -> HostAndInput:
-    host = "xcit_nano_12_p16_224(depth=2, embed_dim=32, num_classes=7, img_size=(64, 96))"
-    return create_model(host, None), torch.randn(3, 3, 64, 96)
+    return rectangular("xcit_nano_12_p16_224", depth=2, embed_dim=32)
 
 
 def caformer() -> HostAndInput:
@@ -42,33 +50,15 @@ def swin() -> HostAndInput:
     return model, torch.randn(3, 3, 48, 96)
 
 
-def rope() -> HostAndInput:
-    host = "vit_small_patch16_rope_224(depth=2, embed_dim=32, num_heads=2, img_size=(64, 96), num_classes=7)"
-    return create_model(host, None), torch.randn(3, 3, 64, 96)
-
-
-def dinov3() -> HostAndInput:
-    """Rotary positions rotate halves of the channels, not neighbours; four registers."""
-    host = "vit_small_patch16_dinov3(depth=2, embed_dim=32, num_heads=2, img_size=(64, 96), num_classes=7)"
-    return create_model(host, None), torch.randn(3, 3, 64, 96)
-
-
 def eva(**options: object) -> HostAndInput:
     """Biases of queries and values only, separate from the fused matrix."""
-    size = {"img_size": (64, 96), "patch_size": 16, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 7}
-    return create_model("eva02_small_patch14_224", None, **{**size, **options}), torch.randn(3, 3, 64, 96)
+    return two_layers("eva02_small_patch14_224", patch_size=16, **options)
 
 
-def beit() -> HostAndInput:
-    host = "beit_base_patch16_224(depth=2, embed_dim=32, num_heads=2, img_size=(64, 96), num_classes=7)"
-    return create_model(host, None), torch.randn(3, 3, 64, 96)
-
-
-def pvt() -> HostAndInput:
-    """Keys and values come from one matrix, on a map reduced by 2."""
-    model = PyramidVisionTransformerV2(
-        depths=(1, 2), embed_dims=(16, 32), num_heads=(1, 2), sr_ratios=(2, 2), mlp_ratios=(2, 2), num_classes=7
-    )
+def pvt(reduction: int = 2) -> HostAndInput:
+    """Keys and values come from one matrix, on a reduced map."""
+    sizes = {"depths": (1, 2), "embed_dims": (16, 32), "num_heads": (1, 2), "mlp_ratios": (2, 2)}
+    model = PyramidVisionTransformerV2(sr_ratios=(reduction, reduction), num_classes=7, **sizes)
     model.pretrained_cfg = {"input_size": (3, 64, 96)}
     return model, torch.randn(3, 3, 64, 96)
 
@@ -95,11 +85,12 @@ HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "xcit": xcit,
     "caformer": caformer,
     "swin": swin,
-    "rope": rope,
-    "dinov3": dinov3,
+    "rope": lambda: two_layers("vit_small_patch16_rope_224"),
+    # rotary positions rotate halves of the channels, not neighbours; four registers
+    "dinov3": lambda: two_layers("vit_small_patch16_dinov3"),
     "eva": eva,
     "eva with three matrices": lambda: eva(qkv_fused=False),
-    "beit": beit,
+    "beit": lambda: two_layers("beit_base_patch16_224"),
     "pvt": pvt,
     "torchvision": torchvision,
     "vit5": vit5,
@@ -120,6 +111,14 @@ def draw_large_weights(model: nn.Module) -> None:
     """Draw weights so large that attention matters, also in layers that start at zero, in place."""
     for value in model.parameters():
         nn.init.normal_(value, std=0.3)
+
+
+@torch.no_grad()
+def perturb(model: nn.Module, std: float) -> nn.Module:
+    """Move all weights, in place: some layers start at zero, which would hide what they multiply."""
+    for value in model.parameters():
+        value.add_(std * torch.randn_like(value))
+    return model
 
 
 def with_large_weights(make: Callable[[], HostAndInput]) -> HostAndInput:

@@ -7,33 +7,28 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import regard
+import regard.lab
 
 
-def loaded_after(code: str) -> set[str]:
-    """The modules of a fresh process after some code."""
-    script = f"import sys\n{code}\nprint('\\n'.join(sys.modules), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return set(done.stderr.split("\n"))
+def loaded_by(code: str, before: str = "") -> set[str]:
+    """The modules that some code loads in a fresh process, after other code."""
+    script = f"import sys\n{before}\nthen = {{*sys.modules}}\n{code}\nprint(*{{*sys.modules}} - then, file=sys.stderr)"
+    return set(
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stderr.split()
+    )
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import regard; regard.__version__; dir(regard)",
-        "import regard.core; regard.core.Cost; regard.core.RegardError",
-        "from regard.cli.app import main",
-        "from regard.cli.app import run; run(['--help'])",
-        "from regard.cli.app import run; run(['list', 'studies'])",
-    ],
-    ids=["import", "core", "cli", "help", "list studies"],
-)
-def test_torch_is_not_loaded(code: str) -> None:
-    modules = loaded_after(code)
-    assert "regard" in modules
+def test_torch_is_not_loaded() -> None:
+    modules = loaded_by(
+        "import regard, regard.core; regard.__version__; dir(regard); regard.core.Cost; regard.core.RegardError\n"
+        "from regard.cli.app import main, run; run(['--help']); run(['list', 'studies'])"
+    )
+    assert "regard.core.cost" in modules
     assert not modules & {"torch", "timm", "pandas", "matplotlib", "lightning_fabric", "scipy", "sklearn"}
 
 
@@ -41,39 +36,24 @@ def test_a_plan_is_applied_without_advice_and_laboratory(tmp_path: Path) -> None
     """In production `swap(model, "plan.json")` loads mechanisms and ports, and no package that timm does not."""
     plan = tmp_path / "plan.json"
     plan.write_text('{"format": "regard-plan", "layers": {"blocks.0.attn": "MiTA(m=4, k=4)"}}')
-    model = 'import timm; model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)'
-    before = loaded_after(f"{model}; import jaxtyping")
-    modules = loaded_after(f"{model}; import regard; regard.swap(model, {str(plan)!r})") - before
+    model = 'import timm, jaxtyping; model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)'
+    modules = loaded_by(f"import regard; regard.swap(model, {str(plan)!r})", model)
     assert {name.partition(".")[0] for name in modules} <= {"regard", "numpy", "torch", "jaxtyping"}
     assert {name.split(".")[1] for name in modules if name.startswith("regard.")} == {
         "core", "files", "mixers", "projections", "swapping"
     }  # fmt: skip
 
 
-def test_every_public_name_can_be_had() -> None:
-    for name in regard.__all__:
-        assert getattr(regard, name) is not None, name
-
-
-def test_every_mechanism_and_projection_is_a_name_of_the_root() -> None:
-    for cls in (*regard.MIXERS, *regard.PROJECTIONS):
-        assert getattr(regard, cls.__name__) is cls
-
-
-def test_type_checkers_see_every_name() -> None:
-    source = ast.parse(Path(str(regard.__file__)).read_text())
+@pytest.mark.parametrize("package", [regard, regard.lab])
+def test_every_name_can_be_had_and_type_checkers_see_it(package: ModuleType) -> None:
+    source = ast.parse(Path(str(package.__file__)).read_text())
     body = [line for node in source.body if isinstance(node, ast.If) for line in node.body]
-    seen: dict[str, object] = {"__version__": regard.__version__}
-    exec(compile(ast.Module(body, []), "regard", "exec"), seen)
-    names = {*regard.__all__, *(cls.__name__ for cls in (*regard.MIXERS, *regard.PROJECTIONS))}
-    assert {name for name in names if seen.get(name) is not getattr(regard, name)} == set()
-
-
-def test_the_laboratory_has_names_in_the_root() -> None:
-    from regard.lab import STUDIES, Claim, Recipe, Results, Row, Run, Study
-
-    assert "quickstart" in STUDIES
-    assert {cls.__module__.partition(".")[0] for cls in (Claim, Recipe, Results, Row, Run, Study)} == {"regard"}
+    seen: dict[str, object] = {"__package__": package.__name__, "__version__": regard.__version__}
+    exec(compile(ast.Module(body, []), "names", "exec"), seen)
+    expected = {name: getattr(package, name) for name in package.__all__}
+    if package is regard:
+        expected |= {cls.__name__: cls for cls in (*regard.MIXERS, *regard.PROJECTIONS)}
+    assert {n for n, value in expected.items() if not seen.get(n) is getattr(package, n) is value} == set()
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -16,17 +16,13 @@ from timm.models.lowformer import ConvAttention as LowFormerAttention
 from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
 from timm.models.nest import Nest
 from timm.models.nextvit import NextTransformerBlock
-from timm.models.pvt_v2 import PyramidVisionTransformerV2
 from timm.models.volo import VOLO
 from torch import nn
 
 from regard.models.create import create_model
-from small_hosts import HostAndInput, vit
+from small_hosts import HostAndInput, pvt, rectangular, two_layers, vit
 
-
-def small_timm(name: str, **options: object) -> HostAndInput:
-    """A small form of a model of timm, for images of 64 x 96 pixels."""
-    return create_model(name, None, img_size=(64, 96), num_classes=7, **options), torch.randn(3, 3, 64, 96)
+SQUARE = {"img_size": 64, "depth": 2}
 
 
 def sizeless(name: str, height: int = 64, width: int = 96, **options: object) -> HostAndInput:
@@ -34,35 +30,18 @@ def sizeless(name: str, height: int = 64, width: int = 96, **options: object) ->
     return create_model(name, None, num_classes=7, **options), torch.randn(3, 3, height, width)
 
 
-def relpos(name: str, **options: object) -> HostAndInput:
-    return small_timm(name, depth=2, embed_dim=32, num_heads=2, **options)
-
-
 def swin_v2(name: str) -> HostAndInput:
-    return small_timm(name, window_size=4, depths=(2, 2), embed_dim=8, num_heads=(2, 4))
+    return rectangular(name, window_size=4, depths=(2, 2), embed_dim=8, num_heads=(2, 4))
 
 
 def maxvit(name: str) -> HostAndInput:
     """Two stages with windows of 2 x 3."""
-    return small_timm(name, embed_dim=(32, 32), depths=(1, 1), stem_width=16)
+    return rectangular(name, embed_dim=(32, 32), depths=(1, 1), stem_width=16)
 
 
 def coatnet(name: str) -> HostAndInput:
     """Its last stage changes the number of channels."""
-    return small_timm(name, embed_dim=(32, 32, 32, 64), depths=(1, 1, 1, 1), stem_width=16)
-
-
-def pit() -> HostAndInput:
-    """Each stage has its own grid, and a class token."""
-    return small_timm("pit_ti_224", base_dims=(8, 8, 8), depth=(1, 1, 1), heads=(2, 4, 8))
-
-
-def unreduced_pvt() -> HostAndInput:
-    model = PyramidVisionTransformerV2(
-        depths=(1, 2), embed_dims=(16, 32), num_heads=(1, 2), sr_ratios=(1, 1), mlp_ratios=(2, 2), num_classes=7
-    )
-    model.pretrained_cfg = {"input_size": (3, 64, 96)}
-    return model, torch.randn(3, 3, 64, 96)
+    return rectangular(name, embed_dim=(32, 32, 32, 64), depths=(1, 1, 1, 1), stem_width=16)
 
 
 def replaced_attention(attention: nn.Module) -> HostAndInput:
@@ -73,67 +52,32 @@ def replaced_attention(attention: nn.Module) -> HostAndInput:
     return model, x
 
 
-def csatv2() -> HostAndInput:
-    """Attention in the last stage of convolutions, with heads of their own width."""
-    options = {"dims": (8, 16, 16, 16), "depths": (1, 1, 1, 1), "transformer_depths": (0, 0, 1, 1)}
-    return sizeless("csatv2", 128, 192, **options)
-
-
-def crossvit() -> HostAndInput:
-    """Two branches with patches of 12 and 16 pixels."""
-    options = {"embed_dim": (16, 32), "depth": ((1, 2, 1),), "num_heads": (2, 2), "img_size": (120, 240)}
-    return create_model("crossvit_9_240", None, num_classes=7, **options), torch.randn(3, 3, 120, 240)
-
-
 def naflexvit(**options: object) -> HostAndInput:
     return sizeless("naflexvit_base_patch16_gap", embed_dim=32, depth=2, num_heads=2, **options)
 
 
 def levit(name: str) -> HostAndInput:
     """Grids of 4 x 6 and 2 x 3; values are wider than keys."""
-    return small_timm(name, embed_dim=(16, 32), key_dim=4, depth=(1, 1), num_heads=(2, 3))
-
-
-def tiny_vit() -> HostAndInput:
-    """Windows of 4 x 4, then of 3 x 3."""
-    options = {"embed_dims": (8, 16, 32), "depths": (1, 1, 1), "num_heads": (1, 2, 4), "window_sizes": (4, 4, 3)}
-    return sizeless("tiny_vit_5m_224", **options)
-
-
-def efficientformer() -> HostAndInput:
-    options = {"depths": (1, 1, 1, 2), "embed_dims": (8, 8, 16, 16), "num_vit": 1}
-    return sizeless("efficientformer_l1", 224, 224, **options)
+    return rectangular(name, embed_dim=(16, 32), key_dim=4, depth=(1, 1), num_heads=(2, 3))
 
 
 def davit(kinds: tuple[str, ...] = ("spatial",), **options: object) -> HostAndInput:
     """Windows of 4 x 4, padded; by default, of its two kinds of blocks only those with windows."""
     options = {"depths": (1, 1), "embed_dims": (8, 16), "num_heads": (1, 2), "window_size": 4, **options}
-    return create_model("davit_tiny", None, attn_types=kinds, num_classes=7, **options), torch.randn(3, 3, 64, 96)
+    return sizeless("davit_tiny", attn_types=kinds, **options)
 
 
 def twins(name: str) -> HostAndInput:
     """Windows of 4 x 4, padded, and keys on maps that a convolution reduces by 2; the last stage has no reduction."""
     options = {"embed_dims": (8, 16, 16), "num_heads": (1, 2, 2), "depths": (2, 2, 1), "sr_ratios": (2, 2, 1)}
     windows = {"wss": (4, 4, 4)} if "svt" in name else {}
-    return small_timm(name, mlp_ratios=(2, 2, 2), **options, **windows)
+    return rectangular(name, mlp_ratios=(2, 2, 2), **options, **windows)
 
 
 def nest() -> HostAndInput:
     """A square image, as the model needs; blocks of 4 x 4 and 2 x 2 patches."""
     options = {"num_levels": 2, "embed_dims": (8, 16), "num_heads": (2, 4), "depths": (1, 1), "num_classes": 7}
     return sized(Nest(img_size=64, patch_size=8, **options), (64, 64)), torch.randn(3, 3, 64, 64)
-
-
-def hiera() -> HostAndInput:
-    """Two stages with mask units of 4 x 4 and 2 x 2, then global attention; queries are pooled between stages."""
-    options = {"embed_dim": 8, "stages": (1, 2, 2), "q_pool": 2, "mask_unit_size": (4, 4)}
-    return small_timm("hiera_tiny_224", mask_unit_attn=(True, True, False), **options)
-
-
-def hieradet() -> HostAndInput:
-    """Windows of 4 x 4 and 2 x 3, then global attention; queries are pooled between stages."""
-    options = {"embed_dim": 8, "stages": (1, 1, 2), "q_pool": 2, "window_spec": (4, 2, 3), "global_att_blocks": (3,)}
-    return create_model("hieradet_small", None, num_classes=7, **options), torch.randn(3, 3, 64, 96)
 
 
 def mvitv2(**options: object) -> HostAndInput:
@@ -186,40 +130,11 @@ def gcvit() -> HostAndInput:
     return sized(model, (64, 96)), torch.randn(3, 3, 64, 96)
 
 
-def sam() -> HostAndInput:
-    """Windows of 3 x 3, padded, then global attention."""
-    options = {"depth": 2, "embed_dim": 32, "num_heads": 2, "window_size": 3, "global_attn_indexes": (1,)}
-    return small_timm("samvit_base_patch16", **options)
-
-
-def efficientformer_v2() -> HostAndInput:
-    """Attention on a halved map in stage 3, on the map in stage 4, and with fewer queries between them."""
-    options = {"depths": (1, 1, 2, 2), "embed_dims": (8, 8, 8, 16), "num_vit": 1, "mlp_ratios": (2.0,) * 4}
-    return small_timm("efficientformerv2_s0", **options)
-
-
-def tnt() -> HostAndInput:
-    """Square images, as the pixels of a patch have no other shape."""
-    options = {"depth": 2, "embed_dim": 32, "inner_dim": 8, "num_heads_inner": 2, "num_heads_outer": 2}
-    return create_model("tnt_s_patch16_224", None, img_size=64, num_classes=7, **options), torch.randn(3, 3, 64, 64)
-
-
-def convit() -> HostAndInput:
-    """One layer with gates, one without and with the class token; square images, as positions need."""
-    options = {"embed_dim": 16, "depth": 2, "num_heads": 2, "local_up_to_layer": 1, "img_size": 64, "num_classes": 7}
-    return create_model("convit_tiny", None, **options), torch.randn(3, 3, 64, 64)
-
-
 def cascade() -> HostAndInput:
     """Windows of 3 x 3 on maps of 8 x 12, padded, then of 2 x 2; values are wider than keys."""
     options = {"embed_dim": (12, 16, 24), "key_dim": (4, 2, 4), "depth": (1, 1, 1), "num_heads": (2, 4, 3)}
     host = create_model("efficientvit_m0", None, img_size=128, window_size=(3, 2, 2), num_classes=7, **options)
     return sized(host, (128, 192)), torch.randn(3, 3, 128, 192)
-
-
-def edgenext(**options: object) -> HostAndInput:
-    options = {"depths": (1, 1, 1, 1), "dims": (8, 16, 16, 32), "heads": (2, 2, 2, 2), "ls_init_value": 0.1, **options}
-    return create_model("edgenext_xx_small", None, num_classes=7, **options), torch.randn(3, 3, 64, 96)
 
 
 def halonet(**options: object) -> HostAndInput:
@@ -234,9 +149,9 @@ def halonet(**options: object) -> HostAndInput:
     )
 
 
-def botnet(**options: object) -> HostAndInput:
+def botnet() -> HostAndInput:
     """A map of 4 x 6, whose output is pooled in the second layer."""
-    shared = {"feat_size": (4, 6), "num_heads": 2, "dim_head": 4, **options}
+    shared = {"feat_size": (4, 6), "num_heads": 2, "dim_head": 4}
     return in_stem(BottleneckAttn(16, **shared), BottleneckAttn(16, 32, stride=2, **shared))
 
 
@@ -256,7 +171,7 @@ def volo() -> HostAndInput:
 def coat() -> HostAndInput:
     """Stages one after the other, then three at once; the convolutions of relative positions are shared by layers."""
     options = {"embed_dims": (16,) * 4, "serial_depths": (1,) * 4, "num_heads": 4, "crpe_window": {3: 2, 5: 1, 7: 1}}
-    return small_timm("coat_tiny", parallel_depth=1, **options)
+    return rectangular("coat_tiny", parallel_depth=1, **options)
 
 
 REINITIALISED_HOSTS: dict[str, Callable[[], HostAndInput]] = {
@@ -270,13 +185,13 @@ REINITIALISED_HOSTS: dict[str, Callable[[], HostAndInput]] = {
 TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "vit without bias of qkv": lambda: vit(1, qkv_bias=False),
     "vit without biases": lambda: vit(1, qkv_bias=False, proj_bias=False),
-    "cait": lambda: relpos("cait_xxs24_224"),
-    "dinov3 with biases": lambda: relpos("vit_small_patch16_dinov3_qkvb"),
-    "pvt without reduction": unreduced_pvt,
-    "relpos": lambda: relpos("vit_relpos_small_patch16_224"),
-    "relpos with shared MLP": lambda: relpos("vit_srelpos_small_patch16_224"),
-    "relpos with MLP": lambda: relpos("vit_relpos_base_patch32_plus_rpn_256", patch_size=16),
-    "relpos with class token": lambda: relpos("vit_relpos_base_patch16_clsgap_224"),
+    "cait": lambda: two_layers("cait_xxs24_224"),
+    "dinov3 with biases": lambda: two_layers("vit_small_patch16_dinov3_qkvb"),
+    "pvt without reduction": lambda: pvt(1),
+    "relpos": lambda: two_layers("vit_relpos_small_patch16_224"),
+    "relpos with shared MLP": lambda: two_layers("vit_srelpos_small_patch16_224"),
+    "relpos with MLP": lambda: two_layers("vit_relpos_base_patch32_plus_rpn_256", patch_size=16),
+    "relpos with class token": lambda: two_layers("vit_relpos_base_patch16_clsgap_224"),
     "swinv2": lambda: swin_v2("swinv2_tiny_window8_256"),
     "swinv2 cr": lambda: swin_v2("swinv2_cr_tiny_ns_224"),
     "maxvit": lambda: maxvit("maxvit_tiny_tf_224"),
@@ -286,20 +201,27 @@ TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "coatnet with bias": lambda: coatnet("coatnet_bn_0_rw_224"),
     "coatnet with MLP": lambda: coatnet("coatnet_rmlp_nano_rw_224"),
     "fastvit": lambda: sizeless("fastvit_sa12", layers=(1, 1, 1, 1), embed_dims=(16, 16, 16, 32)),
-    "visformer": lambda: small_timm("visformer_tiny", embed_dim=32, init_channels=8, num_heads=2, depth=(1, 1, 1)),
-    "pit": pit,
-    "rope without bias of qkv": lambda: relpos("vit_mediumd_patch16_rope_reg1_gap_256"),
-    "rope with halves": lambda: relpos("qwen3_vit_88m"),
-    "rope with halves and norm": lambda: relpos("vit_base_patch16_sapiens2", num_kv_heads=2),
-    "rope with halves, norm and groups": lambda: relpos("vit_base_patch16_sapiens2", num_kv_heads=1),
-    "eva with norm": lambda: relpos("eva02_base_patch16_clip_224"),
-    "vit with norm": lambda: relpos("beit3_base_patch16_224"),
+    "visformer": lambda: rectangular("visformer_tiny", embed_dim=32, init_channels=8, num_heads=2, depth=(1, 1, 1)),
+    # each stage has its own grid, and a class token
+    "pit": lambda: rectangular("pit_ti_224", base_dims=(8, 8, 8), depth=(1, 1, 1), heads=(2, 4, 8)),
+    "rope without bias of qkv": lambda: two_layers("vit_mediumd_patch16_rope_reg1_gap_256"),
+    "rope with halves": lambda: two_layers("qwen3_vit_88m"),
+    "rope with halves and norm": lambda: two_layers("vit_base_patch16_sapiens2", num_kv_heads=2),
+    "rope with halves, norm and groups": lambda: two_layers("vit_base_patch16_sapiens2", num_kv_heads=1),
+    "eva with norm": lambda: two_layers("eva02_base_patch16_clip_224"),
+    "vit with norm": lambda: two_layers("beit3_base_patch16_224"),
     "vit with gate": lambda: replaced_attention(Attention(32, 2, qkv_bias=True, gated=True)),
     # between the pixels at one place of all patches of 2 x 2; the last map of the first has an odd side
     "mobilevit": lambda: sizeless("mobilevit_xxs"),
     "mobilevitv2": lambda: sizeless("mobilevitv2_050", 64, 128),
-    "csatv2": csatv2,
-    "crossvit": crossvit,
+    # in the last stage of convolutions, with heads of their own width
+    "csatv2": lambda: sizeless(
+        "csatv2", 128, 192, dims=(8, 16, 16, 16), depths=(1, 1, 1, 1), transformer_depths=(0, 0, 1, 1)
+    ),
+    # two branches with patches of 12 and 16 pixels
+    "crossvit": lambda: sizeless(
+        "crossvit_9_240", 120, 240, img_size=(120, 240), embed_dim=(16, 32), depth=((1, 2, 1),), num_heads=(2, 2)
+    ),
     "naflexvit": naflexvit,
     "lowformer": lambda: conv_attention(LowFormerAttention),
     "cpubone": lambda: conv_attention(CPUBoneAttention, upsample_mode="nearest"),
@@ -307,14 +229,24 @@ TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
         CPUBoneAttention, (4, 1), upsample_mode="nearest", small_kernels=True
     ),
     "gcvit": gcvit,
-    "sam": sam,
-    "efficientformer_v2": efficientformer_v2,
-    "tnt": tnt,
-    "convit": convit,
+    # windows of 3 x 3, padded, then global attention
+    "sam": lambda: two_layers("samvit_base_patch16", window_size=3, global_attn_indexes=(1,)),
+    # attention on a halved map in stage 3, on the map in stage 4, and with fewer queries between them
+    "efficientformer_v2": lambda: rectangular(
+        "efficientformerv2_s0", depths=(1, 1, 2, 2), embed_dims=(8, 8, 8, 16), num_vit=1, mlp_ratios=(2.0,) * 4
+    ),
+    # square images, as the pixels of a patch have no other shape
+    "tnt": lambda: sizeless(
+        "tnt_s_patch16_224", 64, 64, **SQUARE, embed_dim=32, inner_dim=8, num_heads_inner=2, num_heads_outer=2
+    ),
+    # one layer with gates, one without and with the class token; square images, as positions need
+    "convit": lambda: sizeless("convit_tiny", 64, 64, **SQUARE, embed_dim=16, num_heads=2, local_up_to_layer=1),
     "efficientvit_msra": cascade,
-    "differential": lambda: relpos("vit_dlittle_patch16_reg1_gap_256"),
+    "differential": lambda: two_layers("vit_dlittle_patch16_reg1_gap_256"),
     "differential with two factors": lambda: replaced_attention(DiffAttention(32, 2, qkv_bias=True, dual_lambda=True)),
-    "edgenext": edgenext,
+    "edgenext": lambda: sizeless(
+        "edgenext_xx_small", depths=(1, 1, 1, 1), dims=(8, 16, 16, 32), heads=(2, 2, 2, 2), ls_init_value=0.1
+    ),
     "halonet": halonet,
     "halonet with scaled biases": lambda: halonet(scale_pos_embed=True, qkv_bias=True),
     "botnet": botnet,
@@ -324,8 +256,18 @@ TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "twins": lambda: twins("twins_pcpvt_small"),
     "twins with windows": lambda: twins("twins_svt_small"),
     "nest": nest,
-    "hiera": hiera,
-    "hieradet": hieradet,
+    # units, or windows, of two sizes, then global attention; queries are pooled between stages
+    "hiera": lambda: rectangular(
+        "hiera_tiny_224",
+        embed_dim=8,
+        stages=(1, 2, 2),
+        q_pool=2,
+        mask_unit_size=(4, 4),
+        mask_unit_attn=(True, True, False),
+    ),
+    "hieradet": lambda: sizeless(
+        "hieradet_small", embed_dim=8, stages=(1, 1, 2), q_pool=2, window_spec=(4, 2, 3), global_att_blocks=(3,)
+    ),
     "mvitv2": mvitv2,
     "mvitv2 with class token": lambda: mvitv2(use_cls_token=True),
     "nextvit": nextvit,
@@ -333,8 +275,13 @@ TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "mobilenetv5": lambda: mobilenetv4(norm_layer=RmsNorm2d),
     "levit": lambda: levit("levit_128s"),
     "levit with convolutions": lambda: levit("levit_conv_128s"),
-    "tiny_vit": tiny_vit,
-    "efficientformer": efficientformer,
+    # windows of 4 x 4, then of 3 x 3
+    "tiny_vit": lambda: sizeless(
+        "tiny_vit_5m_224", embed_dims=(8, 16, 32), depths=(1, 1, 1), num_heads=(1, 2, 4), window_sizes=(4, 4, 3)
+    ),
+    "efficientformer": lambda: sizeless(
+        "efficientformer_l1", 224, 224, depths=(1, 1, 1, 2), embed_dims=(8, 8, 16, 16), num_vit=1
+    ),
     "naflexvit with rope": lambda: naflexvit(rope_type="axial"),
 }
 """Further families of timm, each option of their attention once; images of 64 x 96 pixels."""

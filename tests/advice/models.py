@@ -8,6 +8,7 @@ from regard.images.images import Images
 from regard.models.create import create_model
 
 HOST = "vit_desk(size=(16, 24), patch=4, dim=16, depth=3, heads=2, num_classes=5)"
+SWIN = "swin_tiny_patch4_window7_224(img_size=(32, 64), window_size=4, depths=(2, 1), embed_dim=8, num_heads=(2, 4))"
 
 
 def user_model(host: str = HOST, size: tuple[int, int] = (16, 24)) -> UserModel:

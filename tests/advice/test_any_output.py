@@ -6,29 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from library_hosts import SQUARE, detr, dinov2, hugging, images, plain, rt_detr, sam, torchvision_swin, vision
-from library_hosts import depth_anything as hugging_depth
+from library_hosts import HUGGING_HOSTS, HUGGING_PVT, SQUARE, TORCH_HOSTS, Encoder, detr, hugging, rt_detr
 from regard.advice.distill import PLAN, WEIGHTS, distill_model
 from regard.advice.fidelity import Fidelity
 from regard.advice.judges.judge import named_outputs
 from regard.advice.learning import Distillation
 from regard.advice.substitutes import Substitutes
 from regard.advice.user_model import UserModel, as_user_model, tensors
-from regard.images.images import Images
 from regard.mixers.topk.topk import TopK
 from regard.models.hugging_face import is_of_transformers
+from small_hosts import perturb
 
-SEGFORMER = {
-    "depths": [1, 1], "num_encoder_blocks": 2, "hidden_sizes": [16, 32], "num_attention_heads": [1, 2],
-    "sr_ratios": [1, 1], "patch_sizes": [7, 3], "strides": [4, 2], "mlp_ratios": [2, 2],
-    "decoder_hidden_size": 16, "num_labels": 5,
-}  # fmt: skip
+from .models import images as coloured
+
+SEGFORMER = {**HUGGING_PVT, "sr_ratios": [1, 1], "decoder_hidden_size": 16, "num_labels": 5}
 
 
 def timm_model(name: str, **options: Any) -> nn.Module:
@@ -42,13 +38,10 @@ class Regressor(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(32, 2, 48, batch_first=True, dropout=0.0)
-        self.patch_embed = nn.Conv2d(3, 32, 16, 16)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.out = nn.Linear(32, 1)
+        self.encoder, self.out = Encoder(batch_first=True), nn.Linear(32, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.encoder(self.patch_embed(x).flatten(2).mT).mean(1))
+        return self.out(self.encoder(x).mean(1))
 
 
 class TwoHeads(nn.Module):
@@ -73,7 +66,7 @@ def detector() -> nn.Module:
     class Backbone(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.out_channels = torchvision_swin("V1").model.features, 16  # type: ignore[union-attr]
+            self.body, self.out_channels = TORCH_HOSTS["SwinTransformer"]().model.features, 16  # type: ignore[union-attr]
 
         def forward(self, x: Tensor) -> Tensor:
             return self.body(x).permute(0, 3, 1, 2)  # type: ignore[operator]
@@ -85,25 +78,23 @@ def detector() -> nn.Module:
     )  # fmt: skip
 
 
-VIT = "vision_transformer.VisionTransformer"
 MODELS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "timm classifier": ("scores", lambda: timm_model("vit_tiny_patch16_224", depth=2, num_classes=7)),
     "timm without head": ("embedding", lambda: timm_model("vit_tiny_patch16_224", depth=2, num_classes=0)),
     "timm features": ("tokens", lambda: timm_model(
         "vit_tiny_patch16_224", depth=2, features_only=True, out_indices=(0, 1))),
-    "torchvision ViT": ("scores", lambda: vision(
-        VIT, 64, 64, 2, image_size=64, patch_size=16, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=32).model),
-    "DINOv2": ("tokens", lambda: dinov2("Dinov2").model),
+    "torchvision ViT": ("scores", lambda: TORCH_HOSTS["VisionTransformer"]().model),
+    "DINOv2": ("tokens", lambda: HUGGING_HOSTS["Dinov2Model"]().model),
     "ViT of transformers": ("scores", lambda: hugging("ViTForImageClassification", 2, **SQUARE, num_labels=7).model),
     "CLIP image tower": ("embedding", lambda: hugging(
         "CLIPVisionModelWithProjection", 2, **SQUARE, projection_dim=16).model),
-    "SigLIP": ("tokens", lambda: plain("SiglipVision").model),
-    "Depth Anything": ("map", lambda: hugging_depth().model),
+    "SigLIP": ("tokens", lambda: HUGGING_HOSTS["SiglipVisionModel"]().model),
+    "Depth Anything": ("map", lambda: HUGGING_HOSTS["DepthAnythingForDepthEstimation"]().model),
     "DPT": ("map", lambda: hugging(
-        "DPTForDepthEstimation", 4, images(64, 64), **{**SQUARE, "num_hidden_layers": 4},
+        "DPTForDepthEstimation", 4, (64, 64), **{**SQUARE, "num_hidden_layers": 4},
         backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8, 8, 8, 8], fusion_hidden_size=8).model),
     "SegFormer": ("classes", lambda: hugging("SegformerForSemanticSegmentation", 2, **SEGFORMER).model),
-    "SAM encoder": ("tokens", lambda: sam("sdpa").model),
+    "SAM encoder": ("tokens", lambda: HUGGING_HOSTS["SamVisionModel"]().model),
     "DETR": ("boxes", lambda: detr("DetrForObjectDetection").model),
     "RT-DETR": ("boxes", lambda: rt_detr("RTDetrForObjectDetection").model),
     "Faster R-CNN": ("boxes", detector),
@@ -140,16 +131,8 @@ def values(output: Any) -> list[Tensor]:
 
 def user(name: str) -> UserModel:
     torch.manual_seed(0)
-    side, network = SIZES.get(name, 64), MODELS[name][1]()
-    with torch.no_grad():
-        for value in network.parameters():  # some heads start at zero
-            value.add_(0.05 * torch.randn_like(value))
-    return as_user_model(network, name, size=(side, side))
-
-
-def pictures(side: int) -> Images:
-    coarse = np.random.default_rng(0).integers(0, 256, (20, 4, 4, 3), dtype=np.uint8)
-    return Images(coarse.repeat(side // 4, 1).repeat(side // 4, 2), np.zeros(20, np.int64))
+    side = SIZES.get(name, 64)
+    return as_user_model(perturb(MODELS[name][1](), 0.05), name, size=(side, side))
 
 
 @pytest.mark.slow
@@ -158,7 +141,7 @@ def test_any_output_is_judged_distilled_and_read_again(name: str, tmp_path: Path
     model, how = user(name), Distillation(steps=5, batch=2, augment="none")
     judges = model.judges()
     assert str(judges[0]).startswith(MODELS[name][0])
-    data = pictures(model.size[0])
+    data = coloured(20, model.size)
     with Substitutes(model.network, [MIXER], model.example) as substitutes:
         fidelity = Fidelity(substitutes, model.prepared(tensors(data)), judges, batch=8)
         assert fidelity.of_plan({}).distance.max() < 1e-6

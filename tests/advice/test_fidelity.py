@@ -17,7 +17,7 @@ from regard.projections.sne import FSNE
 from regard.swapping.removed import Removed
 from regard.swapping.swap import swap
 
-from .models import images, user_model
+from .models import SWIN, images, user_model
 
 
 def test_the_same_mechanism_changes_nothing_and_another_does() -> None:
@@ -74,11 +74,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 def test_windows_of_an_image_are_one_image() -> None:
     """Swin's layers see windows as a larger batch; the changes are by image all the same."""
-    host = (
-        "swin_tiny_patch4_window7_224(img_size=(32, 64), window_size=4, depths=(2, 1), embed_dim=8, num_heads=(2, 4))"
-    )
-    network = create_model(host, None, num_classes=5).eval()
-    inputs = torch.randn(4, 3, 32, 64)
+    network, inputs = create_model(SWIN, None, num_classes=5).eval(), torch.randn(4, 3, 32, 64)
     with Substitutes(network, [Removed(), SKA()], inputs[:1]) as substitutes:
         outputs = Fidelity(substitutes, inputs, batch=3).outputs()
         assert {key[1] for key in outputs} == {Removed(), SKA()} or all(
@@ -90,9 +86,8 @@ def test_windows_of_an_image_are_one_image() -> None:
 
 def test_a_mechanism_that_fails_on_what_a_layer_gets_is_refused() -> None:
     """MiTA applies biases of keys; Swin's are for each pair of a query and a key, which only a pass shows."""
-    host = "swin_tiny_patch4_window7_224(img_size=32, window_size=4, depths=(2,), embed_dim=8, num_heads=(2,))"
-    network = create_model(host, None, num_classes=5).eval()
-    with Substitutes(network, [MiTA(m=4, k=4), Removed()], torch.randn(1, 3, 32, 32)) as substitutes:
+    network = create_model(SWIN, None, num_classes=5).eval()
+    with Substitutes(network, [MiTA(m=4, k=4), Removed()], torch.randn(1, 3, 32, 64)) as substitutes:
         assert all(substitutes.choices(name) == [Removed()] for name in substitutes.names)
         assert all("bias" in reason for reason in substitutes.refused.values())
 

@@ -1,5 +1,6 @@
 """Distillation: layers learn what they replace, the same bits after an interruption, the model itself untouched."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,28 +39,16 @@ def test_each_layer_learns_its_predecessors_output() -> None:
 
 
 def test_a_stop_changes_no_bit() -> None:
-    def weights(stops: bool) -> dict[str, torch.Tensor]:
+    weights = []
+    for stops in (False, True):
         model = user_model()
         with Substitutes(model.network, [SKA()], model.example) as substitutes:
-            learning = LayerDistillation(substitutes, model, images(), HOW)
+            learning = LayerDistillation(substitutes, model, images(), replace(HOW, steps=15))
             if stops:
                 assert not learning.run(seconds=-1)
-                learning.how = Distillation(steps=15, batch=8, lr=5e-3)
-                learning.run()
-                learning.how = HOW
-                state = {key: value for key, value in learning.state().items()}
-                state["weights"] = {key: value.clone() for key, value in state["weights"].items()}
-                again = Substitutes(user_model().network, [SKA()], model.example)
-                learning = LayerDistillation(again, model, images(), HOW)
-                learning.resume(state)
-                again.close()
-                return learning.state()["weights"]
-            learning.how = Distillation(steps=15, batch=8, lr=5e-3)
-            learning.run()
-            return {key: value.clone() for key, value in learning.state()["weights"].items()}
-
-    one, other = weights(False), weights(True)
-    assert all(torch.equal(one[key], other[key]) for key in one)
+            assert learning.run()
+            weights.append({key: value.clone() for key, value in learning.state()["weights"].items()})
+    assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
 
 
 def test_a_distilled_model_is_saved_and_closer_to_the_original(tmp_path: Path) -> None:
@@ -137,14 +126,10 @@ def test_a_saved_model_is_not_replaced_by_another_distillation(tmp_path: Path) -
 @pytest.mark.parametrize(
     "fields",
     [
-        {"steps": -1},
-        {"steps": 2.5},
-        {"batch": 0},
-        {"batch": "4"},
-        {"lr": 2.0},
-        {"lr": "fast"},
-        {"faster": 0.0},
-        {"faster": float("inf")},
+        *({"steps": steps} for steps in (-1, 2.5)),
+        *({"batch": batch} for batch in (0, "4")),
+        *({"lr": lr} for lr in (2.0, "fast")),
+        *({"faster": faster} for faster in (0.0, float("inf"))),
         {"augment": "nothing"},
         {"seed": -1},
     ],

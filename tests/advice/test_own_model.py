@@ -12,23 +12,18 @@ from torch.utils.data import DataLoader, TensorDataset
 from regard import SKA, ConfigError, DataError, create_model, distill, recommend
 from regard.swapping.layer import Port
 
+PIXELS = np.random.default_rng(0).integers(0, 255, (24, 20, 20, 3), np.uint8)
 
-class Wrapped(nn.Module):
-    """A network that no catalogue knows."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = create_model("vit_desk(size=16, patch=4, dim=16, depth=2, heads=2)", None)
-
-    def forward(self, x):
-        return self.backbone(x)
+def network() -> nn.Module:
+    """That no catalogue knows."""
+    return nn.Sequential(create_model("vit_desk(size=16, patch=4, dim=16, depth=2, heads=2)", None))
 
 
 def test_a_network_of_ones_own_is_distilled_and_advised(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 255, (24, 20, 20, 3), np.uint8)
-    for number, picture in enumerate(pixels):
+    for number, picture in enumerate(PIXELS):
         Image.fromarray(picture).save(tmp_path / f"{number}.png")
-    model = Wrapped().train()
+    model = network().train()
     learned = distill(model, SKA(), tmp_path, size=(16, 16), steps=3, output_steps=2)
     assert all(module.training for module in model.modules())
     assert not any(module.training for module in learned.model.modules())
@@ -36,42 +31,40 @@ def test_a_network_of_ones_own_is_distilled_and_advised(tmp_path: Path) -> None:
     assert errors == sorted(errors, reverse=True)  # a step that leads away is left out
     assert sum(isinstance(layer, Port) for layer in learned.model.modules()) == 2
     assert not any(isinstance(layer, Port) for layer in model.modules())
-    result = recommend(model, pixels, "macs=0.999x", mixers=[SKA()], minutes=0.01, size=(16, 16))
+    result = recommend(model, PIXELS, "macs=0.999x", mixers=[SKA()], minutes=0.01, size=(16, 16))
     assert sum(result.images) == 24
-    distill(model, result.best.spelling, pixels, size=(16, 16), steps=1, output_steps=0)
+    distill(model, result.best.spelling, PIXELS, size=(16, 16), steps=1, output_steps=0)
 
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="0 readable images"):
-        distill(Wrapped().eval(), SKA(), tmp_path, size=(16, 16))
+        distill(network().eval(), SKA(), tmp_path, size=(16, 16))
 
 
 def test_a_loader_gives_its_images_and_wrong_ones_are_refused() -> None:
     """Normalised by the statistics that are given; batches of several sizes are cut to the model's."""
-    pixels = np.random.default_rng(0).integers(0, 255, (24, 20, 20, 3), np.uint8)
-    images = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
-    model, normal, how = Wrapped().eval(), ([0.5] * 3, [0.25] * 3), {"size": (16, 16), "steps": 2, "output_steps": 0}
+    images = (torch.from_numpy(PIXELS).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
+    model, normal, how = network().eval(), ([0.5] * 3, [0.25] * 3), {"size": (16, 16), "steps": 2, "output_steps": 0}
     loader = DataLoader(TensorDataset(images, torch.zeros(24)), batch_size=8)
-    one, other = (distill(model, SKA(), source, normal=normal, **how).changes["swapped"] for source in (loader, pixels))
+    one, other = (distill(model, SKA(), source, normal=normal, **how).changes["swapped"] for source in (loader, PIXELS))
     assert one.distance == pytest.approx(other.distance, rel=1e-4)
     mapped = DataLoader([{"pixel_values": image} for image in images], batch_size=8)
     assert distill(model, SKA(), mapped, normal=normal, **how).judged == one.distance.size
     for wrong, message in (
         (DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=4), "no images"),
         (DataLoader(TensorDataset(100 * images), batch_size=8), "not normalised by the mean and deviation"),
-        (pixels.transpose(0, 3, 1, 2), "pixels .n, h, w, channels. of uint8"),
-        (pixels[:, :8, :8], "none smaller than the 16x16 of the model"),
-        (pixels[:0], "at least one is needed"),
+        (PIXELS.transpose(0, 3, 1, 2), "pixels .n, h, w, channels. of uint8"),
+        (PIXELS[:, :8, :8], "none smaller than the 16x16 of the model"),
+        (PIXELS[:0], "at least one is needed"),
     ):
         with pytest.raises(DataError, match=message):
             distill(model, SKA(), wrong, normal=normal, **how)
 
 
 def test_a_judge_of_ones_own_gives_a_distance_of_each_image() -> None:
-    pixels = np.random.default_rng(0).integers(0, 255, (24, 20, 20, 3), np.uint8)
     how = {"size": (16, 16), "steps": 2, "output_steps": 2}
-    learned = distill(Wrapped().eval(), SKA(), pixels, judge=lambda old, new: (new - old).square().mean(1), **how)
+    learned = distill(network().eval(), SKA(), PIXELS, judge=lambda old, new: (new - old).square().mean(1), **how)
     assert learned.changes["swapped"].distance.min() > 0
     for given, message in ((torch.zeros(2), "judge gave 2 distances"), ("near", "judge gave 'near'")):
         with pytest.raises(ConfigError, match=message):
-            distill(Wrapped().eval(), SKA(), pixels, judge=lambda old, new, given=given: given, **how)
+            distill(network().eval(), SKA(), PIXELS, judge=lambda old, new, given=given: given, **how)

@@ -3,6 +3,7 @@
 import copy
 import json
 import shlex
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+from PIL import Image
 
-from regard.advice.answer import Question
+from library_hosts import SQUARE, hugging
+from regard.advice.answer import Question, Recommendation
 from regard.advice.distill import distill_model
 from regard.advice.learning import Distillation
 from regard.advice.page import render_advice
@@ -30,35 +32,51 @@ from regard.models.saving import load, save
 from regard.swapping.layer_plan import spell_or_none
 from regard.swapping.removed import Removed
 
-from .models import HOST, images, user_model
+from .models import HOST, SWIN, images, user_model
 
 QUESTION = Question(budget=Budget("macs", 0.9), mixers=(SKA(), Linear(), Removed()), minutes=0.02, batch=2, steps=10)
 
 
-def test_the_plan_meets_the_budget_and_is_what_was_measured(tmp_path: Path) -> None:
-    model = user_model()
-    before = {key: value.clone() for key, value in model.network.state_dict().items()}
-    result = recommend(model, images(), QUESTION, folder=tmp_path)
+Answered = tuple[Path, UserModel, Recommendation]
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Answered:
+    """The folder that keeps what was found for the question, the model that was asked about, and the answer."""
+    folder, model = tmp_path_factory.mktemp("answered"), user_model()
+    return folder, model, recommend(model, images(), QUESTION, folder=folder)
+
+
+@pytest.fixture
+def first(answered: Answered, tmp_path: Path) -> Recommendation:
+    """The answer; what was found for it is in the folder of the test."""
+    shutil.copytree(answered[0], tmp_path, dirs_exist_ok=True)
+    return answered[2]
+
+
+def test_the_plan_meets_the_budget_and_is_what_was_measured(
+    answered: Answered, first: Recommendation, tmp_path: Path
+) -> None:
+    _, model, result = answered
     assert result.met
     assert result.best.macs <= 0.9
-    assert result.best.divergence.mean == min(
-        plan.divergence.mean
-        for plan in result.plans
-        if plan.macs <= 0.9  # type: ignore[type-var]
-    )
-    first = result.plans[0]
-    assert (first.spelling, first.latency, first.macs, first.divergence.mean) == ("", 1.0, 1.0, 0.0)
+    within = [plan.divergence.mean for plan in result.plans if plan.macs <= 0.9]
+    assert result.best.divergence.mean == min(within)  # type: ignore[type-var]
+    whole = result.plans[0]
+    assert (whole.spelling, whole.latency, whole.macs, whole.divergence.mean) == ("", 1.0, 1.0, 0.0)
     assert all(plan.expected == pytest.approx(plan.macs, abs=0.02) for plan in result.plans)
-    assert all(torch.equal(value, before[key]) for key, value in model.network.state_dict().items())
     lines: list[str] = []
     again = recommend(user_model(), images(), QUESTION, folder=tmp_path, report=lines.append)
     assert any("continuing" in line for line in lines)
     assert [plan.divergence for plan in again.plans] == [plan.divergence for plan in result.plans]
+    untouched = user_model().network.state_dict()
+    assert all(torch.equal(value, untouched[key]) for key, value in model.network.state_dict().items())
 
 
-def test_what_was_chosen_once_judges_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_chosen_once_judges_again(
+    first: Recommendation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the first answer has spent its time, so that a new choice would take a single batch."""
-    first = recommend(user_model(), images(), QUESTION, folder=tmp_path)
     monkeypatch.setattr("regard.advice.recommend._Work._left", lambda work: 0.0)
     again = recommend(user_model(), images(), replace(QUESTION, budget=Budget("macs", 0.8)), folder=tmp_path)
     assert again.images == first.images
@@ -71,8 +89,7 @@ def test_an_unknown_peak_memory_is_no_budget(monkeypatch: pytest.MonkeyPatch) ->
         recommend(user_model(), images(), replace(QUESTION, budget=Budget("memory", 0.5)))
 
 
-def test_another_share_of_a_kind_is_answered_from_what_is_known(tmp_path: Path) -> None:
-    first = recommend(user_model(), images(), QUESTION, folder=tmp_path)
+def test_another_share_of_a_kind_is_answered_from_what_is_known(first: Recommendation, tmp_path: Path) -> None:
     lines: list[str] = []
     question = replace(QUESTION, budget=Budget("macs", 0.8))
     second = recommend(user_model(), images(), question, folder=tmp_path, report=lines.append)
@@ -117,11 +134,8 @@ def test_what_saves_nothing_is_left_out(tmp_path: Path) -> None:
 
 def test_windowed_hosts_are_described_as_such() -> None:
     """Swin's relative biases refuse Linear; its windows are no global attention, whatever their weights."""
-    swin = (
-        "swin_tiny_patch4_window7_224(img_size=(32, 64), window_size=4, depths=(2, 1), embed_dim=8, num_heads=(2, 4))"
-    )
     question = replace(QUESTION, mixers=(SKA(), Linear()))
-    result = recommend(user_model(swin, (32, 64)), images(size=(32, 64)), question)
+    result = recommend(user_model(SWIN, (32, 64)), images(size=(32, 64)), question)
     assert isinstance(result.use, Mapping)
     assert [(use.windows, use.word) for use in result.use.values()] == [(8, "windows"), (8, "windows"), (2, "windows")]
     assert sum("Linear() fits no layer: " in doubt for doubt in result.doubts) == 1
@@ -136,11 +150,11 @@ def test_a_budget_that_cannot_be_met_gives_the_nearest_plan() -> None:
     assert any("no plan of these mechanisms meets macs=0.01x" in doubt for doubt in result.doubts)
 
 
-def test_the_state_of_another_question_is_replaced_with_a_line_and_a_damaged_one_refused(tmp_path: Path) -> None:
-    question = Question(budget=Budget("macs", 0.9), mixers=(SKA(),), minutes=0.01, batch=2, steps=0)
-    recommend(user_model(), images(), question, folder=tmp_path)
-    lines: list[str] = []
-    recommend(user_model(), images(), replace(question, batch=3), folder=tmp_path, report=lines.append)
+def test_the_state_of_another_question_is_replaced_with_a_line_and_a_damaged_one_refused(
+    first: Recommendation, tmp_path: Path
+) -> None:
+    lines, question = [], Question(budget=Budget("macs", 0.9), mixers=(SKA(),), minutes=0.01, batch=2, steps=0)
+    recommend(user_model(), images(), question, folder=tmp_path, report=lines.append)
     assert any("of another question" in line for line in lines)
     assert not any("continuing" in line for line in lines)
     state = tmp_path / "advice.state"
@@ -164,8 +178,6 @@ def test_a_wrong_question_is_refused(fields: dict[str, Any]) -> None:
 
 
 def test_images_of_a_folder_are_read_whatever_its_form(tmp_path: Path) -> None:
-    from PIL import Image
-
     for row in range(20):
         folder = tmp_path / ("nested/deep" if row % 2 else ".")
         folder.mkdir(parents=True, exist_ok=True)
@@ -218,8 +230,6 @@ def test_models_that_give_no_answer_are_refused(tmp_path: Path) -> None:
 
 
 def test_images_that_tell_nothing_are_refused(tmp_path: Path) -> None:
-    from PIL import Image
-
     for row in range(16):
         Image.new("RGB", (24, 16), (90, 90, 90)).save(tmp_path / f"{row}.png")
     with pytest.raises(DataError, match="all 16 images .* are equal at 16x24"):
@@ -228,6 +238,7 @@ def test_images_that_tell_nothing_are_refused(tmp_path: Path) -> None:
         recommend(user_model(), images(1), QUESTION)
 
 
+@pytest.mark.slow
 def test_the_commands_of_a_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """swap-check, advise, distill and finetune, one after another, on a saved model and digits."""
     host = "vit_desk(size=8, patch=2, dim=16, depth=2, heads=2, in_chans=1)"
@@ -278,11 +289,8 @@ def test_candidates_suit_the_layer_with_the_fewest_tokens() -> None:
 
 
 def test_layers_that_are_called_by_keyword_are_measured() -> None:
-    sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
-    vision = transformers.CLIPVisionConfig(**sizes, image_size=16, patch_size=4).to_dict()
-    text = transformers.CLIPTextConfig(**sizes, vocab_size=99).to_dict()
-    config = transformers.CLIPConfig(vision_config=vision, text_config=text, num_labels=5)
-    network = transformers.CLIPForImageClassification(config).eval()
+    sizes = {**SQUARE, "image_size": 16, "patch_size": 4, "projection_dim": 8}
+    network = hugging("CLIPVisionModelWithProjection", 2, (16, 16), **sizes).model.eval()
     model = UserModel(network, "CLIP", (16, 16), ([0.5] * 3, [0.25] * 3))
     question = Question(budget=Budget("macs", 0.9), mixers=(Linear(),), minutes=0.05, steps=1)
     answer = recommend(model, images(32, (16, 16)), question)

@@ -9,6 +9,7 @@ from torch import Tensor
 from regard import SKA, ConfigError, Softmax, SwapError, UnsupportedError, create_model
 from regard.core import ShapeError
 from regard.explain.cka import compare_layers, linear_cka
+from small_hosts import perturb
 
 HOST = "vit_desk(size=(12, 20), patch=4, dim=32, depth=3, heads=2)"
 
@@ -61,11 +62,7 @@ def test_features_of_other_examples_are_refused() -> None:
 
 def model(mixer: object, seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
-    made = create_model(HOST, mixer).train()
-    with torch.no_grad():
-        for value in made.parameters():
-            value.add_(0.1 * torch.randn_like(value))
-    return made
+    return perturb(create_model(HOST, mixer).train(), 0.1)
 
 
 def test_the_layers_of_two_models_by_hand() -> None:

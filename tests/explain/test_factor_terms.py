@@ -99,42 +99,6 @@ def test_every_term_has_the_logits_of_the_plain_form(terms: str) -> None:
     assert maps.names == (*plain, "all")
 
 
-def test_fact_section_1_5_key_content_looks_alike_from_every_query() -> None:
-    model, x = factors_model(VIT, Factors(terms="1111")), image()
-    one, other = (term_maps(model, x, place)[0] for place in ((0, 0), (2, 3)))
-    assert torch.equal(one.map("E3"), other.map("E3"))
-    for name in ("E1", "E2", "E4"):
-        assert (one.map(name) - other.map(name)).abs().max() > 1e-3
-
-
-def test_fact_section_1_5_relative_position_looks_alike_on_every_image() -> None:
-    model = factors_model(VIT, Factors(terms="1111"))
-    one, other = (term_maps(model, image(seed=seed), (1, 2))[0] for seed in (1, 2))
-    assert torch.equal(one.map("E4"), other.map("E4"))
-    for name in ("E1", "E2", "E3"):
-        assert (one.map(name) - other.map(name)).abs().max() > 1e-3
-
-
-def test_relative_position_moves_with_the_query_along_its_own_axis() -> None:
-    """Rows and columns are not exchanged: 3 x 5 cells."""
-    model, x = factors_model(VIT, Factors(terms="0001")), image()
-    start, down, right = (
-        term_maps(model, x, place)[0].logits["E4"].unflatten(-1, (3, 5)) for place in ((1, 1), (2, 1), (1, 2))
-    )
-    assert torch.allclose(down[:, 1:], start[:, :2], rtol=0, atol=1e-12)
-    assert torch.allclose(right[:, :, 1:], start[:, :, :4], rtol=0, atol=1e-12)
-    assert (start[:, 0, 0] - start[:, 0, 1]).abs().min() > 1e-6
-
-
-def test_no_term_is_the_uniform_average_of_the_window() -> None:
-    maps = term_maps(factors_model(VIT, Factors(terms="0000", window=3)), image(), (0, 4))[0]
-    assert maps.names == ("all",)
-    weights = maps.map("all")
-    assert weights.shape == (2, 3, 5)
-    assert (weights[:, :2, 3:] == 0.25).all()
-    assert weights.sum() == 2
-
-
 def test_extra_tokens_get_a_share_but_no_position() -> None:
     maps = term_maps(factors_model(CLASS, Factors(terms="0110")), image(CLASS))[0]
     assert (maps.keys.prefix, maps.keys.cells) == (2, 24)

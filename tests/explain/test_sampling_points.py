@@ -14,17 +14,6 @@ from regard.models.create import create_model
 VIT = "vit_desk(size=(12, 20), patch=4, dim=16, depth=2, heads=2)"  # 3 rows, 5 columns
 
 
-class Alone(nn.Module):
-    """A network that is one layer of maps."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)
-
-
 def deformable(version: int = 1, groups: int = 1, stride: int = 1, spread: float = 0.3) -> DeformableConv2d:
     torch.manual_seed(0)
     options = DeformableConv(version=version, groups=groups)  # type: ignore[arg-type]
@@ -37,7 +26,7 @@ def deformable(version: int = 1, groups: int = 1, stride: int = 1, spread: float
 def test_the_output_of_a_cell_comes_out_of_the_points_shown(version: int, groups: int, stride: int) -> None:
     conv, x = deformable(version, groups, stride), torch.randn(4, 7, 9, dtype=torch.float64)
     cell = (2, 3)
-    (result,) = sampling_points(Alone(conv), x, cell)
+    (result,) = sampling_points(nn.Sequential(conv), x, cell)
     assert (result.source.height, result.source.width) == (7, 9)
     assert (result.factors is None) == (version == 1)
     rows, columns = torch.arange(7), torch.arange(9)
@@ -59,7 +48,7 @@ def test_planted_offsets_are_found_tap_by_tap() -> None:
     assert bias is not None
     with torch.no_grad():
         bias[2 * 5], bias[2 * 5 + 1] = 0.5, -2.0  # the sixth tap: middle row, right
-    (result,) = sampling_points(Alone(conv), torch.randn(4, 7, 9, dtype=torch.float64), (1, 2))
+    (result,) = sampling_points(nn.Sequential(conv), torch.randn(4, 7, 9, dtype=torch.float64), (1, 2))
     assert result.regular.tolist() == [[1 + i, 3 + j] for i in range(3) for j in range(3)]
     moved = result.points[0] - result.regular
     assert moved[5].tolist() == [0.5, -2.0]
@@ -93,6 +82,7 @@ def test_convolutions_before_attention_are_found() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"renorm_padding": True}, {"glu": False, "kernel": 7}])
 @pytest.mark.parametrize("padded", [False, True])
+@torch.no_grad()
 def test_the_output_of_a_cell_comes_out_of_the_kernels_shown(options: dict, padded: bool) -> None:
     torch.manual_seed(0)
     grid = Grid(3, 5, prefix=1)
@@ -102,11 +92,10 @@ def test_the_output_of_a_cell_comes_out_of_the_kernels_shown(options: dict, padd
     x = torch.randn(1, 16, 8, dtype=torch.float64)
     mask = Mask(keep=(torch.arange(16) != 9)[None]) if padded else None
     y, z = 1, 4
-    with torch.no_grad():
-        kernels = mixer.kernels_at(x, grid, (y, z), mask)
-        expected = mixer(x, grid, mask)[0, 1 + y * 5 + z]
-        _, cells, valid = mixer.split(x, grid, mask)
-        h = mixer.hidden(cells, valid)[0].unflatten(-1, (4, -1))  # (3, 5, g, c)
+    kernels = mixer.kernels_at(x, grid, (y, z), mask)
+    expected = mixer(x, grid, mask)[0, 1 + y * 5 + z]
+    _, cells, valid = mixer.split(x, grid, mask)
+    h = mixer.hidden(cells, valid)[0].unflatten(-1, (4, -1))  # (3, 5, g, c)
     side = config.kernel
     assert kernels.shape == (1, 4, side, side)
     assert torch.allclose(kernels.sum((2, 3)), torch.ones(1, 4, dtype=torch.float64))
@@ -116,8 +105,7 @@ def test_the_output_of_a_cell_comes_out_of_the_kernels_shown(options: dict, padd
             row, column = y + i - side // 2, z + j - side // 2
             if 0 <= row < 3 and 0 <= column < 5:
                 total += kernels[0, :, i, j, None] * h[row, column]
-    with torch.no_grad():
-        assert torch.allclose(mixer.leave(total.flatten()), expected, rtol=0, atol=1e-12)
+    assert torch.allclose(mixer.leave(total.flatten()), expected, rtol=0, atol=1e-12)
 
 
 def test_kernels_of_a_network_are_those_of_its_layers() -> None:

@@ -43,7 +43,7 @@ with Path(__file__).with_name("derived_sizes.csv").open(encoding="utf-8", newlin
     DERIVED = list(csv.DictReader(file))
 """Models that no table prints, with sizes computed by hand."""
 BY_LABEL = {row.label: row for row in printed_rows()}
-QUICK = ("ViT-S", "SKA-ViT-S b", "SKA-CaiT-S b", "SKA-Swin-T a", "SKA-CvT-13 a", "XCiT-Nano F-SNE 8*")
+QUICK = ("ViT-S", "SKA-ViT-S b", "SKA-CaiT-S b")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_published_rows(row):
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, id=f"{row['host']} {row['mixer']}"[:70], marks=() if number % 9 == 0 else pytest.mark.slow)
+        pytest.param(row, id=f"{row['host']} {row['mixer']}"[:70], marks=() if number % 30 == 0 else pytest.mark.slow)
         for number, row in enumerate(DERIVED)
     ],
 )
@@ -81,36 +81,24 @@ def test_models_without_a_table(row):
     assert parameters(model) == int(row["params"])
 
 
-@pytest.mark.parametrize(
-    ("host", "params"), [("vit5_base", 86_543_080), ("vit5_large", 304_258_024), ("vit5_xlarge", 448_505_128)]
-)
-def test_fact_4_23_parameters_of_larger_vit5(host, params):
-    with torch.device("meta"):
-        assert parameters(create_model(host, None)) == params
-
-
 def test_every_printed_row_is_read():
     assert len(BY_LABEL) == len(printed_rows()) == 16 + 20 + 18
 
 
-@pytest.mark.slow
-def test_flops_of_the_first_row_are_as_printed():
-    with torch.device("meta"):
-        gflops = gigaflops(build(BY_LABEL["ViT-S"]))
-    assert gflops == pytest.approx(1.2945, abs=5e-5)
-    assert verdict(round(gflops * 1e9), f"{BY_LABEL['ViT-S'].gflops}G") == "R,T"
-
-
 @pytest.mark.parametrize(
     ("label", "expected"),
-    [("CaiT-S", 1.4085), ("SKA-CaiT-S a", 1.2072), ("SKA-CaiT-S b", 1.3780), ("CSKA-CaiT-S", 1.4085)],
+    [
+        pytest.param("ViT-S", 1.2945, marks=pytest.mark.slow),
+        *(("CaiT-S", 1.4085), ("SKA-CaiT-S a", 1.2072), ("SKA-CaiT-S b", 1.3780), ("CSKA-CaiT-S", 1.4085)),
+    ],
 )
-def test_flops_of_cait_with_static_keys(label, expected):
+def test_flops_of_networks_with_static_keys(label, expected):
     """Logits with learned keys are one product, and nine for the convolution, between the talking heads too."""
     with torch.device("meta"):
         assert gigaflops(build(BY_LABEL[label])) == pytest.approx(expected, abs=5e-5)
 
 
+@pytest.mark.slow
 def test_static_keys_in_stage_3_save_exactly_one_projection():
     """2 * 9 layers * 196 tokens * 320^2."""
     flops = {}
@@ -123,7 +111,13 @@ def test_static_keys_in_stage_3_save_exactly_one_projection():
 
 @pytest.mark.parametrize(
     ("params", "printed", "sign"),
-    [(8_250_000, "8.3M", "R"), (8_250_000, "8.2M", "T"), (9_949_999, "9.9M", "R,T"), (26_555_922, "26M", "T")],
+    [
+        (8_250_000, "8.3M", "R"),
+        (8_250_000, "8.2M", "T"),
+        (9_949_999, "9.9M", "R,T"),
+        (26_555_922, "26M", "T"),
+        (1_294_500_000, "1.29G", "R,T"),
+    ],
 )
 def test_verdicts(params, printed, sign):
     assert verdict(params, printed) == sign

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from library_hosts import SQUARE, hugging
 from regard.core import ConfigError, StoreError
@@ -70,10 +70,8 @@ def test_weights_that_are_others_are_refused(tmp_path: Path) -> None:
 def test_regards_own_hosts_take_the_classes_of_a_file(tmp_path: Path) -> None:
     host = "vit_desk(size=16, patch=4, dim=32, depth=1, heads=2)"
     save_file(create_model(host, None, num_classes=3).state_dict(), tmp_path / "w.safetensors")
-    assert named_network(host, weights=str(tmp_path / "w.safetensors")).network(torch.zeros(1, 3, 16, 16)).shape == (
-        1,
-        3,
-    )
+    network = named_network(host, weights=str(tmp_path / "w.safetensors")).network
+    assert network(torch.zeros(1, 3, 16, 16)).shape == (1, 3)
 
 
 def test_a_function_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,51 +99,39 @@ def test_a_function_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_folder_of_transformers(tmp_path: Path) -> None:
     model = hugging("ViTForImageClassification", 2, **SQUARE, num_labels=7).model
-    model.save_pretrained(tmp_path / "vit")  # type: ignore[operator]
-    (tmp_path / "vit" / "preprocessor_config.json").write_text(
-        '{"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 2]}'
-    )
-    found = named_network(f"hf:{tmp_path / 'vit'}")
+    model.save_pretrained(tmp_path)  # type: ignore[operator]
+    settings = tmp_path / "preprocessor_config.json"
+    settings.write_text('{"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 2]}')
+    found = named_network(f"hf:{tmp_path}")
     assert found.data == {"normal": [[0.1, 0.2, 0.3], [1, 1, 2]]}
     x = torch.randn(1, 3, 64, 64)
     assert torch.allclose(found.network(x).logits, model.eval()(x).logits, atol=1e-6)
-    whole = (tmp_path / "vit" / "model.safetensors").read_bytes()
+    for of_others in ("[]", '[{"image_mean": 1}]'):
+        settings.write_text(of_others)
+        assert named_network(f"hf:{tmp_path}").data == {}
+
+    def refused(message: str, file: str, content: str | bytes) -> None:
+        whole = (tmp_path / file).read_bytes()
+        (tmp_path / file).write_bytes(content.encode() if isinstance(content, str) else content)
+        with pytest.raises(StoreError, match=message):
+            named_network(f"hf:{tmp_path}")
+        (tmp_path / file).write_bytes(whole)
+
+    refused("give --mean and --std", settings.name, '{"image_mean": ["a", 0, 0], "image_std": [1, 1, 0]}')
     tensors = model.state_dict()
     for lost in (
         {k: v for k, v in tensors.items() if "cls_token" not in k},
         {**tensors, "classifier.bias": torch.ones(3)},
     ):
-        save_file(lost, tmp_path / "vit" / "model.safetensors", metadata={"format": "pt"})
-        with pytest.raises(
-            StoreError, match="has no weights, or other ones, for 1 tensors|cannot be loaded: .*mismatched"
-        ):
-            named_network(f"hf:{tmp_path / 'vit'}")
-    (tmp_path / "vit" / "model.safetensors").write_bytes(whole[:100])
-    with pytest.raises(StoreError, match="cannot be loaded"):
-        named_network(f"hf:{tmp_path / 'vit'}")
-    (tmp_path / "vit" / "model.safetensors").write_bytes(whole)
-    for wrong in ("[]", '[{"image_mean": 1}]', '{"image_mean": ["a", 0, 0], "image_std": [1, 1, 0]}'):
-        (tmp_path / "vit" / "preprocessor_config.json").write_text(wrong)
-        if "std" in wrong:
-            with pytest.raises(StoreError, match="give --mean and --std"):
-                named_network(f"hf:{tmp_path / 'vit'}")
-        else:
-            assert named_network(f"hf:{tmp_path / 'vit'}").data == {}
-    config = json.loads((tmp_path / "vit" / "config.json").read_text())
+        said = "has no weights, or other ones, for 1 tensors|cannot be loaded: .*mismatched"
+        refused(said, "model.safetensors", save(lost, metadata={"format": "pt"}))
+    refused("cannot be loaded", "model.safetensors", (tmp_path / "model.safetensors").read_bytes()[:100])
+    config = json.loads((tmp_path / "config.json").read_text())
     for key in ("attn_implementation", "_attn_implementation"):
         for hub in ({key: "someone/kernels"}, {"vision_config": {key: "someone/kernels"}}):
-            (tmp_path / "vit" / "config.json").write_text(json.dumps({**config, **hub}))
-            with pytest.raises(StoreError, match="attention 'someone/kernels' from the hub"):
-                named_network(f"hf:{tmp_path / 'vit'}")
-    for wrong in (
-        '{"architectures": ["os.system"]}',
-        "[]",
-        "3",
-        '{"architectures": "ViTModel"}',
-        '{"architectures": 5}',
-    ):
-        (tmp_path / "vit" / "config.json").write_text(wrong)
-        with pytest.raises(StoreError, match="names no class of transformers"):
-            named_network(f"hf:{tmp_path / 'vit'}")
+            refused("attention 'someone/kernels' from the hub", "config.json", json.dumps({**config, **hub}))
+    for wrong in ([], 3, *({"architectures": kinds} for kinds in (["os.system"], "ViTModel", 5))):
+        refused("names no class of transformers", "config.json", json.dumps(wrong))
+    (tmp_path / "config.json").unlink()
     with pytest.raises(StoreError, match=r"has no config\.json"):
         named_network(f"hf:{tmp_path}")

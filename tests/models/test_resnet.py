@@ -88,8 +88,7 @@ def test_attention_follows_the_norm_and_relu_of_the_3x3_convolution(name: str) -
     """Figure 2a. By hand, from the block's own layers; gamma is not zero."""
     model = attend(resnet_of(name).double(), E0110, heads=4, example=image())
     block = model.layer4[0]
-    with torch.no_grad():
-        block.attn.gamma.fill_(0.7)
+    nn.init.constant_(block.attn.gamma, 0.7)
     x = torch.randn(2, block.conv1.in_channels, 6, 10, dtype=torch.float64)
     steps = [block.bn1(block.conv1(x)).relu()]
     if hasattr(block, "conv3"):
@@ -149,30 +148,13 @@ def test_any_mechanism_and_any_size(mixer: object) -> None:
         assert model(torch.randn(1, 3, 24, 40)).shape == (1, 5)
 
 
-def test_maps_are_rows_first() -> None:
-    """A one-cell shift: the causal row of a rectangular map stays in its row."""
-    model = attend(resnet_of("torchvision basic").double(), Conv(kernel=3), heads=4, example=image())
-    layer = model.layer4[0].attn
-    conv = layer.mixer.conv
-    with torch.no_grad():
-        layer.gamma.fill_(1.0)
-        conv.weight.zero_()
-        conv.bias.zero_()
-        conv.weight[:, :, 0, 1] = torch.eye(conv.weight.shape[0])  # the cell above
-    x = torch.randn(1, conv.weight.shape[0], 3, 5, dtype=torch.float64)
-    expected = x.clone()
-    expected[:, :, 1:] += x[:, :, :-1]
-    torch.testing.assert_close(layer(x), expected)
-
-
 def test_a_second_attend_gives_what_it_is_asked() -> None:
     """Another mechanism with weights that fit, another number of heads, empty slots; a failure changes nothing."""
     model, x = resnet_of("torchvision basic"), image()
     expected = model(x)
     attend(model, E0110, heads=4, example=x)
     block = model.layer3[0]
-    with torch.no_grad():
-        block.attn.gamma.fill_(0.5)
+    nn.init.constant_(block.attn.gamma, 0.5)
     output = block.attn.mixer.proj.weight
     attend(model, Factors("1111"), heads=8, example=x)
     assert {layer.mixer.site.heads for layer in attended(model)} == {8}
@@ -215,16 +197,14 @@ def test_what_was_frozen_stays_frozen() -> None:
 
 def test_copies_pickles_and_folders(tmp_path: Path) -> None:
     model = create_model(HOST.replace("heads=2", "heads=2, deformable=True"), E0110).eval()
-    with torch.no_grad():
-        for layer in attended(model):
-            layer.gamma.fill_(0.5)
+    for layer in attended(model):
+        nn.init.constant_(layer.gamma, 0.5)
     x = torch.randn(2, 3, 16, 24)
     copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     loaded = load(save(model, tmp_path / "saved"))
     for other in (copied, pickled, loaded):
         assert torch.equal(other(x), model(x))
-    with torch.no_grad():
-        attended(copied)[0].gamma.fill_(9.0)
+    nn.init.constant_(attended(copied)[0].gamma, 9.0)
     assert attended(model)[0].gamma.item() == 0.5
 
 
@@ -234,9 +214,8 @@ def test_slots_are_swapped_removed_restored_and_retuned() -> None:
     count = sum(p.numel() for p in plain.parameters())
     expected = plain(x)
     model = swap(plain, MiTA(m=2, k=2))
-    with torch.no_grad():
-        for layer in attended(model):
-            layer.gamma.fill_(0.5)
+    for layer in attended(model):
+        nn.init.constant_(layer.gamma, 0.5)
     assert not torch.equal(model(x), expected)
     retune(model, k=4)
     swap(model, E0110)
@@ -265,8 +244,7 @@ def test_gradient_reaches_all_once_gamma_is_not_zero() -> None:
     model(image()).square().sum().backward()
     assert float(layer.gamma.grad) != 0
     assert float(layer.mixer.proj.weight.grad.abs().max()) == 0
-    with torch.no_grad():
-        layer.gamma.fill_(0.1)
+    nn.init.constant_(layer.gamma, 0.1)
     model(image()).square().sum().backward()
     assert all(float(p.grad.abs().max()) > 0 for name, p in layer.named_parameters() if name != "regard.proj.bias")
 
@@ -312,48 +290,46 @@ def test_compiled_without_breaks() -> None:
     torch.testing.assert_close(compiled(x), model.layer4[0](x))
 
 
+STAGES = r"attend: stages is .*a list \(each entry a whole number\) is expected"
+MOVING = "attend: deformable is .*True or False, a string or a DeformableConv is"
+WRONG: list[tuple[type[Exception], str, dict[str, object]]] = [
+    (SwapError, "no stage 5, 7; it has 1, 2, 3, 4", {"stages": (4, 5, 7)}),
+    (SwapError, "stages is empty", {"stages": ()}),
+    *((ConfigError, STAGES, {"stages": stages}) for stages in (3, "34", ("layer3",), (3.0,), None)),
+    *(
+        (
+            ConfigError,
+            f"{list(taken)[-1]}=.*these come from the replaced convolution",
+            {"deformable": DeformableConv(**taken)},
+        )
+        for taken in ({"kernel": 5}, {"dilation": 3}, {"extra": "zero"}, {"axes": 1}, {"axes": 1, "causal": True})
+    ),
+    (ConfigError, "is True, False or a DeformableConv with its options, not 'Conv", {"deformable": "Conv()"}),
+    *((ConfigError, MOVING, {"deformable": deformable}) for deformable in (1, Conv())),
+    *((ConfigError, f"layer3.0 has 256 channels, not a multiple of {n}; give another", {"heads": n}) for n in (7, 0)),
+    (ConfigError, r"attend: heads is 2\.0; a whole number is expected", {"heads": 2.0}),
+    (ConfigError, "attend: mixer is 3; a MixerConfig, a string or None is expected", {"mixer": 3}),
+    # refused after the slots were opened
+    (ConfigError, "groups do not divide", {"mixer": DynamicConv(groups=7), "deformable": True, "example": image()}),
+]
+
+
 @pytest.mark.untyped
 def test_wrong_use_leaves_the_model_alone() -> None:
-    vit = timm.create_model("vit_tiny_patch16_224", depth=1)
-    with pytest.raises(SwapError, match="not a ResNet"):
-        attend(vit, E0110)
     model = resnet_of("torchvision basic")
     expected, keys = model(image()), list(model.state_dict())
-    with pytest.raises(SwapError, match="no stage 5, 7; it has 1, 2, 3, 4"):
-        attend(model, E0110, stages=(4, 5, 7))
-    with pytest.raises(SwapError, match="stages is empty"):
-        attend(model, E0110, stages=())
-    for stages in (3, "34", ("layer3",), (3.0,), None):
-        with pytest.raises(ConfigError, match=r"attend: stages is .*a list \(each entry a whole number\) is expected"):
-            attend(model, E0110, stages=stages)
-    for options in ({"kernel": 5}, {"dilation": 3}, {"extra": "zero"}, {"axes": 1}, {"axes": 1, "causal": True}):
-        with pytest.raises(ConfigError, match=f"{list(options)[-1]}=.*these come from the replaced convolution"):
-            attend(model, None, deformable=DeformableConv(**options))
-    with pytest.raises(ConfigError, match="deformable is True, False or a DeformableConv with its options, not 'Conv"):
-        attend(model, None, deformable="Conv()")
-    for moving in (1, Conv()):
-        with pytest.raises(ConfigError, match="attend: deformable is .*True or False, a string or a DeformableConv is"):
-            attend(model, None, deformable=moving)
-    for heads in (7, 0):
-        message = f"layer3.0 has 256 channels, not a multiple of {heads}; give another"
-        with pytest.raises(ConfigError, match=message):
-            attend(model, E0110, heads=heads)
-    with pytest.raises(ConfigError, match=r"attend: heads is 2\.0; a whole number is expected"):
-        attend(model, E0110, heads=2.0)
-    with pytest.raises(ConfigError, match="attend: mixer is 3; a MixerConfig, a string or None is expected"):
-        attend(model, 3)
-    with pytest.raises(ConfigError, match="groups do not divide"):  # refused after the slots were opened
-        attend(model, DynamicConv(groups=7), deformable=True, example=image())
+    for error, message, options in WRONG:
+        with pytest.raises(error, match=message):
+            attend(model, **{"mixer": E0110, **options})  # type: ignore[arg-type]
     assert list(model.state_dict()) == keys
     assert {type(block) for block in model.layer4} <= set(BLOCKS)
     assert torch.equal(model(image()), expected)
-    with pytest.raises(SwapError, match="layer3.0 is a Bottle2neck"):
-        attend(timm.create_model("res2net50_26w_4s"), E0110)
-    with pytest.raises(ConfigError, match="stem is 4"):
-        create_model("attended_resnet18(stem=3)", None)
-    for size in (0, "24", (24, 24, 3)):
-        with pytest.raises(ConfigError, match="img_size"):
-            create_model("attended_resnet18", None, img_size=size)
+    for name, message in (("vit_tiny_patch16_224", "not a ResNet"), ("res2net50_26w_4s", "layer3.0 is a Bottle2neck")):
+        with pytest.raises(SwapError, match=message):
+            attend(timm.create_model(name), E0110)
+    for options in ({"stem": 3}, {"img_size": 0}, {"img_size": "24"}, {"img_size": (24, 24, 3)}):
+        with pytest.raises(ConfigError, match="stem is 4" if "stem" in options else "img_size"):
+            create_model("attended_resnet18", None, **options)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])

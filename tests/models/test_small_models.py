@@ -18,17 +18,7 @@ from regard.models.timm_registry import register_timm
 from regard.projections.sne import PSNE
 from regard.swapping.capture import capture
 from regard.swapping.inspect import input_channels
-from regard.swapping.swap import remove, restore, swap
-
-
-def test_a_host_without_a_mechanism_has_its_own_attention_and_remove_takes_it_out() -> None:
-    torch.manual_seed(0)
-    host = create_model("vit_desk(dim=16, depth=1, heads=2)").eval()
-    assert type(host.blocks[0].attn) is timm.layers.Attention
-    x = torch.randn(2, 3, 32, 32)
-    before = host(x)
-    assert not torch.equal(remove(host)(x), before)
-    assert not host.blocks[0].attn(torch.randn(2, 64, 16)).any()
+from regard.swapping.swap import restore, swap
 
 
 def model_and_image(host):
@@ -139,10 +129,8 @@ def test_shifted_windows_and_merging_follow_the_image():
     model, x = model_and_image("swin_t_32")
     assert [tuple(y.shape[1:]) for y in model.maps(x)] == [(96, 16, 16), (192, 8, 8), (384, 4, 4), (768, 4, 4)]
     merge = model.stages[0][0]
-    with torch.no_grad():
-        merge.linear.weight.zero_()
-        merge.linear.bias.zero_()
-        merge.linear.weight[0, 3] = 1.0  # channel 0, lower right of the four
+    nn.init.zeros_(merge.linear.weight).data[0, 3] = 1.0  # channel 0, lower right of the four
+    nn.init.zeros_(merge.linear.bias)
     picked = merge(x.movedim(1, -1))[..., 0]
     assert torch.equal(picked, x[:, 0, 1::2, 1::2])
 
@@ -204,16 +192,12 @@ def test_what_cannot_be_built_is_refused(host, options, message):
         create_model(host, None, **options)
 
 
-@pytest.mark.parametrize("host", ["vit_s_32_spt", "swin_t_32"])
-def test_hosts_without_a_convolution_tell_their_channels(host):
-    """Plans make an image of noise; these hosts have no convolution that would say how many channels it has."""
-    assert not any(isinstance(module, nn.Conv2d) for module in create_model(host, None).modules())
-    model = create_model(host, Softmax(), in_chans=1).eval()
-    assert model(torch.randn(1, 1, 32, 32)).shape == (1, 10)
-
-
-@pytest.mark.parametrize("host", ["vit_desk", "xcit_desk", "cait_s_32", "cvt_13", "skaformer_desk", "vit5_small"])
+@pytest.mark.parametrize(
+    "host",
+    ["vit_desk", "xcit_desk", "cait_s_32", "cvt_13", "skaformer_desk", "vit5_small", "vit_s_32_spt", "swin_t_32"],
+)
 def test_every_host_tells_its_channels(host):
+    """Plans make an image of noise; the last two have no convolution that would say how many channels it has."""
     with torch.device("meta"):
         assert input_channels(create_model(host, None, in_chans=2)) == 2
 
@@ -249,13 +233,14 @@ def test_features_of_every_small_host():
 
 
 @pytest.mark.slow
-def test_a_metaformer_pyramid_on_a_larger_rectangle():
+@pytest.mark.parametrize("host", ["skaformer_s18", "cskaformer_s18"])
+def test_a_metaformer_pyramid_on_a_larger_rectangle(host):
     torch.manual_seed(0)
     x = torch.randn(1, 3, 80, 133)
     outs = {}
     for resize in ("window", "interpolate"):
         torch.manual_seed(1)
-        model = create_model("skaformer_s18(img_size=64)", None, features_only=True, resize=resize).eval()
+        model = create_model(f"{host}(img_size=64)", None, features_only=True, resize=resize).eval()
         for name, value in model.named_parameters():
             if "operator.keys" in name:
                 nn.init.normal_(value)
@@ -263,15 +248,6 @@ def test_a_metaformer_pyramid_on_a_larger_rectangle():
         assert [tuple(y.shape[1:]) for y in outs[resize]] == [(64, 20, 33), (128, 10, 17), (320, 5, 9), (512, 3, 5)]
     assert torch.equal(outs["window"][0], outs["interpolate"][0])
     assert not torch.allclose(outs["window"][1], outs["interpolate"][1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("host", ["skaformer_s18", "cskaformer_s18"])
-def test_a_detection_pyramid_at_800_by_1333(host):
-    model = create_model(host, None, features_only=True, resize="window").eval()
-    with torch.no_grad():
-        found = model(torch.randn(1, 3, 800, 1333))
-    assert [tuple(y.shape[2:]) for y in found] == [(200, 333), (100, 167), (50, 84), (25, 42)]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from regard.core import ConfigError, StoreError
 from regard.mixers.mita.mita import MiTA
@@ -30,9 +31,8 @@ def operator(model, block=0):
 
 def test_weights_of_an_operator_stay_within_their_kind():
     model = swap(vit()[0], SKA())
-    with torch.no_grad():
-        for value in operator(model).values():
-            value.fill_(7.0)
+    for value in operator(model).values():
+        nn.init.constant_(value, 7.0)
     swap(model, SKA(dwc=3))
     assert all((value == 7.0).all() for value in operator(model).values())
     assert operator(model)
@@ -45,8 +45,7 @@ def test_what_was_projected_in_another_way_is_not_carried():
     model = vit()[0]
     keys = model.blocks[0].attn.qkv.weight.detach().unflatten(0, (3, -1))[1].clone()
     swap(model, SKA())
-    with torch.no_grad():
-        model.blocks[0].attn.regard.qkv.weight.fill_(7.0)
+    nn.init.constant_(model.blocks[0].attn.regard.qkv.weight, 7.0)
     swap(model, Softmax())
     rows = model.blocks[0].attn.regard.qkv.weight.unflatten(0, (3, -1))
     assert torch.equal(rows[1], keys)
@@ -71,12 +70,13 @@ def test_a_new_convolution_is_zero_and_a_trained_one_is_kept():
 
 def test_a_saved_model_is_rebuilt_on_the_grids_that_it_was_made_for(tmp_path):
     """A mechanism whose numbers fit the grid it was built on, which is not that of the host's own image size."""
-    model = create_model("vit_desk(size=(16, 24), dim=16, depth=2, heads=2, dynamic_img_size=True)", None)
+    model = create_model("vit_desk(size=(16, 24), dim=16, depth=2, heads=2, dynamic_img_size=True)", None).double()
     swap(model, MiTA(m=8, k=4), example=torch.randn(1, 3, 20, 32))
     swap(model, MiTA(m=6, k=4), "blocks.1.*", torch.randn(1, 3, 16, 16))
     about = json.loads((save(model, tmp_path) / "model.json").read_text())
     grids = [list(group["layers"].values()) for group in about["swaps"]]
     back = load(tmp_path)
+    assert back.head.weight.dtype == torch.float64
     sites = [block.attn.regard.site.grid for block in back.blocks]
     assert sites == [block.attn.regard.site.grid for block in model.blocks]
     assert [[site.height, site.width, site.prefix, site.suffix] for site in sites] == [grid for (grid,) in grids]

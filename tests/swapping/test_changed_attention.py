@@ -1,6 +1,7 @@
 """Attention that computes something else than its class does is left as it is, and is named."""
 
 import types
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -26,34 +27,34 @@ def vit() -> nn.Module:
     return create_model("vit_tiny_patch16_224", img_size=32, embed_dim=32, depth=3, num_heads=2).eval()
 
 
-def as_subclass(attention: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def as_subclass(attention: nn.Module) -> None:
     attention.__class__ = Halved
 
 
-def on_instance(attention: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def on_instance(attention: nn.Module) -> None:
     attention.forward = types.MethodType(lambda self, x, **named: Attention.forward(self, x) / 2, attention)
 
 
-def scaled(attention: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def scaled(attention: nn.Module) -> None:
     del attention.scale
     attention.scale = nn.Parameter(torch.tensor([[[0.5]], [[2.0]]]))
     attention.fused_attn = False
 
 
-def sharpened(attention: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def sharpened(attention: nn.Module) -> None:
     attention.scale = 2 * attention.scale
     attention.fused_attn = False
 
 
-def cut_off(attention: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def cut_off(attention: nn.Module) -> None:
     attention.attn_drop = nn.Threshold(0.2, 0.0)
     attention.fused_attn = False
 
 
 @pytest.mark.parametrize("change", [as_subclass, on_instance, scaled, sharpened, cut_off])
-def test_a_changed_layer_is_left_out_with_a_warning(change, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_layer_is_left_out_with_a_warning(change: Callable[[nn.Module], None]) -> None:
     model = vit()
-    change(model.blocks[1].attn, monkeypatch)
+    change(model.blocks[1].attn)
     x = torch.randn(2, 3, 32, 32)
     before = model(x)
     with pytest.raises(SwapError, match="blocks.1.attn"):
@@ -69,19 +70,11 @@ def test_a_changed_layer_is_left_out_with_a_warning(change, monkeypatch: pytest.
         regard.swap(model, {"blocks.*.attn": Softmax()})
 
 
-def test_a_forward_that_was_replaced_in_the_class_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Attention.forward
-    monkeypatch.setattr(Attention, "forward", lambda self, x, **named: original(self, x) / 2)
-    with pytest.raises(SwapError, match="forward of Attention was replaced"):
-        regard.swap(vit(), Softmax())
-
-
-def test_a_call_that_was_replaced_in_the_class_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = nn.Module.__call__
-    monkeypatch.setattr(
-        Attention, "__call__", lambda self, *given, **named: call(self, *given, **named) / 2, raising=False
-    )
-    with pytest.raises(SwapError, match="was replaced"):
+@pytest.mark.parametrize("name", ["forward", "__call__"])
+def test_what_was_replaced_in_the_class_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = getattr(Attention, name)
+    monkeypatch.setattr(Attention, name, lambda self, *x, **named: original(self, *x, **named) / 2, raising=False)
+    with pytest.raises(SwapError, match="of Attention was replaced"):
         regard.swap(vit(), Softmax())
 
 

@@ -51,7 +51,7 @@ def ready(library: str, name: str) -> LibraryHost:
     if library in library_hosts.HOSTS:
         pytest.importorskip(library)
     torch.manual_seed(0)
-    host = HOSTS[library][name]()
+    host = {**HOSTS, "reinitialised": timm_hosts.REINITIALISED_HOSTS}[library][name]()
     if isinstance(host, LibraryHost):
         return prepared(host)
     model, x = host
@@ -126,6 +126,7 @@ def test_another_mechanism_computes_something_else_in_every_layer(host: LibraryH
         assert (out - own).abs().max() > 1e-3 * own.abs().max(), name
 
 
+@pytest.mark.slow
 def test_a_gradient_reaches_every_new_parameter(host: LibraryHost) -> None:
     model, inputs, _ = host
     if any(issubclass(port, HostPort) for port in attention_layers(model).values()):
@@ -194,31 +195,33 @@ def test_what_a_mechanism_cannot_do_is_refused_by_the_plan(
     assert all(a is b for a, b in zip(model.modules(), modules, strict=True))
 
 
+COMPILED = {
+    "small": ("vit5", "caformer", "swin", "xcit"),
+    "regard": ("cait_s_32", "swin_t_32(keys='window')", "cvt_13", "vit_s_32_spt(keep_lsa=True)"),
+    "timm": ("convit", "efficientvit_msra", "differential", "edgenext", "halonet", "botnet", "gemma", "mobilevitv2"),
+    "torchvision": ("nn.TransformerEncoder", "SwinTransformer", "SwinTransformer V2"),
+    "transformers": ("HieraModel", "SamVisionModel", "ViTModel"),
+    "diffusers": ("DiTTransformer2DModel",),
+    "reinitialised": tuple(timm_hosts.REINITIALISED_HOSTS),
+}
+QUICK = ("vit5", "convit", "botnet", "nn.TransformerEncoder", "SamVisionModel")
+
+
 @pytest.mark.untyped
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("library", "name", "mixer"),
+    ("library", "name"),
     [
-        *(("small", name, Softmax()) for name in ("caformer", "swin")),
-        ("small", "xcit", XCA()),
-        ("small", "vit5", MiTA(m=4, k=4)),
-        ("regard", "cait_s_32", SKA()),
-        *(
-            pytest.param("regard", name, SKA(), marks=pytest.mark.slow)
-            for name in ("swin_t_32(keys='window')", "cvt_13", "vit_s_32_spt(keep_lsa=True)")
-        ),
-        *(("timm", name, Softmax()) for name in ("convit", "efficientvit_msra", "differential", "edgenext")),
-        *(("timm", name, Softmax()) for name in ("halonet", "botnet", "gemma", "mobilevitv2")),
-        *(("torchvision", name, Softmax()) for name in ("SwinTransformer", "SwinTransformer V2")),
-        ("torchvision", "nn.TransformerEncoder", Softmax()),
-        *(("transformers", name, Softmax()) for name in ("HieraModel", "SamVisionModel", "ViTModel")),
-        ("diffusers", "DiTTransformer2DModel", Softmax()),
+        pytest.param(library, name, marks=() if name in QUICK else pytest.mark.slow)
+        for library, names in COMPILED.items()
+        for name in names
     ],
-    ids=lambda value: spell(value) if isinstance(value, MixerConfig) else value,
 )
-def test_it_compiles_in_one_graph(library: str, name: str, mixer: MixerConfig) -> None:
+def test_it_compiles_in_one_graph(library: str, name: str) -> None:
     model, inputs, _ = ready(library, name)
-    swap(model, mixer, example=inputs)
+    others = {"xcit": XCA(), "vit5": MiTA(m=4, k=4)}
+    mixer = others.get(name, SKA() if library == "regard" else Softmax())
+    swap(model, mixer, example=inputs, reinitialise=True)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert gap(outputs(compiled, inputs), outputs(model, inputs)) <= 1e-9

@@ -102,16 +102,14 @@ def test_a_wrong_plan_is_named(text: str, reason: str) -> None:
         ("{", "is not JSON"),
         ('{"layers": {"a": "SKA()"}}', "is no plan"),
         ('{"format": "regard-plan", "layers": {"a": "SKA()", "a": "None"}}', "a key is given twice"),
-        (json.dumps({"format": "regard-plan", "layers": {"a": 3}}), "a mechanism, its spelling or None"),
-        (
-            json.dumps({"format": "regard-plan", "layers": {"a": "SKA()"}, "layer": {}}),
-            "has 'layer', which this Regard",
-        ),
-        (json.dumps({"format": "regard-plan", "layers": {"a": "SKA()", " a": None}}), "two mechanisms for a"),
+        ({"layers": {"a": 3}}, "a mechanism, its spelling or None"),
+        ({"layers": {"a": "SKA()"}, "layer": {}}, "has 'layer', which this Regard"),
+        ({"layers": {"a": "SKA()", " a": None}}, "two mechanisms for a"),
     ],
 )
-def test_a_damaged_file_is_named(tmp_path: Path, content: str, reason: str) -> None:
-    (tmp_path / "plan.json").write_text(content)
+def test_a_damaged_file_is_named(tmp_path: Path, content: str | dict[str, object], reason: str) -> None:
+    text = content if isinstance(content, str) else json.dumps({"format": "regard-plan", **content})
+    (tmp_path / "plan.json").write_text(text)
     with pytest.raises(ConfigError, match=reason):
         read_layer_plan(tmp_path / "plan.json")
 
@@ -126,10 +124,7 @@ def test_the_layers_of_a_plan_have_weights_of_their_own() -> None:
     torch.manual_seed(0)
     model, images = create_model(HOST, None).eval(), torch.randn(2, 3, 16, 24)
     plain = model(images)
-    layers = plan_swap(model, "MiTA(m=2, k=3)").layers()
-    with torch.no_grad():
-        for layer in layers.values():
-            for value in layer.parameters():
-                value.add_(1.0)
+    for value in torch.nn.ModuleList(plan_swap(model, "MiTA(m=2, k=3)").layers().values()).parameters():
+        torch.nn.init.ones_(value)
     assert torch.equal(model(images), plain)
     assert not mixers(model)

@@ -8,30 +8,34 @@ import io
 import pickle
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
-from torchvision.models.feature_extraction import create_feature_extractor
+from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
+import small_hosts
 from in_onnx import agrees
 from library_hosts import HuggingFaceLogits, hugging_face_logits
-from regard.core import GridError, SwapError, UnsupportedError
+from regard.core import GridError, RegardError, SwapError, UnsupportedError
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
+from regard.mixers.topk.topk import TopK
 from regard.mixers.xca import XCA
 from regard.swapping.layer import Port
 from regard.swapping.swap import restore, swap
 from small_hosts import HostAndInput, draw_large_weights, swin, torchvision, vit, xcit
-from two_processes import free_port, started
+from timm_hosts import TIMM_HOSTS
+from two_processes import check_state, free_port, started, train, write_state
 
 DOCS = Path(__file__).parents[2] / "docs" / "hosts.md"
 
@@ -104,25 +108,9 @@ def checkpointed(model: nn.Module, x: Tensor, folder: Path) -> None:
     elif isinstance(model, HuggingFaceLogits):
         model.train().model.gradient_checkpointing_enable()  # type: ignore[operator]
     else:
-        layers = model.encoder.layers  # type: ignore[union-attr]
-        model.encoder.layers = Checkpointed(layers)  # type: ignore[union-attr, arg-type]
-    found = gradients(model, x)
-    assert len(found) == len(expected)
-    for a, b in zip(found.values(), expected.values(), strict=True):
-        torch.testing.assert_close(a, b)
-
-
-class Checkpointed(nn.Module):
-    """Layers that run again in the backward pass."""
-
-    def __init__(self, layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = layers
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers.children():
-            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
-        return x
+        for layer in model.encoder.layers:  # type: ignore[union-attr]
+            layer.forward = partial(torch.utils.checkpoint.checkpoint, layer.forward, use_reentrant=False)
+    torch.testing.assert_close(list(gradients(model, x).values()), list(expected.values()))
 
 
 def autocast(model: nn.Module, x: Tensor, folder: Path) -> None:
@@ -296,9 +284,14 @@ REFUSED = {(other_image_size, "torchvision ViT"): "Wrong image height"}
 
 
 def cells() -> list[Any]:
-    marks = [(UNTYPED, pytest.mark.untyped), (SLOW, pytest.mark.slow)]
+    slow = {(cell, family) for cell in SLOW for family in FAMILIES} | {(compiled, "timm Swin"), (compiled, "timm XCiT")}
     return [
-        pytest.param(cell, family, id=f"{cell.__name__}-{family}", marks=[mark for of, mark in marks if cell in of])
+        pytest.param(
+            cell,
+            family,
+            id=f"{cell.__name__}-{family}",
+            marks=[pytest.mark.untyped] * (cell in UNTYPED) + [pytest.mark.slow] * ((cell, family) in slow),
+        )
         for cell in CELLS.values()
         for family in FAMILIES
     ]
@@ -328,13 +321,6 @@ def four_images(family: str) -> tuple[nn.Module, Tensor]:
     return model.double(), torch.randn(4, *x.shape[1:], dtype=torch.float64)
 
 
-def train(model: nn.Module, x: Tensor) -> None:
-    """One step of gradient descent on the mean over a batch."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(x).square().mean().backward()
-    optimizer.step()
-
-
 def work(rank: int, port: int, folder: str) -> None:
     """Train every family under DDP and under FSDP2, each process on its own images; rank 0 saves the states."""
     started(rank, port)
@@ -346,10 +332,8 @@ def work(rank: int, port: int, folder: str) -> None:
                     if isinstance(part, Port):
                         fully_shard(part)
                 fully_shard(model)
-            train(DistributedDataParallel(model) if way == "ddp" else model, x[2 * rank : 2 * rank + 2])
-            state = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in model.state_dict().items()}
-            if rank == 0:
-                torch.save(state, Path(folder) / f"{family} {way}.pt")
+            train(DistributedDataParallel(model) if way == "ddp" else model, [x[2 * rank : 2 * rank + 2]])
+            write_state(model, Path(folder) / f"{family} {way}.pt")
     dist.destroy_process_group()
 
 
@@ -358,11 +342,9 @@ def test_two_processes_train_every_family_as_one_does(tmp_path: Path) -> None:
     mp.spawn(work, (free_port(), str(tmp_path)), nprocs=2)
     for family in FAMILIES:
         model, x = four_images(family)
-        train(model, x)
+        train(model, [x])
         for way in ("ddp", "fsdp"):
-            state = torch.load(tmp_path / f"{family} {way}.pt")
-            for name, value in model.state_dict().items():
-                torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-12, msg=f"{family} {way} {name}")
+            check_state(model, tmp_path / f"{family} {way}.pt")
 
 
 # TorchScript
@@ -381,6 +363,35 @@ def test_torchscript_is_refused_with_what_to_use_instead(family: str) -> None:
         return
     with pytest.raises(GridError, match=advice):
         torch.jit.trace(model, x)
+
+
+# symbolic tracing takes a swapped layer as one step, as timm does with its own attention
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["vit", "vit with registers", "xcit", "swin", "rope", "dinov3", "eva", "beit", "pvt", "relpos", "swinv2",
+     "twins with windows"],
+)  # fmt: skip
+def test_a_swapped_model_is_traced(name: str) -> None:
+    """The same output as without tracing, also where the traced model is the first to run."""
+    torch.manual_seed(0)
+    model, x = {**small_hosts.HOSTS, **TIMM_HOSTS}[name]()
+    swap(model.eval(), TopK(k=3), example=x[:1])
+    last = get_graph_node_names(model)[1][-1]
+    with torch.no_grad():
+        traced = create_feature_extractor(model, [last])(x)[last]
+        assert torch.equal(traced, model(x))
+
+
+def test_another_size_of_a_traced_model_is_refused() -> None:
+    """Its layers know one grid: the module that gave them others is no step of the trace."""
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, dynamic_img_size=False).eval()
+    swap(model, TopK(k=2))
+    traced = torch.fx.symbolic_trace(model.blocks)
+    assert any(node.op == "call_module" and node.target == "0.attn" for node in traced.graph.nodes)
+    with pytest.raises(RegardError):
+        traced(torch.randn(1, 10, 192))
 
 
 # the table in the docs

@@ -160,14 +160,13 @@ def test_with_a_frozen_stem_the_sizes_follow_one_another() -> None:
 
 
 @pytest.mark.untyped
-@pytest.mark.parametrize("part", [pytest.param("whole", marks=pytest.mark.slow), "blocks", "stem"])
+@pytest.mark.parametrize(
+    "part", ["blocks", *(pytest.param(part, marks=pytest.mark.slow) for part in ("whole", "stem"))]
+)
 def test_compiled_models_in_two_threads(part: str) -> None:
     torch._dynamo.reset()
     model: Any = model_with("SKA()")
-    if part == "whole":
-        assert same_as_alone(torch.compile(model, fullgraph=True, backend="aot_eager"), 10)
-        return
-    for module in model.blocks if part == "blocks" else [model.patch_embed]:
+    for module in {"whole": [model], "blocks": model.blocks, "stem": [model.patch_embed]}[part]:
         module.compile(fullgraph=True, backend="aot_eager")
     assert same_as_alone(model, 10)
 
@@ -191,7 +190,7 @@ def test_compiled_blocks_are_recomputed_in_another_thread() -> None:
 
 
 @pytest.mark.untyped
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_exported_model_has_a_grid_of_its_own(strict: bool) -> None:
     model = model_with("SKA()")
     with torch.no_grad():

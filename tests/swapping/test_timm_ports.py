@@ -1,8 +1,6 @@
 """Ports of timm's families keep what the host computes: biases, scales, norms, layouts, windows, other channels."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import timm
@@ -15,10 +13,6 @@ from regard.swapping.ports.timm.hiera import by_offset, row_by_row
 from regard.swapping.swap import restore, retune, swap
 from regard.testing.subject import gap
 from timm_hosts import TIMM_HOSTS
-
-ROOT = Path(__file__).parents[2]
-"""Largest difference relative to the largest logit, float64."""
-"""They need the logits of a mechanism."""
 
 
 @torch.no_grad()
@@ -78,8 +72,7 @@ def test_tokens_of_hiera_are_brought_into_the_order_of_the_map() -> None:
 
 @pytest.mark.slow
 def test_the_counted_table_is_not_stale() -> None:
-    sys.path.insert(0, str(ROOT / "tools"))
-    import count_ports
+    from tools import count_ports
 
     stored = json.loads(count_ports.FILE.read_text())
     if stored["timm"] != timm.__version__:

@@ -10,7 +10,6 @@ from regard.mixers.static_keys.ska import SKA
 from regard.mixers.xca import XCA
 from regard.swapping.capture import capture
 from regard.swapping.inspect import attention_layers
-from regard.swapping.ports.timm.combined import relative_positions
 from regard.swapping.swap import plan_swap, restore, swap
 from small_hosts import HostAndInput, with_large_weights
 from timm_hosts import TIMM_HOSTS
@@ -18,14 +17,6 @@ from timm_hosts import TIMM_HOSTS
 
 def host(name: str) -> HostAndInput:
     return with_large_weights(TIMM_HOSTS[name])
-
-
-def test_relative_positions_count_columns_rows_and_squares_from_the_query_to_the_key() -> None:
-    grid, like = Grid(2, 3), torch.zeros((), dtype=torch.float64)
-    to_right, below, up_left = (relative_positions(grid, like)[pair] for pair in ((0, 1), (0, 3), (5, 1)))
-    assert to_right.tolist() == [1, 0, 1]
-    assert below.tolist() == [0, 1, 1]
-    assert up_left.tolist() == [-1, -1, 2]
 
 
 @torch.no_grad()

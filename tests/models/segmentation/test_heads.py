@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from regard.lab.train.optimizer import param_groups
 from regard.measure.cost import count_macs
 from regard.mixers.spelling import parse_mixer
 from regard.models.segmentation import CBT, ConvHead, Depict, LinearHead, MaskTransformer, make_segmenter
@@ -103,8 +104,6 @@ def test_pixels_of_a_token_lie_in_its_patch() -> None:
 
 
 def test_class_embeddings_have_no_weight_decay() -> None:
-    from regard.lab.train.optimizer import param_groups
-
     model = make_segmenter("vit_desk(patch=7)", None, "cbt", classes=3, size=(28, 35), channels=1)
     decayed = {id(p) for group in param_groups(model, 0.1) if group["weight_decay"] for p in group["params"]}
     assert id(model.head.class_embedding) not in decayed
@@ -130,9 +129,13 @@ TABLE_4 = {
 HOSTS = (("tiny", 512), ("small", 512), ("base", 512), ("large", 640))
 
 
-@pytest.mark.parametrize("head", TABLE_4)
 @pytest.mark.parametrize(
-    "column", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 3))], ids=[name for name, _ in HOSTS]
+    ("head", "column"),
+    [
+        pytest.param(head, column, marks=() if (head, column) == ("mita", 0) else pytest.mark.slow)
+        for head in TABLE_4
+        for column in range(4)
+    ],
 )
 def test_macs_of_mita_table_4(head: str, column: int) -> None:
     name, side = HOSTS[column]
