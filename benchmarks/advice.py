@@ -82,7 +82,7 @@ def predict(run: Any, store: Any, arguments: argparse.Namespace, out: Path) -> d
     from regard.advice.fidelity import Fidelity, means
     from regard.advice.layer_costs import layer_costs, measure_usage
     from regard.advice.learning import Distillation, LayerDistillation
-    from regard.advice.search import added, additive_loss, as_plan, front
+    from regard.advice.search import added_cost, additive_loss, as_plan, front
     from regard.advice.substitutes import Substitutes
     from regard.advice.user_model import read_user_images, split_images, tensors
     from regard.lab.train.load import load_user_run
@@ -93,7 +93,7 @@ def predict(run: Any, store: Any, arguments: argparse.Namespace, out: Path) -> d
     model = load_user_run(store.folder(run.key))
     images, _ = read_user_images(arguments.data, model.size, model.channels, IMAGES)
     learned, judged = split_images(images)
-    inputs = model.prepared(tensors(judged))
+    inputs = model.prepare(tensors(judged))
     patch = model.network.patch_embed.patch_size[0]
     mixers = candidates(model.size[0] * model.size[1] // patch**2)
     with Substitutes(model.network, mixers, model.example) as substitutes:
@@ -110,7 +110,7 @@ def predict(run: Any, store: Any, arguments: argparse.Namespace, out: Path) -> d
         costs = layer_costs(substitutes, inputs[:BATCH], seconds=0.5)
         rows = by_quartile(plans, [float(change.kl.mean()) for change in changes], arguments.plans)
         own = measure_usage(substitutes, {"own": {}}, inputs[:BATCH], 2.0)["own"]
-        within = [c for c in front(losses, costs, "latency") if added(c, costs, "latency") <= -0.2 * own.seconds]
+        within = [c for c in front(losses, costs, "latency") if added_cost(c, costs, "latency") <= -0.2 * own.seconds]
         verified = [(float(fidelity.scores(as_plan(choice)).kl.mean()), choice) for choice in within[:4]]
         recommended = min(verified, key=lambda pair: pair[0])[1] if verified else {}
         chosen = [*(plans[row] for row in rows), recommended]
@@ -121,14 +121,14 @@ def predict(run: Any, store: Any, arguments: argparse.Namespace, out: Path) -> d
         for index, plan in enumerate(chosen):
             change = fidelity.scores(as_plan(plan))
             row = rows[index] if index < len(rows) else None
-            folder = save(substitutes.applied(as_plan(plan)), out / f"start-{index}")
+            folder = save(substitutes.apply(as_plan(plan)), out / f"start-{index}")
             records.append({
                 "plan": spell_layer_plan(as_plan(plan)), "start": folder.name, "recommended": row is None,
                 "divergence": float(change.kl.mean()), "additive": additive_loss(plan, losses),
                 "swapped": None if row is None else swapped[row],
                 "layer_error": sum(float(errors[n, m].error.mean()) for n, m in as_plan(plan).items()) / len(names),
                 "agreement": 1 - float(change.agrees.mean()), "macs": -usage[str(index)].macs / usage["own"].macs,
-                "latency_predicted": 1 + added(plan, costs, "latency") / own.seconds,
+                "latency_predicted": 1 + added_cost(plan, costs, "latency") / own.seconds,
                 "latency_measured": usage[str(index)].seconds / usage["own"].seconds,
             })  # fmt: skip
     return {"mixers": [repr(mixer) for mixer in mixers], "records": records}

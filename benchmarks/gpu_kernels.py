@@ -380,12 +380,12 @@ def _measured(
     rows: list[Any], label: str, tokens: int, placement: tuple[Any, Any], backward: bool, setting: Setting
 ) -> list[Any]:
     """The timings of candidates in turn; in the interpreter of one pass each."""
-    from regard.measure.bench import Timing, measured
-    from regard.measure.turns import timed
+    from regard.measure.bench import Timing, time_candidates
+    from regard.measure.turns import time_pass
 
     if not setting.small:
-        return measured(rows, label, tokens, placement, backward, 1.0, {})
-    seconds = [timed(row.run, placement[0]).seconds for row in rows]
+        return time_candidates(rows, label, tokens, placement, backward, 1.0, {})
+    seconds = [time_pass(row.run, placement[0]).seconds for row in rows]
     return [
         Timing(
             mixer=row.name, grid=label, tokens=tokens, backward=backward, seconds=once, low=once, high=once,

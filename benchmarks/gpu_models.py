@@ -39,12 +39,12 @@ def _problems(config: Any, device: str) -> list[str]:
     import torch
 
     from regard.core import ConfigError, Grid, GridError, Site
-    from regard.testing.subject import perturbed
+    from regard.testing.subject import perturb
 
     for grid in (Grid(6, 4, 1), Grid(4, 4), Grid(9, 7, 1), Grid(8, 8)):
         torch.manual_seed(0)
         try:
-            layer = perturbed(config.build(Site(32, 2, grid)))
+            layer = perturb(config.build(Site(32, 2, grid)))
             x = torch.randn(3, grid.tokens, 32).double()
             expected = _run(layer, x, grid)
             break

@@ -146,7 +146,7 @@ def measure_loop(rounds: int, epochs: int) -> list[dict[str, Any]]:
 
         def fed(task: Any = case.task, recipe: Any = recipe, steps: int = steps) -> Iterator[Any]:
             return (
-                (task.prepared(images, torch.device("cpu")), labels)
+                (task.prepare(images, torch.device("cpu")), labels)
                 for images, labels in task.batches(recipe, 0, 0, steps)
             )
 
@@ -190,12 +190,12 @@ def measure_feed(rounds: int, epochs: int) -> list[dict[str, Any]]:
         count = min(task.batches_per_epoch(recipe), FEED_BATCHES)
         model = task.model(case.mixer, 0, case.removed)
         cpu = torch.device("cpu")
-        ready = [(task.prepared(x, cpu), y) for x, y in task.batches(recipe, 0, 0, min(count, STEPS))]
+        ready = [(task.prepare(x, cpu), y) for x, y in task.batches(recipe, 0, 0, min(count, STEPS))]
         train = bare_loop(case, recipe, model, ready, len(ready))
 
         def feed(task: Any = task, recipe: Any = recipe, count: int = count) -> None:
             for images, _ in task.batches(recipe, 0, 0, count):
-                task.prepared(images, torch.device("cpu"))
+                task.prepare(images, torch.device("cpu"))
 
         elapsed: dict[str, list[tuple[float, float]]] = {"feed": [], "model": []}
         for turn in range(rounds + 1):

@@ -64,11 +64,11 @@ def multihead(tokens: int) -> Case:
     """torch.nn.MultiheadAttention."""
     from torch import nn
 
-    from regard.testing.external.packages import copied
+    from regard.testing.external.packages import copy_weights
 
     grid, theirs = square(tokens), nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
     ours = layer("Softmax()", grid)
-    copied(theirs, ours)
+    copy_weights(theirs, ours)
     case = of_layers(ours, theirs, inputs(tokens), grid)
     x = case.leaves[0]
     return case._replace(theirs=lambda: theirs(x, x, x, need_weights=False)[0])

@@ -18,7 +18,7 @@ def in_turns(
     """
     import torch
 
-    from regard.measure.turns import timed
+    from regard.measure.turns import time_pass
 
     cpu = torch.device("cpu")
     times: dict[tuple[str, str], list[float]] = {(name, part): [] for name in runs for part in ("f", "fb")}
@@ -31,8 +31,8 @@ def in_turns(
                 grads[name] = [torch.ones_like(y) for y in ([out] if isinstance(out, torch.Tensor) else out)]
                 del out
             with torch.no_grad():
-                forward = timed(run, cpu)
-            both = timed(lambda run=run, name=name: torch.autograd.backward(run(), grads[name]), cpu)  # type: ignore[misc]
+                forward = time_pass(run, cpu)
+            both = time_pass(lambda run=run, name=name: torch.autograd.backward(run(), grads[name]), cpu)  # type: ignore[misc]
             for leaf in leaves:
                 leaf.grad = None
             if turn:

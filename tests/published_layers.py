@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.core import Grid, Site, merge
 from regard.testing.external import External
-from regard.testing.external.packages import F64, Pairs, perturbed
+from regard.testing.external.packages import F64, Pairs, perturb
 
 
 def layer(text: str, grid: Grid) -> Any:
@@ -21,7 +21,7 @@ def layer(text: str, grid: Grid) -> Any:
     from regard.mixers.spelling import parse
 
     torch.manual_seed(0)
-    return perturbed(parse(text).build(Site(16, 2, grid)))
+    return perturb(parse(text).build(Site(16, 2, grid)))
 
 
 def projected(ours: Any, x: Tensor) -> tuple[Tensor, ...]:

@@ -32,7 +32,7 @@ from regard import (
     swap,
 )
 from regard.advice.advise import advise
-from regard.core.validation import checked
+from regard.core.validation import check_arguments
 from regard.lab import Claim, Classification, Recipe, Results, Row, Run, Setting, Study, param_groups
 from regard.measure.bench import bench
 from regard.measure.bench_model import bench_model
@@ -119,7 +119,7 @@ def test_what_is_no_model_is_refused(call: Callable[[Any], object]) -> None:
 
 
 def test_arguments_that_fit_are_passed_on() -> None:
-    @checked
+    @check_arguments
     def size(side: int, sides: tuple[int, int] = (1, 1), names: "Missing" = None) -> Any:  # type: ignore[name-defined]  # noqa: F821
         return side, sides, names
 

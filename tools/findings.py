@@ -21,7 +21,7 @@ from regard.lab.data.boards import ABILITIES
 from regard.lab.studies.probes.names import AVERAGE, BASELINE, NONE
 from regard.lab.studies.probes.study import ROWS
 from regard.pages.figures import front
-from regard.pages.phrasing import number, signed
+from regard.pages.phrasing import number, signed_number
 from regard.pages.theme import SHADES, follow_scheme
 from tools.generate import between, write
 from tools.site.evidence import ROOT, WORDS, Evidence, all_evidence, judged
@@ -96,7 +96,7 @@ def _line(study: Evidence, claim: Mapping[str, Any]) -> str:
     text = SENTENCES.get((study.name, claim["a"]), claim["text"])
     against = "contradicted: " if claim["verdict"]["word"] == "contradicted" else ""
     size = claim["verdict"]["interval"]
-    interval = f"{signed(size['mean'])} [{signed(size['low'])}, {signed(size['high'])}] points"
+    interval = f"{signed_number(size['mean'])} [{signed_number(size['low'])}, {signed_number(size['high'])}] points"
     return f"| {against}{text} | {interval} | {_data(study)} |"
 
 

@@ -143,7 +143,7 @@ def test_any_output_is_judged_distilled_and_read_again(name: str, tmp_path: Path
     assert str(judges[0]).startswith(MODELS[name][0])
     data = coloured(20, model.size)
     with Substitutes(model.network, [MIXER], model.example) as substitutes:
-        fidelity = Fidelity(substitutes, model.prepared(tensors(data)), judges, batch=8)
+        fidelity = Fidelity(substitutes, model.prepare(tensors(data)), judges, batch=8)
         assert fidelity.of_plan({}).distance.max() < 1e-6
         names = [layer for layer in substitutes.names if substitutes.choices(layer)]
         assert fidelity.of_plan(dict.fromkeys(names, MIXER)).distance.mean() > 0
@@ -151,7 +151,7 @@ def test_any_output_is_judged_distilled_and_read_again(name: str, tmp_path: Path
     outcome = distill_model(model, plan, data, how, how, tmp_path)
     losses = [change.divergence.mean or 0.0 for change in outcome.changes.values()]
     assert losses == sorted(losses, reverse=True)
-    x = model.prepared(tensors(data))[:2]
+    x = model.prepare(tensors(data))[:2]
     with torch.no_grad():
         found = {str(number): value for number, value in enumerate(values(outcome.model.eval()(x)))}
     whole = is_of_transformers(outcome.model)

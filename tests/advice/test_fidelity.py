@@ -23,7 +23,7 @@ from .models import SWIN, images, user_model
 def test_the_same_mechanism_changes_nothing_and_another_does() -> None:
     model, inputs = user_model(), None
     with Substitutes(model.network, [Softmax(), SKA(), Removed()], model.example) as substitutes:
-        inputs = model.prepared(tensors(images(20)))
+        inputs = model.prepare(tensors(images(20)))
         fidelity = Fidelity(substitutes, inputs, batch=8)
         outputs, alone = fidelity.outputs(), fidelity.alone()
         for name in substitutes.names:
@@ -39,10 +39,10 @@ def test_scores_are_those_of_a_swapped_model() -> None:
     """Against the definition, with a real swap of the same weights."""
     model = user_model()
     plan = {"blocks.0.attn": MiTA(m=2, k=3), "blocks.2.attn": Removed()}
-    inputs = model.prepared(tensors(images(20)))
+    inputs = model.prepare(tensors(images(20)))
     with Substitutes(model.network, [MiTA(m=2, k=3), Removed()], model.example) as substitutes, torch.no_grad():
         change = Fidelity(substitutes, inputs, batch=7).of_plan(plan)
-        applied = substitutes.applied(plan)(inputs)
+        applied = substitutes.apply(plan)(inputs)
         before = model.network(inputs)
         after = swap(model.network, plan)(inputs)
     assert torch.allclose(applied, after, atol=1e-6)
@@ -54,11 +54,11 @@ def test_scores_are_those_of_a_swapped_model() -> None:
 
 def test_the_model_is_as_it_was_afterwards() -> None:
     model = user_model()
-    inputs = model.prepared(tensors(images(20)))
+    inputs = model.prepare(tensors(images(20)))
     before = model.network(inputs)
     hooks = sum(len(module._forward_hooks) for module in model.network.modules())
     substitutes = Substitutes(model.network, [SKA()], model.example)
-    with pytest.raises(SwapError, match="not among the substitutes"), substitutes.installed({"blocks.0.attn": MiTA()}):
+    with pytest.raises(SwapError, match="not among the substitutes"), substitutes.install({"blocks.0.attn": MiTA()}):
         pass
     substitutes.close()
     assert torch.equal(model.network(inputs), before)
@@ -95,13 +95,13 @@ def test_a_mechanism_that_fails_on_what_a_layer_gets_is_refused() -> None:
 def test_a_swapped_model_is_the_original_of_further_swaps() -> None:
     model = user_model()
     swap(model.network, SKA())
-    inputs = model.prepared(tensors(images(20)))
+    inputs = model.prepare(tensors(images(20)))
     before = model.network(inputs)
     with Substitutes(model.network, [SKA(), Removed()], model.example) as substitutes:
         fidelity = Fidelity(substitutes, inputs)
         alone = fidelity.alone()
         plan = {"blocks.1.attn": Removed()}
-        applied = substitutes.applied(plan)
+        applied = substitutes.apply(plan)
         assert fidelity.of_model(applied).distance == pytest.approx(fidelity.of_plan(plan).distance, abs=1e-9)
     assert max(alone[name, SKA()].distance.max() for name in substitutes.names) < 1e-6
     assert min(alone[name, Removed()].distance.mean() for name in substitutes.names) > 1e-6

@@ -198,7 +198,7 @@ def test_further_outputs_are_judged_beside_the_first() -> None:
 
     model = user_model()
     with Substitutes(Two(model.network), [SKA()], model.example) as substitutes:
-        fidelity = Fidelity(substitutes, model.prepared(tensors(images(20))), batch=8)
+        fidelity = Fidelity(substitutes, model.prepare(tensors(images(20))), batch=8)
         change = fidelity.of_plan(dict.fromkeys(substitutes.names, SKA()))
     assert [judge.kind for judge in fidelity.judges] == ["tokens", "embedding"]
     (other,) = change.others.values()

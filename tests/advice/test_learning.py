@@ -28,7 +28,7 @@ def test_each_layer_learns_its_predecessors_output() -> None:
     model = user_model()
     before = {key: value.clone() for key, value in model.network.state_dict().items()}
     with Substitutes(model.network, [SKA(), Linear()], model.example) as substitutes:
-        fidelity = Fidelity(substitutes, model.prepared(tensors(images())))
+        fidelity = Fidelity(substitutes, model.prepare(tensors(images())))
         first = {key: change.error.mean() for key, change in fidelity.outputs().items()}
         learning = LayerDistillation(substitutes, model, images(), HOW)
         assert learning.run()
@@ -60,7 +60,7 @@ def test_a_distilled_model_is_saved_and_closer_to_the_original(tmp_path: Path) -
     assert list(outcome.changes) == ["swapped", "layers learned", "outputs learned"]
     assert divergences[1] < divergences[0]
     assert divergences[2] < divergences[1]
-    inputs = model.prepared(tensors(images(8)))
+    inputs = model.prepare(tensors(images(8)))
     assert torch.allclose(load(tmp_path / "out")(inputs), outcome.model(inputs), atol=1e-6)
     assert not (tmp_path / "out" / "distill.state").exists()
     assert any(line.startswith("layers learned: divergence") for line in lines)
@@ -149,5 +149,5 @@ def test_lora_learns_the_scores_and_leaves_no_adapter(tmp_path: Path) -> None:
     assert after < before
     assert not any("lora" in name for name, _ in outcome.model.named_modules())
     assert all(value.requires_grad for value in outcome.model.parameters() if value.ndim > 1)
-    inputs = model.prepared(tensors(images(8)))
+    inputs = model.prepare(tensors(images(8)))
     assert torch.allclose(load(tmp_path / "out")(inputs), outcome.model(inputs), atol=1e-6)

@@ -77,7 +77,7 @@ def test_what_was_chosen_once_judges_again(
     first: Recommendation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the first answer has spent its time, so that a new choice would take a single batch."""
-    monkeypatch.setattr("regard.advice.recommend._Work._left", lambda work: 0.0)
+    monkeypatch.setattr("regard.advice.recommend._Work._seconds_left", lambda work: 0.0)
     again = recommend(user_model(), images(), replace(QUESTION, budget=Budget("macs", 0.8)), folder=tmp_path)
     assert again.images == first.images
     assert len({*map(len, (first.alone[key].distance for key in first.alone))}) == 1

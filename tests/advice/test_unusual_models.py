@@ -66,7 +66,7 @@ def test_a_users_model_gets_images_of_the_size_that_its_options_say() -> None:
 
 
 def test_tokens_before_images_give_the_same_answer() -> None:
-    inputs = user_model().prepared(tensors(images(6)))
+    inputs = user_model().prepare(tensors(images(6)))
     changes = []
     for batch_first in (True, False):
         model = encoder(batch_first)
@@ -97,14 +97,14 @@ def test_attention_at_two_places_is_replaced_at_both() -> None:
     other = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     other.self_attn = layer.self_attn
     model = UserModel(Tokens([layer, other], True).eval(), "shared", SIZE, NORMAL)
-    inputs = model.prepared(tensors(images(4)))
+    inputs = model.prepare(tensors(images(4)))
     before = model.network(inputs)
     with Substitutes(model.network, [Removed()], model.example) as substitutes:
         name = "layers.0.self_attn"
         assert substitutes.names == [name]
-        with substitutes.installed({name: Removed()}), torch.no_grad():
+        with substitutes.install({name: Removed()}), torch.no_grad():
             changed = model.network(inputs)
-        expected = substitutes.applied({name: Removed()})(inputs)
+        expected = substitutes.apply({name: Removed()})(inputs)
     assert torch.allclose(changed, expected, atol=1e-5)
     assert torch.allclose(model.network(inputs), before)
     assert other.self_attn is layer.self_attn
@@ -112,7 +112,7 @@ def test_attention_at_two_places_is_replaced_at_both() -> None:
 
 def test_maps_of_one_image_after_another_say_the_same() -> None:
     model = user_model()
-    inputs = model.prepared(tensors(images(3)))
+    inputs = model.prepare(tensors(images(3)))
     together, alone = attention_use(model, inputs), [attention_use(model, image) for image in inputs.split(1)]
     assert isinstance(together, dict)
     for name, use in together.items():
@@ -137,7 +137,7 @@ class Forbidden(nn.Module):
 def test_a_class_that_is_never_possible_changes_nothing() -> None:
     plain = user_model()
     masked = replace(plain, network=Forbidden(plain.network), judge="scores")
-    inputs, changes = plain.prepared(tensors(images(20))), []
+    inputs, changes = plain.prepare(tensors(images(20))), []
     for model in (plain, masked):
         with Substitutes(model.network, [SKA()], model.example) as substitutes:
             changes.append(list(Fidelity(substitutes, inputs, model.judges()).alone().values()))

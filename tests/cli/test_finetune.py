@@ -11,17 +11,17 @@ from PIL import Image
 from command_line import answer, refused
 from photos import class_folders
 from regard.cli.app import run as command
-from regard.cli.finetune import DEFAULTS, bring_start, finetuning
+from regard.cli.finetune import DEFAULTS, bring_start, finetuning_run
 from regard.cli.run_options import RunOptions, make_run
 from regard.core import ConfigError
 from regard.files.records import write_record
-from regard.images.normalise import expected
+from regard.images.normalise import pretrained_statistics
 from regard.lab.data.cued import canvas
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification, Segmentation
 from regard.lab.train.execute import execute
 from regard.lab.train.initial_weights import Saved, copy_weights
-from regard.lab.train.load import load_run, trained
+from regard.lab.train.load import load_run, load_trained
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run, read_run
 from regard.mixers.mita.mita import MiTA
@@ -47,7 +47,7 @@ STILL = ["recipe.lr=1e-12", "recipe.weight_decay=0.0", "recipe.epochs=1"]
 
 def still(start: str, results: Path, mixer: str = "", plan: str = "") -> Run:
     options = RunOptions(change=[*STILL, "task.limit=32"], results=results)
-    return finetuning(start, mixer, "digits-canvas", options, plan=plan)
+    return finetuning_run(start, mixer, "digits-canvas", options, plan=plan)
 
 
 def same(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
@@ -61,7 +61,7 @@ def test_a_saved_model_keeps_its_weights_and_gets_a_new_head(saved: Path, tmp_pa
     run, store = still(str(saved), tmp_path), Results(tmp_path / "results")
     assert (run.mixer, run.task.size) == (SKA(), (12, 12))
     assert execute(run, store, device="cpu")["status"] == "done"
-    before, after = load(saved).state_dict(), trained(run, store).state_dict()
+    before, after = load(saved).state_dict(), load_trained(run, store).state_dict()
     for name in ("head.weight", "head.bias"):
         assert before.pop(name).shape != after.pop(name).shape
     assert same(before, after)
@@ -89,7 +89,7 @@ def test_a_run_is_trained_on_with_another_mechanism(tmp_path: Path) -> None:
     assert still(str(tmp_path / key), tmp_path).mixer == Softmax()
     store = Results(tmp_path)
     execute(run, store, device="cpu")
-    assert same(trained(run.start, store).state_dict(), trained(run, store).state_dict())
+    assert same(load_trained(run.start, store).state_dict(), load_trained(run, store).state_dict())
 
 
 def test_the_verb_trains_and_prints(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +101,7 @@ def test_the_verb_trains_and_prints(saved: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_timm_weights_are_asked_for_and_kept(tmp_path: Path) -> None:
-    run = finetuning(
+    run = finetuning_run(
         "deit_tiny_patch16_224", "MiTA", "digits", RunOptions(seed=3, change=["recipe.epochs=2"], results=tmp_path)
     )
     assert run.start is None
@@ -109,7 +109,7 @@ def test_timm_weights_are_asked_for_and_kept(tmp_path: Path) -> None:
     assert (run.task.size, run.seed, run.mixer) == ((224, 224), 3, MiTA())
     assert getattr(run.task, "init") == "host"  # noqa: B009
     assert (run.recipe.lr, run.recipe.epochs) == (DEFAULTS["lr"], 2)
-    sized = finetuning("deit_tiny_patch16_224", "", "digits", RunOptions(size="32x48", results=tmp_path))
+    sized = finetuning_run("deit_tiny_patch16_224", "", "digits", RunOptions(size="32x48", results=tmp_path))
     assert sized.task.host == "deit_tiny_patch16_224(pretrained=True, img_size=(32, 48))"
 
 
@@ -121,11 +121,11 @@ def test_a_pretrained_host_gets_grey_images_as_its_weights_expect(tmp_path: Path
     told = {"file": str(tmp_path / "weights.pth"), "mean": (0.2, 0.5, 0.8), "std": (0.5, 0.5, 0.2)}
     start = f"deit_tiny_patch16_224({small}, pretrained_cfg_overlay={told})"
     changes = [*STILL, "task.limit=8", "recipe.batch=4"]
-    run = finetuning(start, "", "digits", RunOptions(size="32x32", change=changes, results=tmp_path))
+    run = finetuning_run(start, "", "digits", RunOptions(size="32x32", change=changes, results=tmp_path))
     assert run.task.statistics() == ([pytest.approx(0.5)], [pytest.approx(0.4)])
     store = Results(tmp_path / "results")
     assert execute(run, store, device="cpu")["status"] == "done"
-    kept = trained(run, store).state_dict()["patch_embed.proj.weight"]
+    kept = load_trained(run, store).state_dict()["patch_embed.proj.weight"]
     assert torch.allclose(kept, made.patch_embed.proj.weight.sum(1, keepdim=True), atol=1e-6)
 
 
@@ -133,7 +133,7 @@ def test_a_pretrained_host_is_normalised_as_its_weights_say() -> None:
     """Whatever the data are; the host is asked without weights, and nothing is drawn."""
     state = torch.get_rng_state()
     for name, mean in (("vit_tiny_patch16_224.augreg_in21k", 0.5), ("attended_resnet18", 0.485), ("mobilevit_s", 0.0)):
-        assert expected(f"{name}(pretrained=True)", 3)[0][0] == mean
+        assert pretrained_statistics(f"{name}(pretrained=True)", 3)[0][0] == mean
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -198,7 +198,7 @@ def test_a_run_keeps_its_image_size(tmp_path: Path) -> None:
     store = Results(tmp_path)
     execute(first, store, device="cpu")
     changes = ["recipe.epochs=1", "task.limit=32"]
-    again = finetuning(first.key, "Softmax()", "digits", RunOptions(change=changes, results=tmp_path))
+    again = finetuning_run(first.key, "Softmax()", "digits", RunOptions(change=changes, results=tmp_path))
     assert again.task.size == (8, 8)
     assert execute(again, store, device="cpu")["status"] == "done"
 
@@ -206,7 +206,7 @@ def test_a_run_keeps_its_image_size(tmp_path: Path) -> None:
 def test_a_segmenter_starts_from_a_classifier(saved: Path, tmp_path: Path) -> None:
     changes = ["task.limit=4", "recipe.epochs=1", "recipe.batch=2"]
     options = RunOptions(size="84x84", change=changes, results=tmp_path / "results")
-    run = finetuning(str(saved), "", "cued-digits", options, task="segmentation")
+    run = finetuning_run(str(saved), "", "cued-digits", options, task="segmentation")
     assert run.task.name == "segmentation"
     model, source = run.task.model(run.mixer, 0), load(saved)
     copied, _ = copy_weights(source, model)
@@ -229,7 +229,7 @@ def test_a_segmenter_keeps_its_head_on_other_data(tmp_path: Path) -> None:
     first = Run(task=task, mixer=Softmax(), recipe=Recipe(epochs=1, batch=4, augment="none", smoothing=0.0))
     execute(first, Results(tmp_path), device="cpu")
     changes = ["task.limit=4", "recipe.epochs=1"]
-    run = finetuning(first.key, "", "cued-digits", RunOptions(change=changes, results=tmp_path))
+    run = finetuning_run(first.key, "", "cued-digits", RunOptions(change=changes, results=tmp_path))
     assert (run.task.name, run.task.head, run.start.key) == ("segmentation", "cbt(heads=1)", first.key)
 
 
@@ -248,10 +248,10 @@ def test_a_segmenter_is_distilled_saved_and_trained_further(tmp_path: Path) -> N
     results = ["--results", str(tmp_path / "results")]
     assert command(["distill", first.key, "--plan", layer, "--data", str(photos), *arguments, *results]) == 0
     options = RunOptions(change=[*STILL, "task.limit=16"], results=tmp_path / "results")
-    run = finetuning(str(folder), "", "cued-digits", options)
+    run = finetuning_run(str(folder), "", "cued-digits", options)
     assert (run.task.name, run.task.head, run.task.size, run.plan) == ("segmentation", "pixels", (84, 84), layer)
     assert execute(run, Results(tmp_path / "results"), device="cpu")["status"] == "done"
-    assert same(load(folder).state_dict(), trained(run, Results(tmp_path / "results")).state_dict())
+    assert same(load(folder).state_dict(), load_trained(run, Results(tmp_path / "results")).state_dict())
 
 
 @pytest.mark.parametrize("names", [["dog", "frog", "zebra"], ["frog", "ape", "cat", "dog"], ["cat", "dog", "frog"]])
@@ -261,8 +261,8 @@ def test_outputs_of_a_head_follow_the_names_of_the_classes(names: list[str], cap
     before = target.head.weight.clone()
     copy_weights(source, target, (known, names))
     for index, name in enumerate(names):
-        expected = source.head.weight[known.index(name)] if name in known else before[index]
-        assert torch.equal(target.head.weight[index], expected)
+        pretrained_statistics = source.head.weight[known.index(name)] if name in known else before[index]
+        assert torch.equal(target.head.weight[index], pretrained_statistics)
         assert name not in known or target.head.bias[index] == source.head.bias[known.index(name)]
     assert torch.equal(target.blocks[0].attn.qkv.weight, source.blocks[0].attn.qkv.weight)
     assert (f"1 of {len(names)} outputs start anew" in caplog.text) == (names != known)
@@ -272,10 +272,10 @@ def test_outputs_of_a_saved_model_follow_the_names_too(tmp_path: Path) -> None:
     made = create_model(HOST, num_classes=2)
     folder = save(made, tmp_path / "saved", data={"class_names": ["dog", "cat"]})
     data = class_folders(tmp_path / "photos", mode="L")
-    run = finetuning(str(folder), "", str(data), RunOptions(change=[*STILL, "recipe.batch=4"], results=tmp_path))
+    run = finetuning_run(str(folder), "", str(data), RunOptions(change=[*STILL, "recipe.batch=4"], results=tmp_path))
     store = Results(tmp_path / "results")
     assert execute(run, store, device="cpu")["status"] == "done"
-    head = trained(run, store).state_dict()["head.weight"]
+    head = load_trained(run, store).state_dict()["head.weight"]
     assert torch.allclose(head, made.head.weight.flip(0), atol=1e-6)
 
 
@@ -300,15 +300,15 @@ def test_images_are_normalised_as_the_weights_expect(
     record = Results(tmp_path / "results").outcome(key)["data"]
     folder = save(load_run(tmp_path / "results" / key), tmp_path / "saved", data=record)
     for start in (key, str(folder)):
-        run = finetuning(start, "", str(other), RunOptions(results=tmp_path / "results"))
+        run = finetuning_run(start, "", str(other), RunOptions(results=tmp_path / "results"))
         assert run.task.record()["normal"] == record["normal"]
         assert run.task.own_statistics() != tuple(record["normal"])
         changes = ["task.mean=0.5,0.4,0.3", "task.std=0.25,0.2,0.2"]
-        again = finetuning(start, "", str(other), RunOptions(change=changes, results=tmp_path / "results"))
+        again = finetuning_run(start, "", str(other), RunOptions(change=changes, results=tmp_path / "results"))
         assert again.task.record()["normal"] == [[0.5, 0.4, 0.3], [0.25, 0.2, 0.2]]
-    same = finetuning(key, "", str(first), RunOptions(results=tmp_path / "results")).task
+    same = finetuning_run(key, "", str(first), RunOptions(results=tmp_path / "results")).task
     assert (same.mean, same.std) == ((), ())  # which would give the same run another key
-    task = finetuning(key, "", "digits-canvas", RunOptions(results=tmp_path / "results")).task  # grey
+    task = finetuning_run(key, "", "digits-canvas", RunOptions(results=tmp_path / "results")).task  # grey
     assert task.record()["normal"] == [list(part) for part in task.own_statistics()]
     assert task.mean == ()
 

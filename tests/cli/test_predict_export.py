@@ -203,7 +203,7 @@ def test_a_file_that_is_not_the_model_replaces_no_other(
         model=SimpleNamespace(metadata_props={}), save=lambda path: Path(path).write_text("new", encoding="utf-8")
     )
     monkeypatch.setattr(onnx_export, "require", lambda *_: None)
-    monkeypatch.setattr(onnx_export, "_traced", lambda *_: program)
+    monkeypatch.setattr(onnx_export, "_trace", lambda *_: program)
     monkeypatch.setattr(onnx_export, "compare_onnx", lambda *_: difference)
     path = tmp_path / "model.onnx"
     path.write_text("old", encoding="utf-8")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.core.tensors import exporting
+from regard.core.tensors import is_exporting
 
 pytestmark = pytest.mark.untyped
 
@@ -13,7 +13,7 @@ class Told(nn.Module):
     """Adds one, or ten where it is exported."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + (10 if exporting() else 1)
+        return x + (10 if is_exporting() else 1)
 
 
 @pytest.mark.parametrize("strict", [False, True])

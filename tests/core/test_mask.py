@@ -29,7 +29,7 @@ def test_the_dense_form_is_the_plain_one(causal: bool, padded: bool, bias: tuple
     mask = Mask(
         causal=causal, keep=KEEP if padded else None, bias=None if bias is None else torch.randn(bias, dtype=q.dtype)
     )
-    plain = softmax_rows(mask.added(q @ k.mT * 5**-0.5)) @ v
+    plain = softmax_rows(mask.add_to(q @ k.mT * 5**-0.5)) @ v
     dense = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.dense(q, 4))
     assert torch.allclose(plain, dense, rtol=0, atol=1e-12)
 
@@ -46,8 +46,8 @@ def test_a_row_without_keys_is_zero_in_value_and_gradient() -> None:
 
 def test_sizes_that_do_not_fit_are_named() -> None:
     sizes, causal = (4, 5, torch.device("cpu"), 2), "as many keys as queries, not 5 keys for 4"
-    check_error(ShapeError, causal, Mask(causal=True).allowed, *sizes)
-    check_error(ShapeError, "keep has 4 keys, the operator has 5", Mask(keep=KEEP).allowed, *sizes)
+    check_error(ShapeError, causal, Mask(causal=True).allowed_pairs, *sizes)
+    check_error(ShapeError, "keep has 4 keys, the operator has 5", Mask(keep=KEEP).allowed_pairs, *sizes)
 
 
 @pytest.mark.untyped

@@ -10,7 +10,7 @@ from regard.core import Grid, Site
 from regard.mixers.convolutions.deformable import DeformableConv2d, deformable_conv, deformable_conv_reference
 from regard.mixers.factors.factors import Factors
 from regard.testing.external import largest
-from regard.testing.external.packages import content_pairs, deformable_pairs, perturbed, transformer_xl_pairs
+from regard.testing.external.packages import content_pairs, deformable_pairs, perturb, transformer_xl_pairs
 
 TERMS = ["".join(flags) for flags in itertools.product("01", repeat=4)]
 WRONG = ("0100", "0110", "1100", "1110")
@@ -69,7 +69,7 @@ def mmcv_pairs(terms, sides, built=""):
     bricks = pytest.importorskip("mmcv.cnn.bricks.generalized_attention", reason="pip install mmcv-lite")
     torch.manual_seed(0)
     grid = Grid(*sides)
-    layer = perturbed(Factors(terms, preset="mmcv").build(Site(16, 2, grid, qkv_bias=False)))
+    layer = perturb(Factors(terms, preset="mmcv").build(Site(16, 2, grid, qkv_bias=False)))
     theirs = bricks.GeneralizedAttention(16, num_heads=2, kv_stride=2, attention_type=built or terms).double()
     roles = dict(zip(layer.config.roles, layer.qkv.weight.chunk(len(layer.config.roles)), strict=True))
     operator = layer.operator

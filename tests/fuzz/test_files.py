@@ -27,7 +27,7 @@ from regard.lab.results.metrics import Metrics
 from regard.lab.results.results import Results
 from regard.lab.train import checkpoint
 from regard.lab.train.execute import execute
-from regard.lab.train.load import load_run, trained
+from regard.lab.train.load import load_run, load_trained
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run, read_run
 from regard.lab.train.watch import Watch
@@ -37,8 +37,8 @@ from tiny_task import Tiny
 RUN = Run(task=Tiny(limit=64, val=0.5), recipe=Recipe(epochs=2, batch=32, augment="none", ema=0.9), seed=3)
 FOLDER = RUN.key
 READERS: dict[str, Callable[[Path], Any]] = {
-    f"{FOLDER}/last.ckpt": lambda root: trained(RUN, Results(root)),
-    f"{FOLDER}/best.ckpt": lambda root: trained(RUN, Results(root), best=True),
+    f"{FOLDER}/last.ckpt": lambda root: load_trained(RUN, Results(root)),
+    f"{FOLDER}/best.ckpt": lambda root: load_trained(RUN, Results(root), best=True),
     f"{FOLDER}/run.json": lambda root: read_run(Results(root), RUN.key, (Tiny,)),
     f"{FOLDER}/outcome.json": lambda root: Results(root).outcome(RUN.key),
     f"{FOLDER}/metrics.csv": lambda root: Metrics(root / FOLDER / "metrics.csv").read(),

@@ -73,7 +73,7 @@ def test_a_mask_is_of_the_right_kind_or_is_refused(causal: Any, shape: list[int]
 @given(st.integers(1, 4), st.integers(1, 4), st.booleans(), st.randoms(use_true_random=False))
 def test_a_mask_forbids_what_it_says(batch: int, tokens: int, causal: bool, random: Any) -> None:
     keep = torch.tensor([[random.random() < 0.6 for _ in range(tokens)] for _ in range(batch)])
-    added = Mask(causal=causal, keep=keep).added(torch.zeros(batch, 1, tokens, tokens))
+    added = Mask(causal=causal, keep=keep).add_to(torch.zeros(batch, 1, tokens, tokens))
     for b in range(batch):
         for i in range(tokens):
             for j in range(tokens):

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from regard.core import ConfigError
-from regard.images.augment import augmented, by_image, centre, check_augment, random_windows, transform, windows
+from regard.images.augment import augment_batch, by_image, centre, check_augment, random_windows, transform, windows
 from regard.images.streams import generator, seed_all
 
 PIXELS = np.arange(4 * 6 * 9 * 2, dtype=np.uint16).reshape(4, 6, 9, 2)
@@ -50,17 +50,17 @@ def test_every_window_is_cut_equally_often(size: tuple[int, int]) -> None:
 def test_training_cuts_larger_images_anywhere_and_the_test_in_the_middle() -> None:
     whole = np.arange(6 * 9, dtype=np.uint8).reshape(6, 9, 1)
     many = np.repeat(whole[None], 500, 0)
-    made = augmented(many, (5, 7), "crop", False, generator("cut"))
+    made = augment_batch(many, (5, 7), "crop", False, generator("cut"))
     kept = made[made[:, 0, 0, 0] < made[:, 0, 1, 0]]  # those that were not mirrored
     assert 150 < len(kept) < 350
     assert (places(kept, whole, (5, 7)) > 0).all()
-    assert np.array_equal(augmented(many, (4, 3), "none", False, generator("cut")), centre(many, (4, 3)))
+    assert np.array_equal(augment_batch(many, (4, 3), "none", False, generator("cut")), centre(many, (4, 3)))
 
 
 def test_padding_is_zero_on_all_sides() -> None:
     """Padding 4 and a window of the old size: a shift by -4 .. 4 in each direction, zeros where the image ends."""
     images = np.full((3000, 5, 6, 1), 255, np.uint8)
-    filled = augmented(images, (5, 6), "crop", False, generator("pad")).mean((0, 3)) / 255
+    filled = augment_batch(images, (5, 6), "crop", False, generator("pad")).mean((0, 3)) / 255
     rows = [sum(0 <= y + shift < 5 for shift in range(-4, 5)) / 9 for y in range(5)]
     columns = [sum(0 <= x + shift < 6 for shift in range(-4, 5)) / 9 for x in range(6)]
     assert np.abs(filled - np.outer(rows, columns)).max() < 0.05
@@ -69,12 +69,12 @@ def test_padding_is_zero_on_all_sides() -> None:
 def test_pad_shifts_and_never_mirrors() -> None:
     """Columns that rise from left to right go on rising wherever the image is."""
     images = np.tile(np.arange(10, 22, dtype=np.uint8)[None, None, :, None], (200, 9, 1, 1))
-    made = augmented(images, (9, 12), "pad", False, generator("pad")).astype(int)[..., 0]
+    made = augment_batch(images, (9, 12), "pad", False, generator("pad")).astype(int)[..., 0]
     inside = (made[:, :, 1:] > 0) & (made[:, :, :-1] > 0)
     assert (np.diff(made, axis=2)[inside] == 1).all()
     assert not np.array_equal(made[0], made[1])
     assert (
-        np.diff(augmented(images, (9, 12), "crop", False, generator("pad")).astype(int)[..., 0], axis=2) == -1
+        np.diff(augment_batch(images, (9, 12), "crop", False, generator("pad")).astype(int)[..., 0], axis=2) == -1
     ).any()
 
 

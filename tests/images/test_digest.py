@@ -138,7 +138,7 @@ def test_a_step_of_training_does_not_look_at_the_files(tmp_path: Path, monkeypat
     def refuse(self: digest.Look) -> bool:
         raise AssertionError
 
-    monkeypatch.setattr(digest.Look, "changed", refuse)
+    monkeypatch.setattr(digest.Look, "has_changed", refuse)
     assert task.record()["name"] == name
     assert task.statistics()
 
@@ -147,7 +147,7 @@ def test_long_looks_are_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(digest, "QUICK", -1.0)
     look = digest.Look(class_folders(tmp_path / "data"))
     monkeypatch.setattr(digest, "SELDOM", 10**9)
-    assert [look.changed(), look.changed()] == [True, False]
+    assert [look.has_changed(), look.has_changed()] == [True, False]
 
 
 def test_unchanged_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

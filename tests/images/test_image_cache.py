@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regard.images.images import Images, cached, mean_and_deviation
+from regard.images.images import Images, load_or_make, mean_and_deviation
 
 
 def test_a_full_disk_leaves_nothing_in_the_cache(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -16,13 +16,13 @@ def test_a_full_disk_leaves_nothing_in_the_cache(own_cache: Path, caplog: pytest
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
-        found = cached("full", lambda: made)
+        found = load_or_make("full", lambda: made)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert found is made
     assert "decoded images are not cached" in caplog.text
     assert not [path for path in own_cache.rglob("*") if path.is_file()]
-    assert (cached("full", lambda: made).pixels == made.pixels).all()
+    assert (load_or_make("full", lambda: made).pixels == made.pixels).all()
     assert len([path for path in own_cache.rglob("*") if path.is_file()]) == 2
 
 
@@ -31,25 +31,25 @@ def test_one_changed_bit_is_noticed_and_the_images_are_made_again(
     own_cache: Path, caplog: pytest.LogCaptureFixture, ending: str
 ) -> None:
     made = Images(np.arange(192, dtype=np.uint8).reshape(4, 4, 4, 3), np.arange(4))
-    cached("bits", lambda: made)
+    load_or_make("bits", lambda: made)
     (file,) = own_cache.rglob(f"*.{ending}")
     content = bytearray(file.read_bytes())
     content[140] ^= 1
     file.write_bytes(content)
-    found = cached("bits", lambda: made)
+    found = load_or_make("bits", lambda: made)
     np.testing.assert_array_equal(found.pixels, made.pixels)
     np.testing.assert_array_equal(found.labels, made.labels)
     assert "is damaged or of another set, and is made again" in caplog.text
-    cached("bits", lambda: pytest.fail("whole files are read"))
+    load_or_make("bits", lambda: pytest.fail("whole files are read"))
 
 
 def test_the_file_of_another_set_is_not_read(own_cache: Path) -> None:
     first, second = (Images(np.full((4, 4, 4, 3), value, np.uint8), np.arange(4)) for value in (1, 2))
-    cached("first", lambda: first)
-    cached("second", lambda: second)
+    load_or_make("first", lambda: first)
+    load_or_make("second", lambda: second)
     (source,), (target,) = own_cache.rglob("second*.pixels.npy"), own_cache.rglob("first*.pixels.npy")
     shutil.copy(source, target)
-    assert (cached("first", lambda: first).pixels == 1).all()
+    assert (load_or_make("first", lambda: first).pixels == 1).all()
 
 
 def test_mean_and_deviation_count_values_block_by_block() -> None:

@@ -81,7 +81,7 @@ def test_transforms_begin_with_the_whole_image(root: Path, monkeypatch: pytest.M
 
 def test_it_is_normalised_as_everyone_does(root: Path) -> None:
     grey = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
-    found = task().prepared(grey, torch.device("cpu"))[0, :, 0, 0]
+    found = task().prepare(grey, torch.device("cpu"))[0, :, 0, 0]
     assert torch.allclose(found, (1 - torch.tensor(NORMAL[0])) / torch.tensor(NORMAL[1]))
 
 

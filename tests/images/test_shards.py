@@ -79,13 +79,13 @@ def test_shards_train_as_folders_do_from_any_step_and_in_parts(both: tuple[Path,
 def test_a_part_decodes_its_own_images_alone(both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     images = own.load(both[1], SIZE, "stop").train
     decoded = list[int]()
-    original = Lazy._decoded
+    original = Lazy._decode_row
 
     def counted(self: Lazy, row: int, size: tuple[int, int] | None) -> np.ndarray:
         decoded.append(row)
         return original(self, row, size)
 
-    monkeypatch.setattr(Lazy, "_decoded", counted)
+    monkeypatch.setattr(Lazy, "_decode_row", counted)
     _ = Batches(images, SIZE, 8, "crop", 0, part=(1, 4))[0]
     assert len(decoded) == 2
 

@@ -11,7 +11,7 @@ from regard import Grid, parse
 from regard.cli.app import run
 from regard.core import ConfigError, GridError
 from regard.measure import bench as module
-from regard.measure.bench import bench, scaled, too_much
+from regard.measure.bench import bench, scale_timing, too_much
 from regard.measure.bench_model import OWN, bench_model
 from regard.measure.bounds import Speed, speed
 from regard.measure.memory import peak_growth
@@ -76,7 +76,7 @@ def test_what_would_take_too_long_or_too_much_memory_is_an_estimate(monkeypatch:
     assert (large.grid, large.tokens) == ("8x8", 64)
     monkeypatch.undo()
     assert not too_much(small, CPU)
-    assert too_much(scaled(small, 1e9), CPU)
+    assert too_much(scale_timing(small, 1e9), CPU)
 
 
 def test_a_large_first_grid_is_estimated_from_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from regard.measure.intervals import holm, interval, paired, pooled, sampling_error, seeds_needed
+from regard.measure.intervals import holm, interval, paired_interval, pooled_variance, sampling_error, seeds_needed
 
 SOFTMAX = {0: 88.9, 1: 89.2, 2: 87.8}
 SKA = {0: 92.3, 1: 92.7, 2: 92.2}
@@ -24,21 +24,21 @@ def test_fewer_than_three_have_no_interval(n: int) -> None:
 
 
 def test_paired_differences_use_common_seeds() -> None:
-    assert paired({0: 1.0, 1: 5.0, 7: 3.0}, {7: 1.0, 1: 2.0, 9: 0.0}).mean == pytest.approx(2.5)
-    assert paired(SKA, SOFTMAX).mean == pytest.approx(3.7667, abs=1e-4)
+    assert paired_interval({0: 1.0, 1: 5.0, 7: 3.0}, {7: 1.0, 1: 2.0, 9: 0.0}).mean == pytest.approx(2.5)
+    assert paired_interval(SKA, SOFTMAX).mean == pytest.approx(3.7667, abs=1e-4)
 
 
 def test_pooled_half_width_of_the_tables() -> None:
     """With residual sd s, 8 rows and 3 seeds: 1.24 sd_d, where sd_d = s sqrt(2)."""
     x = np.random.default_rng(0).normal(size=(8, 3)) + np.arange(8)[:, None]
     x = x.mean(1, keepdims=True) + (x - x.mean(1, keepdims=True)) / x.std(1, ddof=1, keepdims=True)
-    result = pooled({str(i): dict(enumerate(row)) for i, row in enumerate(x.tolist())})
+    result = pooled_variance({str(i): dict(enumerate(row)) for i, row in enumerate(x.tolist())})
     assert result.degrees == 14
     assert result.half / (result.sd * 2**0.5) == pytest.approx(1.24, abs=0.005)
 
 
 def test_pooling_is_refused_where_rows_scatter_differently() -> None:
-    result = pooled({"a": {0: 0.0, 1: 1.0, 2: 2.0}, "b": {0: 0.0, 1: 3.0, 2: 6.0}})
+    result = pooled_variance({"a": {0: 0.0, 1: 1.0, 2: 2.0}, "b": {0: 0.0, 1: 3.0, 2: 6.0}})
     assert result.half is None
     assert "differ" in result.reason
 

@@ -10,7 +10,7 @@ from regard import ConfigError, DeformableDETR, Grid, Mask, Site
 from regard.core import ShapeError
 from regard.ops import deformable_detr, deformable_detr_reference, softmax_reference
 from regard.projections import LinearQKV
-from regard.testing.subject import gap, perturbed
+from regard.testing.subject import gap, perturb
 
 F64 = torch.float64
 
@@ -62,7 +62,7 @@ def test_the_published_start() -> None:
 
 def test_prefix_tokens_start_in_the_middle_and_are_never_sampled() -> None:
     grid = Grid(4, 6, 1, 2)
-    layer = perturbed(DeformableDETR().build(Site(16, 2, grid)))
+    layer = perturb(DeformableDETR().build(Site(16, 2, grid)))
     q = torch.zeros(1, 2, grid.tokens, 8, dtype=F64)
     starts = layer.operator.points(q, grid, grid)[0, :, :, :] - layer.operator.offset.bias.view(2, 1, 4, 2)
     for i, expected in ((0, (1.5, 2.5)), (1, (0, 0)), (24, (3, 5)), (26, (1.5, 2.5))):
@@ -77,7 +77,7 @@ def test_prefix_tokens_start_in_the_middle_and_are_never_sampled() -> None:
 def test_padding_reads_as_zero() -> None:
     """As in the published code: weights are not normalised again."""
     grid = Grid(3, 5)
-    layer = perturbed(DeformableDETR().build(Site(16, 2, grid)))
+    layer = perturb(DeformableDETR().build(Site(16, 2, grid)))
     x = torch.randn(2, 15, 16, dtype=F64)
     out = layer(x, grid, mask=Mask(keep=torch.zeros(2, 15, dtype=torch.bool)))
     assert gap(out, layer.proj.bias.expand_as(out)) < 1e-12

@@ -9,7 +9,7 @@ from operators import check_error, check_gradients, draw_qkv
 from regard import ConfigError, Differential, Grid, Mask, Site
 from regard.core import ShapeError
 from regard.ops import differential, differential_reference, softmax_reference
-from regard.testing.subject import gap, perturbed
+from regard.testing.subject import gap, perturb
 
 F64 = torch.float64
 
@@ -46,7 +46,7 @@ def test_without_lambda_it_is_softmax_attention_of_the_first_half() -> None:
 def test_a_layer_element_by_element() -> None:
     """Eq. 1-3 with loops; the third layer starts at 0.8 - 0.6 exp(-0.6)."""
     grid = Grid(2, 3, 1)
-    layer = perturbed(Differential().build(Site(8, 2, grid, layer=2)))
+    layer = perturb(Differential().build(Site(8, 2, grid, layer=2)))
     x = torch.randn(2, 7, 8, dtype=F64)
     parts, start = layer.operator.factor, 0.8 - 0.6 * math.exp(-0.6)
     value = math.exp((parts.q1 @ parts.k1).item()) - math.exp((parts.q2 @ parts.k2).item()) + start

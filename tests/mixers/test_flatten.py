@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from operators import check_error, draw_qkv
 from regard.core import ConfigError, Grid, GridError, Site, UnsupportedError
-from regard.mixers.flatten import FLatten, flatten, flatten_reference, focused
+from regard.mixers.flatten import FLatten, flatten, flatten_reference, focus_features
 from regard.mixers.linear import linear_reference
 
 
@@ -21,7 +21,7 @@ def test_power_1_is_relu_linear_attention(over):
 def test_length_is_kept_for_every_power(over, axes):
     x, _, _ = draw_qkv()
     for power in (1.0, 2.0, 3.0, 8.0):
-        y = focused(x, power, over, None)
+        y = focus_features(x, power, over, None)
         assert torch.allclose(y.norm(dim=axes), (x.clamp_min(0) + 1e-6).norm(dim=axes), rtol=1e-12)
 
 

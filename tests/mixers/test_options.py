@@ -11,7 +11,7 @@ from torch import Tensor
 from regard import Grid, MixerConfig, Site, parse
 from regard.mixers import MIXERS
 from regard.mixers.shared.heads import HeadMixerConfig
-from regard.testing.subject import gap, perturbed
+from regard.testing.subject import gap, perturb
 
 GRID, LARGER, LINE = Grid(4, 6, 1, 1), Grid(6, 9, 1, 1), Grid(1, 14, 1)
 SHARED = {field.name for field in fields(HeadMixerConfig)}  # tests/mixers/shared/test_heads.py
@@ -106,7 +106,7 @@ def outputs(config: MixerConfig, state: dict[str, Tensor] | None = None) -> tupl
     """
     torch.manual_seed(0)
     line = getattr(config, "axes", 2) == 1
-    layer = perturbed(config.build(Site(16, 2, LINE if line else GRID)))
+    layer = perturb(config.build(Site(16, 2, LINE if line else GRID)))
     own = layer.state_dict()
     if state is not None and {n: x.shape for n, x in own.items()} == {n: x.shape for n, x in state.items()}:
         layer.load_state_dict(state)

@@ -7,7 +7,7 @@ from operators import check_error, check_hidden, draw_qkv
 from regard.core import Grid, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers.linear import linear_reference
 from regard.mixers.polaformer import PolaFormer, polaformer, polaformer_reference
-from regard.testing.subject import gap, perturbed
+from regard.testing.subject import gap, perturb
 
 F64 = torch.float64
 
@@ -91,7 +91,7 @@ def test_has_two_maps():
 
 
 def test_odd_width_in_a_layer():
-    layer, x = perturbed(PolaFormer(local=3, position=True).build(Site(14, 2, Grid(3, 5, 1)))), torch.randn(3, 16, 14)
+    layer, x = perturb(PolaFormer(local=3, position=True).build(Site(14, 2, Grid(3, 5, 1)))), torch.randn(3, 16, 14)
     assert gap(layer(x.double(), Grid(3, 5, 1)), layer.reference(x.double(), Grid(3, 5, 1))) < 1e-12
 
 

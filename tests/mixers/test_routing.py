@@ -8,7 +8,7 @@ from regard import ConfigError, Grid, Mask, Routing, Site
 from regard.core import ShapeError, UnsupportedError
 from regard.mixers.routing import RoutingPlan
 from regard.ops import routing, routing_plan, routing_reference, softmax_reference
-from regard.testing.subject import gap, perturbed
+from regard.testing.subject import gap, perturb
 
 F64 = torch.float64
 
@@ -66,7 +66,7 @@ def test_padding_is_taken_last() -> None:
 def test_centroids_follow_the_mean_of_their_tokens_in_training_only() -> None:
     torch.manual_seed(0)
     grid = Grid(4, 6, 1)
-    operator = perturbed(Routing(clusters=2, decay=0.75).build(Site(16, 2, grid))).operator
+    operator = perturb(Routing(clusters=2, decay=0.75).build(Site(16, 2, grid))).operator
     assert gap(operator.centroids.square().mean(-1), torch.ones(2, 2, dtype=F64)) < 1e-3  # drawn in float32
     start = operator.centroids.clone()
     x = torch.nn.functional.layer_norm(torch.randn(2, 3, 2, 25, 8, dtype=F64), (8,))  # q, k

@@ -9,7 +9,7 @@ from regard import ConfigError, Grid, Mask, Site, Sparsifiner
 from regard.core import Inputs
 from regard.mixers.sparsifiner import SparsifinerOperator
 from regard.ops import softmax_reference
-from regard.testing.subject import gap, perturbed
+from regard.testing.subject import gap, perturb
 
 F64 = torch.float64
 GRID = Grid(3, 4, 1)
@@ -17,7 +17,7 @@ GRID = Grid(3, 4, 1)
 
 def draw(**options: int) -> tuple[SparsifinerOperator, Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
-    layer = perturbed(Sparsifiner(**{"k": 5, "m": 3, "channels": 4} | options).build(Site(16, 2, GRID)))
+    layer = perturb(Sparsifiner(**{"k": 5, "m": 3, "channels": 4} | options).build(Site(16, 2, GRID)))
     return layer.operator, *torch.randn(3, 3, 2, 13, 8, dtype=F64)
 
 

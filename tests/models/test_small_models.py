@@ -12,7 +12,7 @@ from regard.mixers.static_keys.ska import SKA
 from regard.mixers.xca import XCA
 from regard.models.catalog import HOSTS, list_models
 from regard.models.create import create_model
-from regard.models.cvt import convolved
+from regard.models.cvt import convolve
 from regard.models.metaformer import load_fitting
 from regard.models.timm_registry import register_timm
 from regard.projections.sne import PSNE
@@ -214,7 +214,7 @@ def test_an_explicit_scale_is_the_scale_of_cvt(host):
     mixer = swap(model, SKA(scale=1.0), "stages.2.*").stages[2].blocks[0].attn.mixer
     grid = mixer.site.grid
     tokens = torch.randn(2, grid.tokens, 384, dtype=torch.float64)
-    raw = mixer.project(convolved(mixer, "q", tokens, grid), "q")[0]
+    raw = mixer.project(convolve(mixer, "q", tokens, grid), "q")[0]
     assert torch.equal(mixer.project_heads(tokens, grid)["q"], raw)
 
 

@@ -165,7 +165,7 @@ def test_landmarks_are_pooled_from_rotated_patches_only() -> None:
     q = mixer.project_heads(model.blocks[0].norm1(tokens), grid, model.rope(4, 6, x))["q"]
     image = q[:, :, 1:-4].mT.unflatten(-1, (4, 6)).flatten(1, 2)
     expected = F.adaptive_avg_pool2d(image, (2, 3)).flatten(2).unflatten(1, (2, 16)).mT
-    assert torch.allclose(mixer.operator.pooled(q, grid)[0], expected, atol=1e-12)
+    assert torch.allclose(mixer.operator.pool(q, grid)[0], expected, atol=1e-12)
     assert mixer.site.grid == Grid(4, 6, 1, 4)
     assert (mixer.site.qk_norm, mixer.site.rotary, mixer.site.qkv_bias) == ("rms", True, False)
 

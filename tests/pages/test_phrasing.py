@@ -12,7 +12,7 @@ def test_numbers_have_a_true_minus_and_no_negative_zero(value, text):
 
 
 def test_signed_marks_gains_only():
-    assert [phrasing.signed(v) for v in (3.84, -1.4, 0.0, -0.01, 0.01, None)] == [
+    assert [phrasing.signed_number(v) for v in (3.84, -1.4, 0.0, -0.01, 0.01, None)] == [
         "+3.8",
         "−1.4",
         "0.0",

@@ -14,7 +14,7 @@ from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import parse
 from regard.testing.external import EXTERNAL, Compared, External, compare, comparisons, largest, plain_gap
-from regard.testing.external.packages import conv_pairs, copied, multihead
+from regard.testing.external.packages import conv_pairs, copy_weights, multihead
 from samples import texts
 from wrong_softmax import Wrong
 
@@ -99,7 +99,7 @@ def test_padding_and_the_plain_form_are_compared_too() -> None:
     assert largest([(pairs[0][0], pairs[2][0])]) > 1e-3
     theirs = torch.nn.MultiheadAttention(16, 2, batch_first=True).double()
     layer = Softmax().build(Site(16, 2, grid)).double()
-    copied(theirs, layer)
+    copy_weights(theirs, layer)
     assert torch.equal(layer.qkv.weight, theirs.in_proj_weight)
 
 

@@ -4,7 +4,7 @@ import os.path
 from collections.abc import Mapping
 from typing import Any
 
-from regard.pages.phrasing import number, signed
+from regard.pages.phrasing import number, signed_number
 
 
 def interval(value: Mapping[str, Any] | None, sign: bool = False) -> str:
@@ -14,7 +14,7 @@ def interval(value: Mapping[str, Any] | None, sign: bool = False) -> str:
     """
     if not value or value["mean"] is None:
         return ""
-    show = signed if sign else number
+    show = signed_number if sign else number
     if value["low"] is None:
         return show(value["mean"])
     return f"{show(value['mean'])} [{show(value['low'])}, {show(value['high'])}]".replace(" ", "\u00a0")

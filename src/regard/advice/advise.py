@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Cost, Extra, Mask, Mixer, MixerConfig, RegardError, Site
-from regard.core.validation import checked
+from regard.core.validation import check_arguments
 from regard.measure.bench import Placement, Run, check_placement, layer_pass, with_gradients
 from regard.measure.bench_model import output_tensor
 from regard.measure.cost import count_cost, host_and_image
@@ -82,7 +82,7 @@ class _Counts(NamedTuple):
     layers: dict[str, tuple[Port, AttentionKind]]
 
 
-def _swapped(model: nn.Module, config: MixerConfig, image: Tensor, ports: Ports = ()) -> nn.Module:
+def _swap_copy(model: nn.Module, config: MixerConfig, image: Tensor, ports: Ports = ()) -> nn.Module:
     """A copy of the model with a mechanism. Raises: RegardError."""
     return plan_swap(copy.deepcopy(model), config, example=image, ports=ports).apply()
 
@@ -110,21 +110,21 @@ def _count(host: str, configs: Sequence[MixerConfig], size: tuple[int, int] | No
     ports = user_ports(extra)
     with torch.device("meta"):
         model, image = host_and_image(host, size, extra)
-        rest = count_cost(_swapped(model, Removed(), image, ports), image)
-        softmax = _swapped(model, Softmax(), image, ports)
+        rest = count_cost(_swap_copy(model, Removed(), image, ports), image)
+        softmax = _swap_copy(model, Softmax(), image, ports)
         layers = _kinds(softmax, image)
         costs: dict[MixerConfig, Cost] = {Softmax(): count_cost(softmax, image)}
         for config in dict.fromkeys(configs):
             if config in costs:
                 continue
             try:
-                costs[config] = count_cost(_swapped(model, config, image, ports), image)
+                costs[config] = count_cost(_swap_copy(model, config, image, ports), image)
             except RegardError as error:
                 refused[config] = str(error)
     return _Counts(rest, costs, refused, layers)
 
 
-@checked
+@check_arguments
 def advise(
     host: str, configs: Sequence[MixerConfig], *, size: tuple[int, int] | None = None, batch: int = 4,
     dtype: str = "fp32", device: str = "cpu", seconds: float = 0.3,
@@ -192,7 +192,7 @@ def _passes(
     grid, mask, grids = kind.site.grid, _zero_bias(kind, placement), batch * kind.windows
     passes: dict[MixerConfig, _Passes | str] = {}
     for config in configs:
-        layer = _built(example, config, kind.site)
+        layer = _build_mixer(example, config, kind.site)
         other = _takes_another_grid(layer)
         forward, both = (
             layer_pass(layer, grid, mask, grids, placement, backward=backward, part="layer")
@@ -249,7 +249,7 @@ def _add_times(
         time.other_grid = None if unknown else time.other_grid and run.other_grid
 
 
-def _built(layer: Port, config: MixerConfig, site: Site) -> Mixer:
+def _build_mixer(layer: Port, config: MixerConfig, site: Site) -> Mixer:
     """The mixer that the port of a layer builds for a site, with weights; in evaluation mode, for batches of one."""
     torch.manual_seed(0)
     mixer = layer.build_mixer(config, site, config.shared()).eval()

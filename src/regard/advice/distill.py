@@ -104,9 +104,9 @@ def distill_model(
         substitutes.keep_only(choice)
         say(f"the original's outputs of {len(judged)} images")
         device = next(model.network.parameters()).device
-        fidelity = Fidelity(substitutes, model.prepared(tensors(judged), device), judges)
+        fidelity = Fidelity(substitutes, model.prepare(tensors(judged), device), judges)
         if folder is not None and "regard_host" in model.network.__dict__:
-            check_recipe(substitutes.applied(choice, model.ports))  # what cannot be saved is refused before it learns
+            check_recipe(substitutes.apply(choice, model.ports))  # what cannot be saved is refused before it learns
         teaching = _Teaching(model, choice, learned, fidelity, kept, guard, say)
         student = teaching.run(layers, outputs, rank)
     if folder is not None:
@@ -143,15 +143,15 @@ class _Teaching:
         rate = self._rate(outputs, rank) if self.guard and outputs.steps else 1.0
         if not outputs.steps or not rate:
             return before
-        learning = self._learning(self._student(), replace(outputs, lr=outputs.lr * rate), rank)
+        learning = self._distillation(self._student(), replace(outputs, lr=outputs.lr * rate), rank)
         self.kept.learn(learning, "outputs", self.say)
         student = learning.end()
         return student if self._add("outputs learned", self.fidelity.of_model(student)) else before
 
     def _student(self) -> nn.Module:
-        return self.fidelity.substitutes.applied(self.choice, self.model.ports)
+        return self.fidelity.substitutes.apply(self.choice, self.model.ports)
 
-    def _learning(self, student: nn.Module, how: Distillation, rank: int) -> OutputDistillation:
+    def _distillation(self, student: nn.Module, how: Distillation, rank: int) -> OutputDistillation:
         return OutputDistillation(student, self.model, self.images, self.fidelity.judges, how, rank)
 
     def _add(self, step: str, change: AnswerChange) -> bool:
@@ -172,7 +172,7 @@ class _Teaching:
             best, rate = next(reversed(self.changes.values())).loss, 0.0
             for factor in RATES:
                 how = replace(outputs, steps=max(TRIAL, outputs.steps // TRIAL), lr=outputs.lr * factor)
-                trial = self._learning(self._student(), how, rank)
+                trial = self._distillation(self._student(), how, rank)
                 trial.run()
                 loss = self.fidelity.of_model(trial.end()).loss
                 self.say(f"trial of {how.steps} steps at rate {how.lr:.2g}: divergence {loss:.4g}")

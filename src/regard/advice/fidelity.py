@@ -21,7 +21,7 @@ from regard.measure.intervals import Interval, interval, share_interval
 from regard.swapping.layer_plan import LayerPlan
 
 from .judges import Judge, choose
-from .judges.judge import joined
+from .judges.judge import concatenate
 from .substitutes import Substitutes
 
 
@@ -102,7 +102,7 @@ class Fidelity:
 
     def of_plan(self, plan: LayerPlan) -> AnswerChange:
         """What a plan of layers changes in the model's output."""
-        with self.substitutes.installed(plan):
+        with self.substitutes.install(plan):
             return self.of_model(self.substitutes.model)
 
     def of_model(self, model: nn.Module) -> AnswerChange:
@@ -115,7 +115,7 @@ class Fidelity:
                     after = judge.read(output)
                     row.append((old, after) if judge.whole else judge.change(old, after))
             changes = [
-                _answer(judge, [judge.change(*map(joined, zip(*row, strict=True)))] if judge.whole else row)
+                _answer(judge, [judge.change(*map(concatenate, zip(*row, strict=True)))] if judge.whole else row)
                 for judge, row in zip(self.judges, found, strict=True)
             ]
         names = list(map(str, self.judges[1:]))
@@ -143,11 +143,11 @@ class Fidelity:
                 before, after = (x.movedim(layer.batch_dim, 0) for x in (output, output_tensor(layer(*args, **kwargs))))
                 errors.setdefault((name, mixer), []).append(_change(before, after, images))
 
-        with self.substitutes.observed(compare):
+        with self.substitutes.observe(compare):
             for batch in self.batches:
                 images = len(batch)
                 self.substitutes.model(batch)
-        return {key: OutputChange(*map(_joined, zip(*pairs, strict=True))) for key, pairs in errors.items()}
+        return {key: OutputChange(*map(_as_array, zip(*pairs, strict=True))) for key, pairs in errors.items()}
 
 
 def _answer(judge: Judge, parts: Sequence[tuple[Tensor, Tensor]]) -> AnswerChange:
@@ -162,7 +162,7 @@ def _change(before: Tensor, after: Tensor, images: int) -> tuple[Tensor, Tensor]
     return (y - x).norm(dim=1) / norm.clamp_min(1e-30), (x * y).sum(1) / (norm * y.norm(dim=1)).clamp_min(1e-30)
 
 
-def _joined(parts: Sequence[Tensor]) -> np.ndarray:
+def _as_array(parts: Sequence[Tensor]) -> np.ndarray:
     return torch.cat(list(parts)).cpu().numpy()
 
 

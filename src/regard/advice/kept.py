@@ -36,7 +36,7 @@ class Kept:
             other(f"{file} is of another question (model, plan, images or options)")
             known = {}
         self.content: dict[str, Any] = known.get("content", {})
-        with self._fitting():
+        with self._content_errors():
             self.start = time.monotonic() - (float(known["seconds"]) if self.content.keys() else 0.0)
         self._next = time.monotonic() + SECONDS_BETWEEN
 
@@ -69,7 +69,7 @@ class Kept:
         """
         steps = learning.how.steps
         if part in self.content:
-            with self._fitting():
+            with self._content_errors():
                 learning.resume(self.content[part])
                 if type(learning.step) is not int or not 0 <= learning.step <= steps:
                     raise ValueError(f"it is of step {learning.step!r}, of {steps}")
@@ -89,7 +89,7 @@ class Kept:
         self.write()
 
     @contextmanager
-    def _fitting(self) -> Iterator[None]:
+    def _content_errors(self) -> Iterator[None]:
         """Turn an error of a content that does not fit into a StoreError that names the file."""
         try:
             yield

@@ -118,7 +118,7 @@ def measure_usage(
 
     def run(plan: LayerPlan) -> Callable[[], Any]:
         def forward() -> None:
-            with substitutes.installed(plan), torch.no_grad():
+            with substitutes.install(plan), torch.no_grad():
                 model(images)
 
         return forward
@@ -128,7 +128,7 @@ def measure_usage(
     with one_thread():
         summaries = in_turns(list(runs.values()), seconds, images.device)
         for (label, once), summary in zip(runs.items(), summaries, strict=True):
-            with substitutes.installed(plans[label]):
+            with substitutes.install(plans[label]):
                 macs = count_macs(model, images[:1]) * len(images)
             usage[label] = Usage(summary.median, peak_growth(once, images.device), macs)
     return usage

@@ -97,8 +97,8 @@ class LayerDistillation:
                 group["lr"] = rate * self.how.rate(self.step)
             self.optimizer.zero_grad(set_to_none=True)
             device = next(self.model.network.parameters()).device
-            images = self.model.prepared(self.batches[self.step][0], device)
-            with self.substitutes.observed(self._learn):
+            images = self.model.prepare(self.batches[self.step][0], device)
+            with self.substitutes.observe(self._learn):
                 self.model.network(images)
             self.optimizer.step()
             self.step += 1
@@ -159,7 +159,7 @@ class OutputDistillation:
             if time.monotonic() > end:
                 return False
             self.optimizer.param_groups[0]["lr"] = self.how.lr * self.how.rate(self.step)
-            inputs = self.model.prepared(self.batches[self.step][0], self.parameters[0].device)
+            inputs = self.model.prepare(self.batches[self.step][0], self.parameters[0].device)
             with eval_mode(self.model.network):
                 target = self.model.network(inputs)
             output = self.student(inputs)

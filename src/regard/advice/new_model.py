@@ -103,7 +103,7 @@ def advise_new_model(wanted: NewModel, configs: Sequence[MixerConfig] = (), tabl
                 mixer=spell(config), params=cost.params, macs=cost.macs, macs_ratio=cost.macs / base,
                 time_ratio=_time(stored["times"], name, wanted) if default else None,
                 evidence=tuple(sorted(lines, key=lambda line: line["task"] != wanted.task)),
-                lacking=_lacking(stored["abilities"], config),
+                lacking=_missing_abilities(stored["abilities"], config),
             )
         )  # fmt: skip
     if not options:
@@ -111,7 +111,7 @@ def advise_new_model(wanted: NewModel, configs: Sequence[MixerConfig] = (), tabl
     options.sort(key=lambda option: (option.time_ratio is None, option.time_ratio or option.macs_ratio))
     return NewAdvice(
         options=tuple(options), left_out=tuple(left_out), answer=_answer(options, wanted),
-        studies=_studies(options, stored, wanted), unknown=_unknown(options, stored, wanted),
+        studies=_studies(options, stored, wanted), unknown=_unknowns(options, stored, wanted),
     )  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def _time(times: dict[str, Any], name: str, wanted: NewModel) -> float | None:
     return math.exp(y0 + (y1 - y0) * (x - x0) / (x1 - x0))
 
 
-def _lacking(probes: Sequence[dict[str, Any]], config: MixerConfig) -> tuple[str, ...] | None:
+def _missing_abilities(probes: Sequence[dict[str, Any]], config: MixerConfig) -> tuple[str, ...] | None:
     """Abilities that the configuration did not learn, or the one of its class that differs in numbers only."""
     name, spelled = type(config).__name__, spell(config)
     exact = [probe for probe in probes if probe["spelling"] == spelled]
@@ -230,7 +230,7 @@ def _studies(options: Sequence[Option], stored: dict[str, Any], wanted: NewModel
     )
 
 
-def _unknown(options: Sequence[Option], stored: dict[str, Any], wanted: NewModel) -> tuple[str, ...]:
+def _unknowns(options: Sequence[Option], stored: dict[str, Any], wanted: NewModel) -> tuple[str, ...]:
     lines = [line for option in options for line in option.evidence]
     tasks = {line["task"] for line in stored["evidence"]}
     never = [option.mixer for option in options if not option.evidence and option.mixer != spell(Softmax())]

@@ -23,7 +23,7 @@ from .distill import Distilled, distill_model
 from .judges.choose import JudgeChoice
 from .learning import Distillation
 from .search import read_budget
-from .user_model import UserModel, as_user_model, read_user_images, unlabelled
+from .user_model import UserModel, as_user_model, read_user_images, sample_images
 
 ImageSource = str | Path | UInt8[np.ndarray, "n h w c"] | DataLoader[Any]
 """A folder of images, flat or nested; their pixels, of which the centre is used; or a DataLoader, whose
@@ -86,16 +86,16 @@ def _inputs(
                 f"{images.dtype}"
             )
         pictures = Images(images, np.zeros(len(images), np.int64))
-        return user, unlabelled(pictures, user.size, user.channels, len(images))
+        return user, sample_images(pictures, user.size, user.channels, len(images))
     if isinstance(images, DataLoader):
-        return user, unlabelled(_loaded(images, user), user.size, user.channels, IMAGES)
+        return user, sample_images(_load_images(images, user), user.size, user.channels, IMAGES)
     pictures, damaged = read_user_images(str(images), user.size, user.channels, IMAGES)
     for line in damaged if report is not None else ():
         report(f"left out: {line}")  # type: ignore[misc]
     return user, pictures
 
 
-def _loaded(loader: DataLoader[Any], user: UserModel) -> Images:
+def _load_images(loader: DataLoader[Any], user: UserModel) -> Images:
     """The first images of a loader as pixels. Raises: DataError for batches without images, or other normalisation."""
     batches: list[np.ndarray] = []
     for batch in loader:

@@ -52,13 +52,13 @@ def answer(result: Recommendation) -> list[str]:
     if not best.spelling:
         return [f"Keep the model as it is: no plan within {result.budget} was found."]
     return [
-        f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {_described(best)}.",
+        f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {_describe(best)}.",
         f"It needs {costs}, and {agreement_text(result, interval_text(best.agreement))} "
         f"(divergence {interval_text(best.divergence)}{result.judge.unit}).",
     ]
 
 
-def _described(plan: VerifiedPlan) -> str:
+def _describe(plan: VerifiedPlan) -> str:
     """The mechanisms of a plan, each with its layers."""
     layers: dict[str, list[str]] = {}
     for name, mixer in as_plan(plan.choice).items():

@@ -41,7 +41,7 @@ from .judges.choose import judge_text, judged_as
 from .kept import SECONDS_BETWEEN, Kept
 from .layer_costs import OWN, Costs, Usage, layer_costs, measure_usage
 from .learning import Distillation, LayerDistillation
-from .search import added, additive_loss, as_plan, cost_of, front, of_one_mechanism, spread_out
+from .search import added_cost, additive_loss, as_plan, cost_of, front, of_one_mechanism, spread_out
 from .substitutes import Substitutes
 from .user_model import UserModel, split_images, tensors
 
@@ -123,16 +123,16 @@ class _Work:
         else:
             self.kept.write()  # what cannot be written is refused before minutes of work
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         """Seconds of the time that the user gave."""
         return max(0.0, 60 * self.question.minutes - self.kept.seconds)
 
     def _say(self, text: str) -> None:
-        self.report(f"{text} [{self._left() / 60:.1f} of {self.question.minutes:g} minutes left in all]")
+        self.report(f"{text} [{self._seconds_left() / 60:.1f} of {self.question.minutes:g} minutes left in all]")
 
     def answer(self) -> Recommendation:
         device = next(self.model.network.parameters()).device
-        judged = self.model.prepared(tensors(self.judged), device)
+        judged = self.model.prepare(tensors(self.judged), device)
         start = time.monotonic()
         self.report(judged_as(self.judges))
         self._say(f"the original's outputs of {len(judged)} images")
@@ -147,10 +147,10 @@ class _Work:
         self._say("where attention looks, on a few images")
         some = judged[torch.linspace(0, len(judged) - 1, min(4, len(judged))).long()]  # of several classes
         use = attention_use(self.model, some)
-        verifying, verified_on = self._verifying(fidelity, once)
+        verifying, verified_on = self._verification_scope(fidelity, once)
         steps = self._learn(verifying, fidelity)
         alone = self._alone(fidelity, verifying)
-        plans, usage = self._verified(verified_on, judged, costs, own, means(alone))
+        plans, usage = self._verify(verified_on, judged, costs, own, means(alone))
         best, met = self._best(plans)
         rated = [plan for plan in plans[1:] if plan.loss < math.inf]
         result = Recommendation(
@@ -167,8 +167,8 @@ class _Work:
         mixers = {spell_or_none(mixer): mixer for mixer in self.question.mixers}
         if "costs" not in self.known:
             self._say("measuring time and memory of each mechanism at each kind of layer")
-            seconds = min(0.3, 0.1 * self._left() / (10 * (1 + len(mixers))))
-            batch = self._timed(judged)
+            seconds = min(0.3, 0.1 * self._seconds_left() / (10 * (1 + len(mixers))))
+            batch = self._timing_batch(judged)
             costs = layer_costs(self.substitutes, batch, seconds, lambda name: self._say(f"costs: {name}"))
             self.known["costs"] = {
                 name: [("" if mixer is OWN else spell_or_none(mixer), *astuple(usage)) for mixer, usage in row.items()]
@@ -182,7 +182,7 @@ class _Work:
             for name, row in self.known["costs"].items()
         }, Usage(*self.known["usage"])
 
-    def _timed(self, judged: Tensor) -> Tensor:
+    def _timing_batch(self, judged: Tensor) -> Tensor:
         """The images of a pass whose time and memory are measured."""
         number = self.question.batch
         return judged[:number] if len(judged) >= number else judged[:1].expand(number, -1, -1, -1)
@@ -201,7 +201,7 @@ class _Work:
         if dropped:
             self._say(f"left out: {dropped} of {sum(map(len, costs.values())) - len(costs)} changes save nothing")
 
-    def _verifying(self, fidelity: Fidelity, once: float) -> tuple[float, Fidelity]:
+    def _verification_scope(self, fidelity: Fidelity, once: float) -> tuple[float, Fidelity]:
         """The seconds that verifying plans will take, and the images for it: fewer where the time is short.
 
         once: seconds of a pass over all images. The number of images is chosen once: an answer from what is known, or
@@ -210,7 +210,7 @@ class _Work:
         images = sum(map(len, fidelity.batches))
         timing = (ROUNDS + 3) * self.question.batch * torch.get_num_threads()  # times are measured on one thread
         if "judging" not in self.known:
-            number = VERIFYING * self._left() / VERIFIED / max(once / images, 1e-9) - timing
+            number = VERIFYING * self._seconds_left() / VERIFIED / max(once / images, 1e-9) - timing
             self.known["judging"] = max(1, min(len(fidelity.batches), int(number / len(fidelity.batches[0]))))
         part = fidelity.part(0, self.known["judging"])
         return VERIFIED * once / images * (timing + sum(map(len, part.batches))), part
@@ -219,7 +219,7 @@ class _Work:
         """Learn the outputs of the original's layers; returns the number of steps that were made."""
         how = Distillation(steps=self.question.steps)
         if "steps" not in self.known:
-            seconds = LEARNING * max(0.0, self._left() - verifying)
+            seconds = LEARNING * max(0.0, self._seconds_left() - verifying)
             self.known |= {"seconds": 1.1 * seconds, **self._affordable(how, seconds)}
         how = replace(how, steps=self.known["steps"], batch=self.known.get("batch", how.batch))
         distillation = LayerDistillation(self.substitutes, self.model, self.learned, how)
@@ -278,7 +278,7 @@ class _Work:
         for number in range(0 if "images" in self.known else len(fidelity.batches)):
             part = fidelity.part(number, number + 1)
             for row, (name, mixer) in enumerate(pairs):
-                if number and self._left() < verifying:
+                if number and self._seconds_left() < verifying:
                     break
                 if len(rows[row]) > number:
                     continue
@@ -298,7 +298,7 @@ class _Work:
             for pair, row in zip(pairs, rows, strict=True)
         }
 
-    def _verified(
+    def _verify(
         self, fidelity: Fidelity, judged: Tensor, costs: Costs, own: Usage, losses: dict[str, dict[MixerConfig, float]]
     ) -> tuple[list[VerifiedPlan], Usage]:
         """Plans with what is measured of the whole model, and the usage of the model as it was beside them."""
@@ -309,11 +309,11 @@ class _Work:
         single = of_one_mechanism(losses, costs, kind, at)[:SINGLE]
         spread = spread_out(choices, costs, kind, VERIFIED - len(single), at)
         chosen = sorted(
-            [*spread, *(each for each in single if each not in spread)], key=lambda c: -added(c, costs, kind)
+            [*spread, *(each for each in single if each not in spread)], key=lambda c: -added_cost(c, costs, kind)
         )
         self._say(f"verifying {len(chosen)} of {len(choices)} plans end to end")
         plans = {str(row): as_plan(choice) for row, choice in enumerate(chosen)}
-        usage = measure_usage(self.substitutes, plans, self._timed(judged), self._seconds_of_a_plan())
+        usage = measure_usage(self.substitutes, plans, self._timing_batch(judged), self._seconds_of_a_plan())
         first = usage["0"]
         results = []
         for row, choice in enumerate(chosen):
@@ -323,7 +323,7 @@ class _Work:
                     choice=choice, predicted=additive_loss(choice, losses), divergence=change.divergence,
                     agreement=change.agreement, latency=used.seconds / first.seconds,
                     memory=used.memory / first.memory if used.memory is not None and first.memory else None,
-                    macs=used.macs / first.macs, expected=1 + added(choice, costs, kind) / max(total, 1e-12),
+                    macs=used.macs / first.macs, expected=1 + added_cost(choice, costs, kind) / max(total, 1e-12),
                 )
             )  # fmt: skip
             mean = f"{change.divergence.mean:.3g}{self.judges[0].unit}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from regard.core import ConfigError, MixerConfig, nearest
-from regard.core.validation import check_fields, shown
+from regard.core.validation import check_fields, short_repr
 
 from .layer_costs import OWN, Costs, Usage
 
@@ -42,7 +42,7 @@ def read_budget(text: str) -> Budget:
     match = re.fullmatch(r"\s*([a-z]+)\s*=\s*([0-9]*\.?[0-9]+)x?\s*", text) if len(text) < 100 else None
     if match is None:
         expected = "latency=0.7x, memory=0.5x or macs=0.6x, shares of what the model needs now"
-        raise ConfigError(f"{shown(text)} is no budget; expected {expected}")
+        raise ConfigError(f"{short_repr(text)} is no budget; expected {expected}")
     return Budget(match[1], float(match[2]))
 
 
@@ -51,7 +51,7 @@ def cost_of(usage: Usage, kind: str) -> float:
     return {"latency": usage.seconds, "memory": float(usage.memory or 0), "macs": float(usage.macs)}[kind]
 
 
-def added(choice: Choice, costs: Costs, kind: str) -> float:
+def added_cost(choice: Choice, costs: Costs, kind: str) -> float:
     """What the layers of a choice cost more than the model's own: the sum, of memory the difference of the peaks."""
     chosen = {name: cost_of(costs[name][mixer], kind) for name, mixer in choice.items()}
     own = {name: cost_of(usage[OWN], kind) for name, usage in costs.items()}
@@ -76,7 +76,7 @@ def front(losses: Mapping[str, Mapping[MixerConfig, float]], costs: Costs, kind:
         for name in costs
     }
     choices = _by_bound(options) if kind == "memory" else _by_sum(options)
-    rated = [(added(choice, costs, kind), additive_loss(choice, losses), choice) for choice in choices]
+    rated = [(added_cost(choice, costs, kind), additive_loss(choice, losses), choice) for choice in choices]
     kept: list[Choice] = []
     least = math.inf
     for _, loss, choice in sorted(rated, key=lambda item: (item[0], item[1])):
@@ -119,10 +119,10 @@ def _by_sum(options: _Options) -> Sequence[Choice]:
                 shifted[row, step:] = best[: len(best) - step] + max(loss, 0.0)
         taken.append((shifted.argmin(0), steps))
         best = shifted.min(0)
-    return [_traced(names, options, taken, total) for total in range(len(best)) if np.isfinite(best[total])]
+    return [_backtrack(names, options, taken, total) for total in range(len(best)) if np.isfinite(best[total])]
 
 
-def _traced(names: list[str], options: _Options, taken: list[tuple[np.ndarray, list[int]]], total: int) -> Choice:
+def _backtrack(names: list[str], options: _Options, taken: list[tuple[np.ndarray, list[int]]], total: int) -> Choice:
     choice: dict[str, MixerConfig | None] = {}
     for name, (rows, steps) in zip(reversed(names), reversed(taken), strict=True):
         row = int(rows[total])
@@ -148,7 +148,7 @@ def spread_out(choices: Sequence[Choice], costs: Costs, kind: str, number: int, 
     """
     if len(choices) <= number:
         return list(choices)
-    values = np.array([added(choice, costs, kind) for choice in choices])
+    values = np.array([added_cost(choice, costs, kind) for choice in choices])
     within = np.flatnonzero(values <= at)
     near = [int(within[0]), max(int(within[0]) - 1, 0)] if len(within) else [len(choices) - 1]
     targets = np.linspace(values.max(), values.min(), max(2, number - len(near)))
@@ -171,9 +171,9 @@ def of_one_mechanism(
         }
         choice: dict[str, MixerConfig | None] = dict.fromkeys(costs, OWN)
         for name in sorted(useful, key=lambda name: useful[name][0] / useful[name][1]):
-            if added(choice, costs, kind) > at:
+            if added_cost(choice, costs, kind) > at:
                 choice[name] = mixer
-        if added(choice, costs, kind) <= at:
+        if added_cost(choice, costs, kind) <= at:
             found.append(choice)
     return sorted(found, key=lambda choice: additive_loss(choice, losses))
 

@@ -24,7 +24,7 @@ class Substitutes:
     """Layers beside a model, which itself does not change: `layers[name][mechanism]` has weights of its own.
 
     The model may be swapped already: its present mechanisms are then what they replace. They start as a swap starts
-    them: with the weights of the layer as far as the mechanism has them. A plan of layers is `installed` for the length
+    them: with the weights of the layer as far as the mechanism has them. A plan of layers is `install` for the length
     of a `with` block. refused: why a mechanism cannot stand at a layer. Close it at the end (or use it in a `with`
     statement): it takes its hooks from the model. reinitialise: as for `swap`.
     Raises: SwapError if the model has no attention that can be replaced, or no mechanism fits any layer.
@@ -98,7 +98,7 @@ class Substitutes:
 
     def keep_only(self, plan: LayerPlan) -> None:
         """Drop all substitutes but those of a plan. Raises: SwapError for a mechanism that a layer does not have."""
-        with self.installed(plan):
+        with self.install(plan):
             pass
         self.layers = {name: {mixer: self.layers[name][mixer]} for name, mixer in plan.items()}
         self.names = list(plan)
@@ -120,7 +120,7 @@ class Substitutes:
         self.close()
 
     @contextmanager
-    def installed(self, plan: LayerPlan) -> Iterator[nn.Module]:
+    def install(self, plan: LayerPlan) -> Iterator[nn.Module]:
         """The model with substitutes at the layers of a plan, and its own attention at the others.
 
         plan: exact names of layers. Raises: SwapError for a mechanism that a layer does not have.
@@ -149,7 +149,7 @@ class Substitutes:
         return layer_calls(self.model, {name: self.model.get_submodule(name) for name in self.names}, images)
 
     @contextmanager
-    def observed(self, see: Callable[[str, tuple[Any, ...], dict[str, Any], Tensor], None]) -> Iterator[None]:
+    def observe(self, see: Callable[[str, tuple[Any, ...], dict[str, Any], Tensor], None]) -> Iterator[None]:
         """Within it, each pass of the model calls `see` with each layer's name, arguments and output (a tensor)."""
 
         def hook(name: str) -> Callable[..., None]:
@@ -185,7 +185,7 @@ class Substitutes:
                 check_weights(layer, own)
                 layer.load_state_dict(own)
 
-    def applied(self, plan: LayerPlan, ports: Ports = ()) -> nn.Module:
+    def apply(self, plan: LayerPlan, ports: Ports = ()) -> nn.Module:
         """A copy of the model swapped by a plan, with the weights of the substitutes; hooks are those of a swap."""
         handles, self._handles = self._handles, []
         for handle in handles:

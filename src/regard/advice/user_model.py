@@ -16,7 +16,7 @@ from regard.images.augment import centre
 from regard.images.feed import to_tensor
 from regard.images.imagenet import NORMAL
 from regard.images.images import Images, read_image, size_before_crop
-from regard.images.normalise import Statistics, normalised
+from regard.images.normalise import Statistics, normalise
 from regard.images.own import SUFFIXES
 from regard.models.catalog import user_ports
 from regard.models.create import spell_host
@@ -101,9 +101,9 @@ class UserModel:
         with explain_inputs(self.network, example), eval_mode(self.network):
             return self.network(example)
 
-    def prepared(self, images: Tensor, device: torch.device | str = "cpu") -> Tensor:
+    def prepare(self, images: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """uint8 images (n, C, H, W) as the model takes them: float32, normalised, on the device."""
-        return normalised(images, self.statistics, torch.device(device))
+        return normalise(images, self.statistics, torch.device(device))
 
 
 def load_user_model(
@@ -149,7 +149,7 @@ def as_user_model(
     if example.ndim != 4 or not example.is_floating_point():
         raise UnsupportedError(f"{text} takes {tuple(example.shape)} {example.dtype}, no images")
     if size is not None:
-        example = _resized(network, example, size)
+        example = _resize(network, example, size)
         if not checked:  # some of timm's own sizes lose a border
             _check_patches(network, example)
     mean, deviation = data.get("normal") or usual_normal(network, example.shape[1])
@@ -184,7 +184,7 @@ def usual_normal(network: nn.Module, channels: int) -> Statistics:
     return mean, std
 
 
-def _resized(network: nn.Module, example: Tensor, size: tuple[int, int]) -> Tensor:
+def _resize(network: nn.Module, example: Tensor, size: tuple[int, int]) -> Tensor:
     """An image of another size, for a model whose position embedding can be resized. Raises: ConfigError."""
     if tuple(example.shape[-2:]) == size:
         return example
@@ -250,7 +250,7 @@ def evenly_spaced(number: int, limit: int) -> list[int]:
     return [row * number // kept for row in range(kept)]
 
 
-def unlabelled(images: Images, size: tuple[int, int], channels: int, limit: int) -> Images:
+def sample_images(images: Images, size: tuple[int, int], channels: int, limit: int) -> Images:
     """At most `limit` evenly spaced images of a set, with another number of channels where the model asks for it."""
     sides = images.pixels.shape[1:3]
     if not len(images) or min(a - b for a, b in zip(sides, size, strict=True)) < 0:

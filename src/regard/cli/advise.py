@@ -9,12 +9,12 @@ import typer
 
 from regard.core import ConfigError, Extra
 
-from .given import Context, grouped, refuse_given
-from .imports import Imports, imported, read_mixer
+from .given import Context, expand_groups, refuse_given
+from .imports import Imports, imported_items, read_mixer
 from .new_model import NewModelOptions, show_new_model
 from .run_options import ResultsOption, RootOption, find_device, path_option, use_data
 from .sizes import read_size, short_grid
-from .tables import AsJson, show, wrapped
+from .tables import AsJson, show, wrap_notes
 from .user_model import (
     JudgeOption,
     ModelArgument,
@@ -54,7 +54,7 @@ WITHOUT_IMAGES = (
 )
 
 
-@grouped
+@expand_groups
 def advise(
     context: Context,
     model: ModelArgument = "",
@@ -93,7 +93,7 @@ def advise(
 
     For a model that does not exist yet, --tokens and --dim answer from the studies and measurements of Regard.
     """
-    extra = imported(modules)
+    extra = imported_items(modules)
     texts = [text for text in mixers.split(";") if text.strip()]
     if not model:
         refuse_given(context, OF_A_MODEL, "is for a MODEL that exists; leave it out")
@@ -149,7 +149,7 @@ def advise(
             hints += ["to teach it, without labels:", f"  {shlex.join(command)}"]
         command = ["regard", "explore", model, "PICTURE", "--plan", str(plan), *given]
         hints += ["to see where both look on a picture:", f"  {shlex.join(command)}"]
-    lines = wrapped([*answer(result), *(f"not sure: {line}" for line in result.doubts)])
+    lines = wrap_notes([*answer(result), *(f"not sure: {line}" for line in result.doubts)])
     show(_rows(result, short_plan), notes=[*lines, *hints])
 
 

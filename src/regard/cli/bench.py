@@ -11,7 +11,7 @@ from regard.files.atomic import check_writable
 from regard.files.paths import user_path
 
 from .given import Context, refuse_given
-from .imports import Imports, imported
+from .imports import Imports, imported_items
 from .run_options import find_device
 from .sizes import check_heads, read_grids, read_size
 from .tables import AsJson, show
@@ -80,7 +80,7 @@ def bench(
 
     check_heads(dim, heads)
     clock_device = find_device(device)
-    extra = imported(modules)
+    extra = imported_items(modules)
     configs = _mixers(mixers, bool(model), extra) if mixers else [cls() for cls in MIXERS]
     refused: list[str] = []
     timings: list[Timing] = []

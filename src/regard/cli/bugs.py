@@ -26,11 +26,11 @@ def report(error: Exception, arguments: Sequence[str], shown: bool = False) -> s
         or "can't allocate memory" in str(error)
     ):
         return f"this machine has too little memory ({described}); choose smaller sizes or batches"
-    place = "the traceback is above" if shown else _written(error, arguments)
+    place = "the traceback is above" if shown else _write_report(error, arguments)
     return f"{described}; this is a bug of Regard, or of a module of --import: {place}"
 
 
-def _written(error: Exception, arguments: Sequence[str]) -> str:
+def _write_report(error: Exception, arguments: Sequence[str]) -> str:
     from regard import __version__
 
     lines = [

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .imports import Imports, imported, read_mixer
+from .imports import Imports, imported_items, read_mixer
 from .tables import AsJson, show
 
 
@@ -17,7 +17,7 @@ def card(
     """Show formula, source, taxonomy, masks and options of a mechanism."""
     from regard.mixers.spelling import spell
 
-    config = read_mixer(mixer, imported(modules))
+    config = read_mixer(mixer, imported_items(modules))
     options = {item.name: spell(getattr(config, item.name)) for item in dataclasses.fields(config)}
     facts: dict[str, Any] = {"spelling": spell(config)} | dataclasses.asdict(config.card)
     facts |= {"masks": config.masks, "cross": config.cross}

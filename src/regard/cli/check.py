@@ -9,7 +9,7 @@ import typer
 
 from regard.core import ConfigError, Extra
 
-from .imports import Imports, imported, read_mixer
+from .imports import Imports, imported_items, read_mixer
 from .tables import AsJson, show
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def check(
     Then compare each mechanism with another package, or at least its plain equation, and count it in DeiT-T and DeiT-S
     beside the numbers in Tables 2 and 3 of the MiTA paper.
     """
-    extra = imported(modules)
+    extra = imported_items(modules)
     texts = [mixer] if mixer else _samples(extra)
     rows = []
     for config in [read_mixer(text, extra) for text in texts]:

@@ -7,7 +7,7 @@ import typer
 from regard.core import ConfigError
 
 from .given import Context, refuse_given
-from .imports import Imports, imported
+from .imports import Imports, imported_items
 from .sizes import check_heads, read_grids, read_size, short_grid
 from .tables import AsJson, show
 
@@ -40,8 +40,8 @@ def cost(
         raise ConfigError("--size is the image size of a host: give --host too, or use --grid for one layer")
     if host:
         refuse_given(context, ("grid", "prefix", "dim", "heads"), "is of one layer: leave it out with --host")
-    extra = imported(modules)
-    named = [_named(text, extra) for text in mixers]
+    extra = imported_items(modules)
+    named = [_parse_row(text, extra) for text in mixers]
     rows: list[dict[str, Any]] = []
     if host:
         from regard.measure.cost import model_cost
@@ -72,7 +72,7 @@ def cost(
     show(rows, as_json, notes=[note])
 
 
-def _named(text: str, extra: "Extra") -> "tuple[str, MixerConfig | None]":
+def _parse_row(text: str, extra: "Extra") -> "tuple[str, MixerConfig | None]":
     """The name of a row and its mechanism; None for the host's own attention. "None" is no attention, as in training.
 
     Raises: ConfigError if the text is no mechanism.

@@ -8,17 +8,17 @@ import typer
 
 from regard.core import ConfigError
 
-from .given import grouped
-from .imports import Imports, imported
+from .given import expand_groups
+from .imports import Imports, imported_items
 from .run_options import ResultsOption, RootOption, find_device, path_option, use_data
-from .tables import AsJson, show, wrapped
+from .tables import AsJson, show, wrap_notes
 from .user_model import DataOption, JudgeOption, ModelArgument, ModelOptions, progress, read_images, read_model
 
 if TYPE_CHECKING:
     from regard.advice.distill import Distilled
 
 
-@grouped
+@expand_groups
 def distill(
     model: ModelArgument,
     plan: Annotated[
@@ -57,7 +57,7 @@ def distill(
     from regard.advice.distill import distill_model, how_to_load
     from regard.advice.learning import Distillation
 
-    extra = imported(modules)
+    extra = imported_items(modules)
     if out.exists() and out.resolve() == Path(model).expanduser().resolve():
         raise ConfigError(f"--out {out} is the folder of the model itself, which would be replaced; choose another")
     user = read_model(model, results, extra, options, judge)
@@ -80,7 +80,7 @@ def distill(
         f"saved: {out}; {how_to_load(out, user)}",
         *([f"to see where it looks: regard explore {shlex.quote(str(out))} PICTURE"] if user.saveable else []),
     ]
-    show(_rows(outcome), notes=wrapped(notes))
+    show(_rows(outcome), notes=wrap_notes(notes))
 
 
 def _rows(outcome: "Distilled") -> list[dict[str, object]]:

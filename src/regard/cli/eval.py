@@ -9,8 +9,8 @@ import typer
 
 from regard.core import ConfigError, DataError, Extra
 
-from .given import grouped
-from .imports import Imports, imported, read_mixer
+from .given import expand_groups
+from .imports import Imports, imported_items, read_mixer
 from .run_options import AsJson, DeviceOption, ResultsOption, RootOption, find_device, numbers, use_data
 from .trained import Trained, TrainedArgument, read_trained, trained_run
 from .user_model import ModelOptions, progress
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from regard.lab.tasks.classification import Classification
 
 
-@grouped
+@expand_groups
 def evaluate(
     model: TrainedArgument,
     best: Annotated[
@@ -44,7 +44,7 @@ def evaluate(
     from regard.lab.train.autocast import ModelAtPrecision
 
     use_data(data_root)
-    extra = imported(modules)
+    extra = imported_items(modules)
     run = trained_run(model, results)
     if not data and run is None:
         raise ConfigError(f"{model} is no run, whose test images are known: give labelled images with --data")

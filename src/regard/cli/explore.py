@@ -8,13 +8,13 @@ import typer
 
 from regard.core import ConfigError
 
-from .given import grouped
-from .imports import Imports, imported
+from .given import expand_groups
+from .imports import Imports, imported_items
 from .run_options import ResultsOption, path_option
 from .user_model import ModelArgument, ModelOptions, read_model
 
 
-@grouped
+@expand_groups
 def explore(
     model: ModelArgument,
     pictures: Annotated[list[str], typer.Argument(help='Image files, or a sample: "china", "flower", "digit".')],
@@ -44,7 +44,7 @@ def explore(
     if mixer and plan:
         raise ConfigError("--mixer and --plan both name the second model: leave one out")
     check_writable(out)
-    extra = imported(modules)
+    extra = imported_items(modules)
     user = read_model(model, results, extra, options)
     names = [Path(text).name for text in pictures]
     shown, credits = {}, []

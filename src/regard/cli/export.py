@@ -9,14 +9,14 @@ import typer
 
 from regard.core import ConfigError, UnsupportedError
 
-from .given import grouped
-from .imports import Imports, imported
+from .given import expand_groups
+from .imports import Imports, imported_items
 from .run_options import ResultsOption, path_option
 from .trained import TrainedArgument, read_trained, say_numbers
 from .user_model import ModelOptions
 
 
-@grouped
+@expand_groups
 def export(
     model: TrainedArgument,
     onnx: Annotated[Path, path_option("The file to write, such as model.onnx.")],
@@ -34,7 +34,7 @@ def export(
 
     if onnx.suffix != ".onnx":
         raise ConfigError(f"--onnx names a file that ends in .onnx, not {onnx}")
-    trained = read_trained(model, results, imported(modules), options, best, any_output=True)
+    trained = read_trained(model, results, imported_items(modules), options, best, any_output=True)
     say_numbers(model, trained)
     task, record = trained.task, trained.record
     if task is not None and task.no_export:

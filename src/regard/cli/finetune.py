@@ -10,7 +10,7 @@ import typer
 from regard.core import ConfigError, Extra
 from regard.files.paths import named_folder
 
-from .given import grouped
+from .given import expand_groups
 from .run_display import execute_run
 from .run_options import (
     RunOptions,
@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {"epochs": 10, "lr": 2e-4}
 """Fields of the recipe: fewer epochs and a smaller learning rate than from scratch."""
 
 
-@grouped
+@expand_groups
 def finetune(
     start: Annotated[
         str,
@@ -70,7 +70,7 @@ def finetune(
     if weights:
         start = _with_weights(start, weights, options)
     normal = ModelOptions(mean=mean, std=std).normal
-    run = finetuning(start, mixer, data, options, task, plan, normal)
+    run = finetuning_run(start, mixer, data, options, task, plan, normal)
     bring_start(run, start, options.results)
     execute_run(run, options.results, training, options.as_json)
 
@@ -115,7 +115,7 @@ def _check_trainable(start: str) -> None:
         )
 
 
-def finetuning(
+def finetuning_run(
     start: str, mixer: str, data: str, options: RunOptions, task: str = "", plan: str = "",
     normal: "Statistics | None" = None,
 ) -> "Run":  # fmt: skip
@@ -123,7 +123,7 @@ def finetuning(
 
     normal: mean and deviation of each channel, None = those of the weights. Raises: ConfigError, StoreError.
     """
-    from regard.models.sizes import size_of, sized
+    from regard.models.sizes import size_of, with_size
 
     extra, results = options.extra, options.results
     host, present, present_plan, source = _start(start, results, extra)
@@ -145,9 +145,9 @@ def finetuning(
     if "size" in kind.__dataclass_fields__:
         given = read_size(options.size) if options.size else None
         height, width = given or own_fields.get("size") or size_of(host, extra)
-        host, options = sized(host, (height, width), extra), replace(options, size=f"{height}x{width}")
+        host, options = with_size(host, (height, width), extra), replace(options, size=f"{height}x{width}")
 
-    def made(mixer: str, plan: str) -> "Run":
+    def run_with(mixer: str, plan: str) -> "Run":
         run = make_run(mixer, data, host, options, task=task, defaults=defaults, start=source, plan=plan)
         if normal is not None and len(normal[0]) != (channels := cast("ImageTask", run.task).channels):
             raise ConfigError(
@@ -156,9 +156,9 @@ def finetuning(
         return _without_usual(run)
 
     if plan:
-        bare = made("host", "")
+        bare = run_with("host", "")
         return replace(bare, plan=_overlaid(plan, bare, present, present_plan, extra))
-    return made(mixer or present, "" if mixer else present_plan)
+    return run_with(mixer or present, "" if mixer else present_plan)
 
 
 def _without_usual(run: "Run") -> "Run":

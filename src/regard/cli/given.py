@@ -18,7 +18,7 @@ else:
     Context = typer.Context.__base__  # what typer passes is not of its own class
 
 
-def grouped(verb: Callable[..., None]) -> Callable[..., None]:
+def expand_groups(verb: Callable[..., None]) -> Callable[..., None]:
     """The verb as the parser reads it: a parameter that is a dataclass becomes an option for each of its fields.
 
     A field is annotated as the parameter of a verb is, `Annotated[int, typer.Option(...)] = 0`.
@@ -52,7 +52,7 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def given(context: Context, names: Sequence[str]) -> list[str]:
+def given_options(context: Context, names: Sequence[str]) -> list[str]:
     """Those of the parameters of a verb that the user gave, as options: "--data-root"."""
     sources = ((name, context.get_parameter_source(name)) for name in names)
     flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
@@ -61,7 +61,7 @@ def given(context: Context, names: Sequence[str]) -> list[str]:
 
 def refuse_given(context: Context, names: Sequence[str], reason: str) -> None:
     """names: of parameters of the verb. Raises: ConfigError "--NAME REASON" for the first that the user gave."""
-    for option in given(context, names):
+    for option in given_options(context, names):
         raise ConfigError(f"{option} {reason}")
 
 

@@ -25,7 +25,7 @@ Imports = Annotated[
 TUPLES = ("MIXERS", "PORTS", "HOSTS", "TASKS")
 
 
-def imported(modules: Sequence[str] | None) -> Extra:
+def imported_items(modules: Sequence[str] | None) -> Extra:
     """The items of the tuples MIXERS, PORTS, HOSTS and TASKS of the modules. Importing a module registers nothing.
 
     Raises: ConfigError if a module cannot be imported, or has none of the tuples.
@@ -34,8 +34,8 @@ def imported(modules: Sequence[str] | None) -> Extra:
 
 
 def imported_studies(modules: Sequence[str] | None) -> dict[str, "Study"]:
-    """The studies in the tuples STUDIES of the modules, by name. Raises: as `imported`; ConfigError for a name that
-    another study has."""
+    """The studies in the tuples STUDIES of the modules, by name. Raises: as `imported_items`; ConfigError for a name
+    that another study has."""
     from regard.lab.engine.study import Study
     from regard.lab.studies import ANALYSES
     from regard.lab.studies import STUDIES as KNOWN

@@ -9,8 +9,8 @@ import typer
 from regard.core import ConfigError
 from regard.files.paths import named_folder
 
-from .given import grouped
-from .imports import Imports, imported
+from .given import expand_groups
+from .imports import Imports, imported_items
 from .run_options import ResultsOption, optional_run, path_option
 from .user_model import ModelArgument, ModelOptions, read_model
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from regard.advice.user_model import UserModel
 
 
-@grouped
+@expand_groups
 def maps(
     model: ModelArgument,
     image: Annotated[str, typer.Argument(help='An image file, or a sample: "china", "flower", "digit".')] = "flower",
@@ -55,7 +55,7 @@ def maps(
 
     if out.suffix.lower() != ".png" or os.path.realpath(out) == os.path.realpath(image):
         raise ConfigError(f"--out names a new file that ends in .png, not {out}")
-    position, extra = _position(query), imported(modules)
+    position, extra = _position(query), imported_items(modules)
     if mixer and (optional_run(model, results) or named_folder(model)):
         raise ConfigError("a run or a saved model has its mechanism: leave --mixer out, which is for other models")
     user = read_model(model, results, extra, options)
@@ -94,4 +94,4 @@ def _input(user: "UserModel", image: str):  # type: ignore[no-untyped-def]
     from regard.explorer.explore import picture_of
 
     shown, credit = picture_of(user, image)
-    return user.prepared(torch.from_numpy(shown.copy()).permute(2, 0, 1)[None])[0], shown, credit
+    return user.prepare(torch.from_numpy(shown.copy()).permute(2, 0, 1)[None])[0], shown, credit

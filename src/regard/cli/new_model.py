@@ -8,7 +8,7 @@ import typer
 from regard.core import ConfigError
 
 from .sizes import LARGEST, read_size
-from .tables import show, wrapped
+from .tables import show, wrap_notes
 
 if TYPE_CHECKING:
     from regard.advice.new_model import NewAdvice, Option
@@ -53,7 +53,7 @@ def show_new_model(new: NewModelOptions, configs: "list[MixerConfig]", as_json: 
         ),
         configs,
     )
-    show([_row(option) for option in advice.options], as_json, notes=wrapped(_notes(advice)))
+    show([_row(option) for option in advice.options], as_json, notes=wrap_notes(_notes(advice)))
 
 
 def _row(option: "Option") -> dict[str, Any]:

@@ -11,8 +11,8 @@ from regard.files.atomic import store_errors, write_atomically
 from regard.files.paths import files_below, printable, user_path
 
 from .exit_codes import WRONG_USE
-from .given import grouped
-from .imports import Imports, imported
+from .given import expand_groups
+from .imports import Imports, imported_items
 from .run_options import DeviceOption, ResultsOption, RootOption, find_device, path_option, use_data
 from .trained import TrainedArgument, read_trained, say_numbers
 from .user_model import ModelOptions
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from regard.lab.tasks.base import Task
 
 
-@grouped
+@expand_groups
 def predict(
     model: TrainedArgument,
     files: Annotated[
@@ -59,7 +59,7 @@ def predict(
         raise ConfigError("--annotations gives the image ids of --coco; add --coco, or leave it out")
     ids = None if annotations is None else _image_ids(annotations)
     torch_device = find_device(device)
-    trained = read_trained(model, results, imported(modules), options, best)
+    trained = read_trained(model, results, imported_items(modules), options, best)
     say_numbers(model, trained)
     task = cast("Task", trained.task)
     sources = _sources(files, task.takes_text)
@@ -169,7 +169,7 @@ def _draw(task: "Task", predictions: list[dict[str, Any]], out: Path) -> str:
     for number, prediction in enumerate(predictions):
         source = next(iter(prediction.values()))
         try:
-            image = task.drawn(source, prediction)
+            image = task.draw(source, prediction)
         except UnsupportedError:
             return ""
         image.save(out / f"{number:04d}-{Path(str(source)).stem[:40]}.png")

@@ -13,7 +13,7 @@ from regard.core import ConfigError, Extra, nearest
 from regard.lab.engine.study import MOST_SEEDS
 from regard.lab.results.results import Results
 
-from .imports import Imports, imported, read_mixer
+from .imports import Imports, imported_items, read_mixer
 from .run_options import Download, ResultsOption, RootOption, path_option, use_data
 from .study_display import Display
 from .tables import AsJson, show
@@ -72,7 +72,7 @@ def probe(
     if sweep and (abilities or train_controls):
         raise ConfigError("--sweep is about recall by content: leave out --abilities and --train-controls")
     use_data(data_root)
-    extra = imported(modules)
+    extra = imported_items(modules)
     everything = mixers == [ALL]
     train_controls = train_controls or everything
     rows, boards, names = _rows(mixers, extra, sweep, train_controls), _boards(boards, download), _abilities(abilities)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from regard.core import ConfigError, nearest
-from regard.lab.results.housekeeping import STATES, StoredRun, remove, selected, stored_runs
+from regard.lab.results.housekeeping import STATES, StoredRun, remove, select_runs, stored_runs
 from regard.lab.results.results import Results
 
 from .run_options import ResultsOption, check_results
@@ -33,7 +33,7 @@ def list_runs(
     as_json: AsJson = False,
 ) -> None:
     """List the runs: state, task, data, score, date of the end (UTC), size, and days since the last change."""
-    runs = _selected(_store(results), state, older, larger)
+    runs = _select(_store(results), state, older, larger)
     _show(runs, as_json, f"{len(runs)} runs, {_megabytes(runs)} MB")
 
 
@@ -51,7 +51,7 @@ def prune(
     Without --state these are runs that failed or were stopped before the end; finished ones need --state done.
     """
     store = _store(results)
-    runs = _selected(store, state, older, larger)
+    runs = _select(store, state, older, larger)
     kept: dict[str, str] = {}
     if runs:
         if not as_json:
@@ -74,13 +74,13 @@ def _store(results: Path) -> Results:
     return Results(results)
 
 
-def _selected(store: Results, states: str, days: float, megabytes: float) -> list[StoredRun]:
+def _select(store: Results, states: str, days: float, megabytes: float) -> list[StoredRun]:
     """Raises: ConfigError for an unknown state."""
     names = [name.strip() for name in states.split(",")]
     for name in names:
         if name not in STATES:
             raise ConfigError(f"--state has no {name!r}; {nearest(name, STATES)}")
-    return selected(stored_runs(store), names, days, megabytes * 1e6)
+    return select_runs(stored_runs(store), names, days, megabytes * 1e6)
 
 
 def _confirm(question: str, yes: bool) -> None:

@@ -14,7 +14,7 @@ from regard.core import ConfigError, Extra, nearest
 from regard.core.validation import as_float
 from regard.files.paths import named_folder, user_path
 
-from .imports import Imports, imported
+from .imports import Imports, imported_items
 from .sizes import read_size
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class RunOptions:
     @property
     def extra(self) -> Extra:
         """What the modules of --import have."""
-        return imported(self.modules)
+        return imported_items(self.modules)
 
     @property
     def changes(self) -> list[str]:

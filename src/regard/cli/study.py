@@ -16,7 +16,7 @@ from regard.lab.results.results import Results
 from regard.lab.studies import ANALYSES, STUDIES
 
 from .analysis import analysis_text, show_analysis
-from .given import grouped
+from .given import expand_groups
 from .run_options import ResultsOption, check_results, path_option
 from .study_display import show_prospects
 from .study_options import LargestScale, Name, Scale, StudyOptions, Workers, find_study
@@ -42,7 +42,7 @@ def list_studies(as_json: AsJson = False) -> None:
 
 
 @study_app.command("show")
-@grouped
+@expand_groups
 def show_study(
     name: Name,
     scale: Scale = "desk",
@@ -101,12 +101,12 @@ def _line(row: Any, runs: list[Any], store: Results, estimates: dict[tuple[str, 
     return {
         "row": row.label, "mechanism": _mechanism(row), "control": row.control, "seeds": len(runs),
         "done": states.count("done"), "failed": states.count("failed"), "running": states.count("running"),
-        "seconds a run": _rounded(sum(seconds) / len(seconds) if seconds else None),
-        "estimate": _rounded(estimates.get((row.label, 0))),
+        "seconds a run": _round(sum(seconds) / len(seconds) if seconds else None),
+        "estimate": _round(estimates.get((row.label, 0))),
     }  # fmt: skip
 
 
-def _rounded(seconds: float | None) -> float | None:
+def _round(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 1)
 
 

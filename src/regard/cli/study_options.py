@@ -11,7 +11,7 @@ import typer
 from regard.core import ConfigError
 from regard.lab.studies import load_study
 
-from .imports import Imports, imported, imported_studies
+from .imports import Imports, imported_items, imported_studies
 from .run_options import (
     Changes,
     Compile,
@@ -153,7 +153,7 @@ def find_study(name: str, scale: str, options: StudyOptions) -> "Study":
     use_data(options.data_root)
     if folder := os.environ.get("REGARD_DATA"):
         os.environ["REGARD_DATA"] = os.path.abspath(os.path.expanduser(folder))
-    extra, yours = imported(options.modules), imported_studies(options.modules)
+    extra, yours = imported_items(options.modules), imported_studies(options.modules)
     study = yours[name] if name in yours else load_study(name)
     setting = study.setting(scale)
     if options.digest is not None:

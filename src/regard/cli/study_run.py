@@ -15,7 +15,7 @@ from regard.lab.results.results import Results
 from regard.lab.studies import ANALYSES
 
 from .analysis import run_and_print_analysis
-from .given import Context, given, grouped
+from .given import Context, expand_groups, given_options
 from .run_options import use_data
 from .study_all import run_all
 from .study_display import Display, print_table
@@ -32,7 +32,7 @@ WORK = ("retry", "fresh", "dry_run", "decide", "hours")
 """Names of options, by what they are about."""
 
 
-@grouped
+@expand_groups
 def run(
     context: Context,
     name: NameOrNone = "",
@@ -75,7 +75,7 @@ def run(
     if place.on == "print":
         _print_commands(study, work, options)
         return
-    further = work.rows if given(context, ["rows"]) else ""
+    further = work.rows if given_options(context, ["rows"]) else ""
     counts = _execute(study, work, cluster, place.workers, decide, further)
     if work.only is None:
         print_table(work.results, name, study.setting_name(work.scale), work.as_json)
@@ -89,7 +89,7 @@ def _check_options(context: Context, name: str, every: bool, dry_run: bool, deci
     """Raises: ConfigError for an option that has no meaning beside the others."""
 
     def refuse(names: Sequence[str], reason: str) -> None:
-        if options := given(context, names):
+        if options := given_options(context, names):
             raise ConfigError(f"{reason}: leave out {', '.join(options)}")
 
     if every:
@@ -102,12 +102,12 @@ def _check_options(context: Context, name: str, every: bool, dry_run: bool, deci
         refuse((*CHANGES, *PLACE, *WORK), f"{name} is an analysis, which trains nothing")
     if decide:
         refuse(("seeds", "fresh", "dry_run", "only"), "--decide chooses seeds itself")
-    elif given(context, ["hours"]):
+    elif given_options(context, ["hours"]):
         raise ConfigError("--hours is for --decide, which adds seeds; without it the number of seeds is fixed")
     if dry_run:
         refuse((*PLACE, "seeds", "devices", "compile", "retry", "fresh"),
                "--dry-run executes nothing, and counts the seeds of the study")  # fmt: skip
-    if given(context, ["only"]):
+    if given_options(context, ["only"]):
         refuse(("as_json",), "--only prints no table, also none as JSON")
     if on == "print":
         refuse([each for each in (*PLACE, *WORK) if each not in ("on", "retry")],

@@ -11,11 +11,11 @@ import typer
 
 from regard.core import Extra
 
-from .given import Context, grouped, refuse_given
-from .imports import Imports, imported, read_mixer
+from .given import Context, expand_groups, refuse_given
+from .imports import Imports, imported_items, read_mixer
 from .run_options import ResultsOption, RootOption, use_data
 from .sizes import short_grid
-from .tables import AsJson, show, wrapped
+from .tables import AsJson, show, wrap_notes
 from .user_model import (
     JudgeOption,
     ModelArgument,
@@ -35,7 +35,7 @@ ROUNDING = 1e-3
 """Relative change of an output in 32 bits that rounding alone does not reach."""
 
 
-@grouped
+@expand_groups
 def swap_check(
     context: Context,
     model: ModelArgument,
@@ -61,7 +61,7 @@ def swap_check(
     if data is None:
         refuse_given(context, ("images", "judge"), "needs --data, a folder of images")
     use_data(data_root)
-    extra = imported(modules)
+    extra = imported_items(modules)
     config = read_mixer(mixer, extra)
     torch.manual_seed(0)
     user = read_model(model, results, extra, options, judge)
@@ -97,7 +97,7 @@ def swap_check(
             "all weights are kept, so Softmax() should change nothing but rounding: the port does not compute what "
             "these layers do, or their attention is not softmax"
         )
-    show(table, notes=wrapped([*_weights(rows), *notes]))
+    show(table, notes=wrap_notes([*_weights(rows), *notes]))
 
 
 def _change(before: Any, after: Any) -> tuple[float | None, bool]:
@@ -126,7 +126,7 @@ def _fidelity(
     judges = user.judges()
     pictures = read_images(user, data, number)
     with Substitutes(user.network, [config], user.example, where, user.ports, reinitialise=reinitialise) as substitutes:
-        fidelity = Fidelity(substitutes, user.prepared(tensors(pictures)), judges)
+        fidelity = Fidelity(substitutes, user.prepare(tensors(pictures)), judges)
         outputs = fidelity.outputs()
         alone = fidelity.alone(lambda name, _: progress(f"{name} alone"))
         layers = [name for name in substitutes.names if substitutes.choices(name)]
@@ -151,7 +151,7 @@ def _fidelity(
     ]
     if not user.trained:
         notes.insert(0, f"the weights of {user.label} are random: give --pretrained, a saved folder or a run")
-    show(rows, as_json, notes=wrapped(notes))
+    show(rows, as_json, notes=wrap_notes(notes))
 
 
 def _scores(change: "AnswerChange") -> dict[str, float | None]:

@@ -74,7 +74,7 @@ def without_empty_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     return [{name: value for name, value in row.items() if name in used} for row in rows]
 
 
-def wrapped(notes: Sequence[str]) -> list[str]:
+def wrap_notes(notes: Sequence[str]) -> list[str]:
     """Notes in lines of at most 100 characters; further lines of a note are indented."""
     return [line for note in notes for line in textwrap.wrap(note, 100, subsequent_indent="  ")]
 

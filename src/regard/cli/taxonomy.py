@@ -21,8 +21,8 @@ def taxonomy(
     from regard.measure.taxonomy import taxonomy_rows, write_picture
 
     rows = taxonomy_rows()
-    rows = _filtered(rows, "strategy", strategy, lambda value, text: value == text)
-    rows = _filtered(rows, "conditions", conditions, lambda value, text: _parts(text) <= _parts(value))
+    rows = _filter_rows(rows, "strategy", strategy, lambda value, text: value == text)
+    rows = _filter_rows(rows, "conditions", conditions, lambda value, text: _parts(text) <= _parts(value))
     if svg:
         write_picture(rows, svg)
     notes = [
@@ -33,7 +33,7 @@ def taxonomy(
     show(rows, as_json, notes=[*notes, *([f"drawn in {svg}"] if svg else [])])
 
 
-def _filtered(rows: list[dict[str, Any]], column: str, text: str, matches: Any) -> list[dict[str, Any]]:
+def _filter_rows(rows: list[dict[str, Any]], column: str, text: str, matches: Any) -> list[dict[str, Any]]:
     """The rows whose column matches, all for an empty text. Raises: ConfigError if no row is left."""
     filtered = [row for row in rows if not text or matches(row[column], text)]
     if not filtered:

@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from .given import grouped
+from .given import expand_groups
 from .run_display import execute_run
 from .run_options import RunOptions, TaskOption, TrainingOptions, make_run, use_data
 
 
-@grouped
+@expand_groups
 def train(
     mixer: Annotated[
         str,

@@ -136,7 +136,7 @@ def read_images(user: "UserModel", data: str, number: int) -> "Images":
 
     Raises: DataError.
     """
-    from regard.advice.user_model import read_user_images, unlabelled
+    from regard.advice.user_model import read_user_images, sample_images
     from regard.lab.data import catalog
     from regard.lab.data.streamed.names import is_stream
 
@@ -144,7 +144,7 @@ def read_images(user: "UserModel", data: str, number: int) -> "Images":
         raise DataError(f"{data} is a stream, which has no single images: give a folder of images")
     if data in catalog.NAMED:
         cut = data in catalog.SIZES and catalog.SIZES[data] != user.size
-        return unlabelled(catalog.load(data, user.size, cut=cut).train, user.size, user.channels, number)
+        return sample_images(catalog.load(data, user.size, cut=cut).train, user.size, user.channels, number)
     images, damaged = read_user_images(data, user.size, user.channels, number)
     for line in damaged:
         print(f"left out: {line}", file=sys.stderr)

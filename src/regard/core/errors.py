@@ -65,7 +65,7 @@ class Problems(list[str]):
     """Sentences about what is wrong in a data set, found in one part after another and raised together."""
 
     @contextmanager
-    def collected(self) -> Iterator[None]:
+    def collect(self) -> Iterator[None]:
         """Add the `DataError` of the block, which ends there, instead of raising it."""
         try:
             yield

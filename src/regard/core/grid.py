@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .errors import INSTEAD_OF_TORCHSCRIPT, GridError
-from .validation import is_whole, plain_number, shown
+from .validation import is_whole, plain_number, short_repr
 
 _MOST = 10**12
 """The most windows whose factors are looked for."""
@@ -118,7 +118,7 @@ class Grid:
 
 
 def _shape(x: object) -> str:
-    return "x".join(map(str, x.shape)) if isinstance(x, Tensor) else shown(x)
+    return "x".join(map(str, x.shape)) if isinstance(x, Tensor) else short_repr(x)
 
 
 def _whole(name: str, value: object) -> int:
@@ -127,7 +127,7 @@ def _whole(name: str, value: object) -> int:
     if isinstance(value, Tensor) and torch.jit.is_tracing():
         raise GridError(f"torch.jit.trace gives sizes as tensors, and a grid needs numbers; {INSTEAD_OF_TORCHSCRIPT}")
     if not is_whole(number):
-        raise GridError(f"{name} of a grid is a whole number, not {shown(value)}")
+        raise GridError(f"{name} of a grid is a whole number, not {short_repr(value)}")
     return int(number)
 
 

@@ -86,7 +86,7 @@ class Mask:
         kinds = (("causal", self.causal), ("padding", self.keep is not None), ("bias", self.bias is not None))
         return frozenset(name for name, used in kinds if used)
 
-    def allowed(self, rows: int, columns: int, device: torch.device, batch: int) -> Bool[Tensor, "..."] | None:
+    def allowed_pairs(self, rows: int, columns: int, device: torch.device, batch: int) -> Bool[Tensor, "..."] | None:
         """True where attention is allowed, broadcastable to (B, H, rows, columns); None if everything is.
 
         Raises: ShapeError if `keep` has another number of keys, or of images (one row serves all images).
@@ -102,11 +102,11 @@ class Mask:
             keep = padding if keep is None else keep & padding
         return keep
 
-    def added(self, logits: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N M"]:
+    def add_to(self, logits: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N M"]:
         """The logits with the bias added and -inf where attention is forbidden; the plain form, for references."""
         if self.bias is not None:
             logits = logits + self.bias
-        keep = self.allowed(logits.shape[-2], logits.shape[-1], logits.device, logits.shape[0])
+        keep = self.allowed_pairs(logits.shape[-2], logits.shape[-1], logits.device, logits.shape[0])
         return logits if keep is None else logits.masked_fill(~keep, -torch.inf)
 
     def dense(self, q: Tensor, columns: int) -> Tensor | None:
@@ -114,7 +114,7 @@ class Mask:
 
         q (B, H, N, d) gives the number of rows, dtype and device; columns is the number of keys.
         """
-        keep = self.allowed(q.shape[-2], columns, q.device, q.shape[0])
+        keep = self.allowed_pairs(q.shape[-2], columns, q.device, q.shape[0])
         if self.bias is None:
             return keep
         bias = self.bias.to(q.dtype)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .cost import Cost
 from .site import Site
-from .tensors import exporting
+from .tensors import is_exporting
 from .validation import check_fields
 
 
@@ -21,7 +21,7 @@ def heads(x: Float[Tensor, "B N HD"], number: int) -> Float[Tensor, "B H N d"]:
 def merge(x: Float[Tensor, "B H N e"]) -> Float[Tensor, "B N HE"]:
     """The inverse of `heads`."""
     x = x.transpose(1, 2)
-    if exporting():  # the graph may get x in another memory format than its trace
+    if is_exporting():  # the graph may get x in another memory format than its trace
         x = x.clone(memory_format=torch.contiguous_format)
     return x.flatten(2)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from .errors import ShapeError
 from .grid import Grid
 from .mask import Mask
-from .validation import Rule, field_rule, shown
+from .validation import Rule, field_rule, short_repr
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -68,15 +68,15 @@ def operator_function(function: Function) -> Function:
     kinds = {parameter: _argument(hints.get(parameter, Any)) for parameter in names}
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             _check_arguments(name, kinds, [*zip(names, args, strict=False), *kwargs.items()])
         return function(*args, **kwargs)
 
-    return typing.cast(Function, checked)
+    return typing.cast(Function, wrapper)
 
 
-def exporting() -> bool:
+def is_exporting() -> bool:
     """Whether `torch.export` traces. `torch.compiler.is_exporting()` of PyTorch 2.11 also holds in `torch.compile`."""
     return torch.compiler._is_exporting_flag
 
@@ -232,7 +232,7 @@ def _check_arguments(name: str, kinds: dict[str, Any], given: Iterable[tuple[str
             elif label == "grid":
                 grid = value
         elif not kind.holds(value) and not (isinstance(value, list) and kind.holds(tuple(value))):
-            raise ShapeError(f"{name}: {label} is {shown(value)}; {kind.expected} is expected")
+            raise ShapeError(f"{name}: {label} is {short_repr(value)}; {kind.expected} is expected")
     if grid is not None and "N" in sizes:
         grid.check_number(sizes["N"][1])
     if mask is not None and first is not None:
@@ -295,4 +295,4 @@ def _kind(value: object) -> str:
 
 def is_open(*sizes: int) -> bool:
     """Whether an export leaves one of these sizes open, so that nothing may be decided by it."""
-    return exporting() and any(isinstance(size, torch.SymInt) for size in sizes)
+    return is_exporting() and any(isinstance(size, torch.SymInt) for size in sizes)

@@ -80,16 +80,16 @@ def check_fields(config: object, error: type[RegardError] = ConfigError) -> None
             continue
         cls = type(config).__name__
         if not rule.options:
-            raise error(f"{cls} has {name}={shown(value)}; {rule.expected} is expected{_size_hint(value)}")
+            raise error(f"{cls} has {name}={short_repr(value)}; {rule.expected} is expected{_size_hint(value)}")
         close = nearest(str(value), map(str, rule.options)) if isinstance(value, str) and len(value) < 100 else ""
         hint = f"; {close}" if close.startswith("did") else ""
-        raise error(f"{cls} has no {name}={shown(value)}: {name} is {rule.expected}{hint}")
+        raise error(f"{cls} has no {name}={short_repr(value)}: {name} is {rule.expected}{hint}")
 
 
 _SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def checked(function: Function) -> Function:
+def check_arguments(function: Function) -> Function:
     """A function whose arguments are compared with its annotations before it runs, as `check_fields` does for fields.
 
     Raises: ConfigError, such as "bench: dim is '16'; a whole number is expected".
@@ -98,18 +98,20 @@ def checked(function: Function) -> Function:
     name = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
-    def compared(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         for label, rule in _argument_rules(function).items():
             if label not in bound.arguments or signature.parameters[label].kind in _SEVERAL:
                 continue
             value = _plain(bound.arguments[label], rule)
             if not rule.holds(value):
-                raise ConfigError(f"{name}: {label} is {shown(value)}; {rule.expected} is expected{_size_hint(value)}")
+                raise ConfigError(
+                    f"{name}: {label} is {short_repr(value)}; {rule.expected} is expected{_size_hint(value)}"
+                )
             bound.arguments[label] = value
         return function(*bound.args, **bound.kwargs)
 
-    return typing.cast(Function, compared)
+    return typing.cast(Function, wrapper)
 
 
 @functools.cache
@@ -125,7 +127,7 @@ def _plain(given: Any, rule: Rule) -> Any:
     return tuple(value) if is_tuple else value
 
 
-def shown(value: object, length: int = 80) -> str:
+def short_repr(value: object, length: int = 80) -> str:
     """`repr` of a value of a user for a message: one line, not longer than `length`, without lone surrogates."""
     cut = value[:length] if isinstance(value, str | bytes) else value
     text = " ".join(repr(cut).split())
@@ -151,7 +153,7 @@ def _rules(cls: type) -> tuple[tuple[str, Rule], ...]:
         rule = None if kind is None else field_rule(kind)
         if rule is None:
             continue
-        rule = _bounded(rule, field.metadata.get("least"), field.metadata.get("most"))
+        rule = _with_bounds(rule, field.metadata.get("least"), field.metadata.get("most"))
         if (kind is str or dataclasses.is_dataclass(kind)) and field.default not in ("", dataclasses.MISSING):
             rule = rule._replace(expected=f"{rule.expected} such as {field.default!r}")
         rules.append((field.name, rule))
@@ -172,7 +174,7 @@ def _hints(owner: Any) -> dict[str, Any]:
             return {}
 
 
-def _bounded(rule: Rule, least: int | float | None, most: int | float | None) -> Rule:
+def _with_bounds(rule: Rule, least: int | float | None, most: int | float | None) -> Rule:
     """The rule for numbers between two bounds, None for no bound; other values, such as None, have no bounds."""
     if least is None and most is None:
         return rule

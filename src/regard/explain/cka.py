@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import ConfigError, ShapeError, UnsupportedError
-from regard.core.validation import checked
+from regard.core.validation import check_arguments
 from regard.swapping.inspect import layer_calls, matching_layers
 
 
@@ -23,7 +23,7 @@ class LayerSimilarity(NamedTuple):
     values: Float[Tensor, "A B"]
 
 
-@checked
+@check_arguments
 def linear_cka(x: Float[Tensor, "n p"], y: Float[Tensor, "n q"]) -> float:
     """The linear CKA of features (examples, features) of the same examples; NaN where features are constant.
 
@@ -32,10 +32,10 @@ def linear_cka(x: Float[Tensor, "n p"], y: Float[Tensor, "n q"]) -> float:
     if x.ndim != 2 or y.ndim != 2 or len(x) != len(y):
         shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise ShapeError(f"linear_cka: features are {shapes}; give two matrices with one row for each example")
-    return _similarity(_centred(x), _centred(y))
+    return _similarity(_centre(x), _centre(y))
 
 
-@checked
+@check_arguments
 def compare_layers(
     a: nn.Module, b: nn.Module, images: Float[Tensor, "n C H W"], *, layers: str = "*", batch: int = 64
 ) -> LayerSimilarity:
@@ -66,14 +66,14 @@ def _features(model: nn.Module, images: Tensor, layers: str, batch: int) -> dict
         for some in images.split(batch):
             for name, x in layer_calls(model, chosen, some, _first_tensor).items():
                 parts.setdefault(name, []).append(x.flatten(0, -2))
-    return {name: _centred(torch.cat(xs)) for name, xs in parts.items()}
+    return {name: _centre(torch.cat(xs)) for name, xs in parts.items()}
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
 
 
-def _centred(x: Tensor) -> Tensor:
+def _centre(x: Tensor) -> Tensor:
     x = x.double()
     return x - x.mean(0)
 

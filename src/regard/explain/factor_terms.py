@@ -145,7 +145,7 @@ def key_bias(
     token = grid.prefix + cell[0] * grid.width + cell[1]
     if mask is not None:
         rows = torch.zeros(1, 1, grid.tokens, keys.tokens, dtype=torch.float64, device=device)
-        bias = mask.added(rows)[0, :, token]
+        bias = mask.add_to(rows)[0, :, token]
     attended = torch.zeros(keys.tokens, dtype=torch.bool, device=device)
     attended[strided_tokens(keys, operator.stride, device)] = True
     if window:

@@ -94,8 +94,8 @@ def attention_maps(
     for name, rows in _rows(reader, inputs, queries).items():
         if rows.shape[-1] == alike[name].tokens:
             heads = rows[0, :, 0, alike[name].span]  # (H, h*w)
-            entries.append({"layer": name, "heads": _rounded(heads), "mean": _rounded(heads.mean(0))})
-    shown = picture if picture is not None else _stretched(image)
+            entries.append({"layer": name, "heads": _round(heads), "mean": _round(heads.mean(0))})
+    shown = picture if picture is not None else _stretch(image)
     size = [cells.height, cells.width]
     encoded = base64.b64encode(png(shown)).decode()
     return {"image": encoded, "credit": credit, "grid": size, "query": [y, x], "layers": entries}
@@ -143,12 +143,12 @@ def _rows(reader: nn.Module, inputs: Tensor, queries: Mapping[str, int]) -> dict
     return {name: rows for each in maps for name, rows in each.items()}
 
 
-def _rounded(weights: Tensor) -> list[Any]:
+def _round(weights: Tensor) -> list[Any]:
     """Nested lists rounded to five decimals, more than a picture shows."""
     return np.round(weights.double().cpu().numpy(), 5).tolist()
 
 
-def _stretched(image: Tensor) -> UInt8[np.ndarray, "height width channels"]:
+def _stretch(image: Tensor) -> UInt8[np.ndarray, "height width channels"]:
     values = image.detach().float().cpu().permute(1, 2, 0)
     low, high = values.min(), values.max()
     return ((values - low) / (high - low).clamp_min(1e-12) * 255).round().to(torch.uint8).numpy()
@@ -248,12 +248,12 @@ def overlay(
     weights: (rows, columns) over the whole picture. query: (row, column) on a grid of `shape`, that of the weights.
     """
     height, width = picture.shape[:2]
-    axes.imshow(darkened(picture), extent=(0, width, height, 0))
+    axes.imshow(darken(picture), extent=(0, width, height, 0))
     axes.imshow(amber(weights), extent=(0, width, height, 0), interpolation="nearest")
     frame(axes, picture, query, shape or weights.shape)
 
 
-def darkened(picture: UInt8[np.ndarray, "height width 3"]) -> UInt8[np.ndarray, "height width 3"]:
+def darken(picture: UInt8[np.ndarray, "height width 3"]) -> UInt8[np.ndarray, "height width 3"]:
     """The picture in dark grey, so that amber is visible on it."""
     return (picture.mean(-1, keepdims=True).repeat(3, -1) * 0.62).astype(np.uint8)
 

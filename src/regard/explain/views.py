@@ -177,13 +177,13 @@ def _show_dark(axes: Any, picture: np.ndarray) -> None:
     axes.axis("on")
     axes.tick_params(**_NO_TICKS)
     axes.set_facecolor(_BACKGROUND)
-    axes.imshow(pictures.darkened(picture), extent=(0, picture.shape[1], picture.shape[0], 0))
+    axes.imshow(pictures.darken(picture), extent=(0, picture.shape[1], picture.shape[0], 0))
 
 
 def paint_field(axes: Any, picture: np.ndarray, result: SamplingPoints) -> None:
     """Mean offsets as arrows, one per cell (every n-th on large grids), lengthened by `arrow_scale`."""
     height, width = picture.shape[:2]
-    axes.imshow(pictures.darkened(picture), extent=(0, width, height, 0))
+    axes.imshow(pictures.darken(picture), extent=(0, width, height, 0))
     step = -(-max(result.grid.height, result.grid.width) // _MOST_ARROWS)
     field = result.field.numpy()[::step, ::step]
     rows, columns = np.meshgrid(

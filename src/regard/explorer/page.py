@@ -69,7 +69,7 @@ def make_page(
     entries: list[dict[str, Any]] = []
     readings: list[Reading] = []
     for name, pixels in pictures.items():
-        image = user.prepared(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None])[0]
+        image = user.prepare(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None])[0]
         found = [read_weights(one.network, image, layers, most) for one in shown]
         readings += found
         entries.append(_entry(name, pixels, shown, found, _change(user, found)))

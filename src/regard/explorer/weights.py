@@ -210,7 +210,7 @@ def encode_view(view: View) -> CodedView:
     of = None if view.row_of is None else view.row_of.to(torch.int32).cpu().numpy()
     if view.rows.dtype == torch.bool:
         return CodedView(view.name, of, bits=np.packbits(view.rows.cpu().numpy(), axis=-1))
-    codes, scales, signed = _coded(view.rows.float().cpu())
+    codes, scales, signed = _encode(view.rows.float().cpu())
     return CodedView(view.name, of, codes=codes, scales=scales, signed=signed)
 
 
@@ -271,7 +271,7 @@ def encode(name: str, weights: Float[Tensor, "H N M"], grid: Grid, stride: int) 
     """Weights in eight bits; each row has its own scale."""
     y, x = (side.flatten() for side in np.indices((grid.height, grid.width)))
     statistics = _statistics(weights[:, grid.span], grid.span, np.hypot(y[:, None] - y, x[:, None] - x))
-    return Weights(name, grid, stride, *_coded(_thin(weights, grid, stride)), *statistics)
+    return Weights(name, grid, stride, *_encode(_thin(weights, grid, stride)), *statistics)
 
 
 def encode_windows(
@@ -282,10 +282,10 @@ def encode_windows(
     rows = weights.transpose(0, 1)
     apart = np.tile(np.hypot(y[:, None] - y, x[:, None] - x), (len(places), 1))
     flat = rows.flatten(1, 2)
-    return Weights(name, grid, 1, *_coded(flat), *_statistics(flat, slice(None), apart), places)
+    return Weights(name, grid, 1, *_encode(flat), *_statistics(flat, slice(None), apart), places)
 
 
-def _coded(kept: Float[Tensor, "H Q K"]) -> tuple[np.ndarray, np.ndarray, bool]:
+def _encode(kept: Float[Tensor, "H Q K"]) -> tuple[np.ndarray, np.ndarray, bool]:
     """Codes, scales, and whether weights are negative."""
     signed = bool((kept < -1e-6).any())
     scales = kept.abs().amax(-1).clamp_min(1e-12)
@@ -311,11 +311,11 @@ def _thin(weights: Float[Tensor, "H N M"], grid: Grid, stride: int) -> Float[Ten
     """Blocks of stride x stride cells as one: the mean of their queries, the sum of their keys."""
     if stride == 1:
         return weights
-    keys = _pooled(weights, grid, stride, mean=False)
-    return _pooled(keys.mT.contiguous(), grid, stride, mean=True).mT
+    keys = _pool(weights, grid, stride, mean=False)
+    return _pool(keys.mT.contiguous(), grid, stride, mean=True).mT
 
 
-def _pooled(tokens: Float[Tensor, "H N M"], grid: Grid, stride: int, *, mean: bool) -> Float[Tensor, "H N K"]:
+def _pool(tokens: Float[Tensor, "H N M"], grid: Grid, stride: int, *, mean: bool) -> Float[Tensor, "H N K"]:
     """The last axis, which counts tokens of the grid, in blocks; smaller blocks at the ends are whole."""
     before, cells, after = tokens.tensor_split((grid.prefix, grid.prefix + grid.cells), -1)
     cells = cells.unflatten(-1, (grid.height, grid.width))

@@ -35,7 +35,7 @@ def write_atomically(path: Path | str, data: bytes | str) -> None:
     one's content remains.
     Raises: StoreError without permission, if the disk is full, if the target is a folder, or if text is not Unicode.
     """
-    with prepared(path, data) as replace:
+    with prepare_write(path, data) as replace:
         replace()
 
 
@@ -44,13 +44,13 @@ def check_writable(path: Path | str) -> None:
 
     Raises: StoreError, as `write_atomically`.
     """
-    with prepared(path, b""), store_errors(Path(path)):
+    with prepare_write(path, b""), store_errors(Path(path)):
         if Path(path).is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
 @contextmanager
-def prepared(path: Path | str, data: bytes | str) -> Iterator[Any]:
+def prepare_write(path: Path | str, data: bytes | str) -> Iterator[Any]:
     """Write the temporary file of `write_atomically`; the block calls the yielded function to put it into place.
 
     Without that call the temporary file is deleted. Raises: StoreError, as `write_atomically`.

@@ -28,7 +28,7 @@ def record_text(value: Mapping[str, Any]) -> str:
     """The JSON text of a record: the value with "version" and, as its last entry, "checksum"."""
     rest = {name: item for name, item in value.items() if name not in ("version", "checksum")}
     body = json_text({"version": VERSION, **rest}).removesuffix("\n}")
-    return f'{body},\n "checksum": "{_digest(_encoded(body))}"\n}}\n'
+    return f'{body},\n "checksum": "{_digest(_encode(body))}"\n}}\n'
 
 
 def write_record(path: Path | str, value: Mapping[str, Any]) -> None:
@@ -106,7 +106,7 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:

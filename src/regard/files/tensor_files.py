@@ -40,7 +40,7 @@ def decode(data: bytes) -> dict[str, Any]:
     """
     length = int.from_bytes(data[:_LENGTH], "little")
     tensors = load_tensors(data[_LENGTH + length :])
-    state = _filled(json.loads(data[_LENGTH : _LENGTH + length]), tensors)
+    state = _fill(json.loads(data[_LENGTH : _LENGTH + length]), tensors)
     if not isinstance(state, dict):
         raise TypeError(f"a state is a mapping, not {type(state).__name__}")
     return state
@@ -94,12 +94,12 @@ def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"a checkpoint cannot hold {type(value).__name__}")
 
 
-def _filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _fill(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":
         return torch.clone(tensors[content])
     if kind == "mapping":
-        return {_filled(key, tensors): _filled(item, tensors) for key, item in content}
-    return _KINDS[kind](_filled(item, tensors) for item in content)
+        return {_fill(key, tensors): _fill(item, tensors) for key, item in content}
+    return _KINDS[kind](_fill(item, tensors) for item in content)

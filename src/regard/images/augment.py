@@ -86,18 +86,18 @@ def random_windows(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Gen
     return windows(pixels, top, left, size)
 
 
-def padded(pixels: np.ndarray, padding: int) -> np.ndarray:
+def pad(pixels: np.ndarray, padding: int) -> np.ndarray:
     """Images padded with zeros on all sides."""
     return np.pad(pixels, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
 
 
-def flipped(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def random_flips(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Each image mirrored left to right with probability 1/2."""
     mirror = rng.random(len(pixels)) < 0.5
     return np.where(mirror[:, None, None, None], pixels[:, :, ::-1], pixels)
 
 
-def placed(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+def place_on_canvas(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
     """Each image at a random position on an empty canvas of `size`."""
     n, height, width, channels = pixels.shape
     canvas = np.zeros((n, *size, channels), np.uint8)
@@ -134,16 +134,16 @@ def resized_crops(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Gene
     return out.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
 
 
-def augmented(
+def augment_batch(
     pixels: np.ndarray, size: tuple[int, int], augment: str, canvas: bool, rng: np.random.Generator
 ) -> np.ndarray:
     """A training batch of `size`: placed on a canvas or cropped from larger images, and augmented."""
     if canvas:
-        pixels = placed(pixels, size, rng)
+        pixels = place_on_canvas(pixels, size, rng)
     if augment == "resized":
-        return flipped(resized_crops(pixels, size, rng), rng)
+        return random_flips(resized_crops(pixels, size, rng), rng)
     if pixels.shape[1:3] != size:
         pixels = random_windows(pixels, size, rng) if augment != "none" else centre(pixels, size)
     elif augment in _PADDING:
-        pixels = random_windows(padded(pixels, _PADDING[augment]), size, rng)
-    return pixels if augment in _WITHOUT_FLIP else flipped(pixels, rng)
+        pixels = random_windows(pad(pixels, _PADDING[augment]), size, rng)
+    return pixels if augment in _WITHOUT_FLIP else random_flips(pixels, rng)

@@ -107,7 +107,7 @@ class Look:
     def __init__(self, path: Path) -> None:
         self.path, self.state, self.again = path, "", 0.0
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether the files may have changed since the last call; True the first time."""
         start = time.monotonic()
         if start < self.again:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from regard.core import DataError
 
-from .augment import augmented, centre
+from .augment import augment_batch, centre
 from .imagenet import OriginalSizes
 from .images import Images
 from .order import Part, batch_rows, batches_in_epoch, part_of
@@ -32,10 +32,10 @@ class LoadedBatches(Dataset):
 
     def between(self, start: int, stop: int, workers: int = 0) -> Iterator[Any]:
         """Batches start .. stop-1, loaded by `workers` processes, or by this one if 0."""
-        return loaded(DataLoader(self, None, sampler=range(start, stop), num_workers=workers, collate_fn=_unchanged))
+        return iterate(DataLoader(self, None, sampler=range(start, stop), num_workers=workers, collate_fn=_identity))
 
 
-def _unchanged(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     """The loader's default would turn tuples into lists."""
     return batch
 
@@ -66,11 +66,11 @@ class Batches(LoadedBatches):
         labels = torch.from_numpy(self.images.labels[rows[part]])
         if self.transform is not None:
             return torch.stack(
-                [self._transformed(self._source(int(row)), step, int(row)) for row in rows[part]]
+                [self._transform_row(self._source(int(row)), step, int(row)) for row in rows[part]]
             ), labels
         pixels = self._pixels(rows, part)
         rng = generator("augment", self.seed, step // self.per_epoch, step)
-        return to_tensor(augmented(pixels, self.size, self.augment, self.canvas, rng)[part]), labels
+        return to_tensor(augment_batch(pixels, self.size, self.augment, self.canvas, rng)[part]), labels
 
     def _pixels(self, rows: np.ndarray, part: slice) -> np.ndarray:
         """The whole batch, whose augmentation does not depend on the parts; of other parts, no image is decoded."""
@@ -86,14 +86,14 @@ class Batches(LoadedBatches):
         pixels = self.images.pixels
         return pixels.original(row) if isinstance(pixels, OriginalSizes) else pixels[row]
 
-    def _transformed(self, pixels: np.ndarray, step: int, row: int) -> Tensor:
+    def _transform_row(self, pixels: np.ndarray, step: int, row: int) -> Tensor:
         from PIL import Image
 
         seed_all("sample", self.seed, step // self.per_epoch, row)
         return self.transform(Image.fromarray(pixels.squeeze()))  # type: ignore[misc]
 
 
-def loaded(loader: DataLoader) -> Iterator[Any]:
+def iterate(loader: DataLoader) -> Iterator[Any]:
     """The items of a loader. What a worker process raises is raised here as there, without the worker's traceback.
 
     Raises: DataError.

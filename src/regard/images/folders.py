@@ -106,7 +106,7 @@ def _from_class_folders(root: Path, classes: tuple[str, ...], problems: Problems
         problems.append(f"{root} has classes that the training split does not have: {', '.join(unknown[:5])}")
     files: list[tuple[Path, int]] = []
     for label, name in enumerate(classes):
-        with problems.collected():
+        with problems.collect():
             files += [(file, label) for file in image_files(root / name)] if (root / name).is_dir() else []
     return [f for f, _ in files], [str(f) for f, _ in files], np.array([y for _, y in files], np.int64)
 

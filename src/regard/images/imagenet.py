@@ -33,7 +33,7 @@ class OriginalSizes(Lazy):
 
     def original(self, row: int) -> np.ndarray:
         """One image (height, width, 3) in its original size. Raises: DataError with the name of a damaged image."""
-        return self._decoded(row, None)
+        return self._decode_row(row, None)
 
 
 def load(root: Path, size: tuple[int, int]) -> ImageSet:

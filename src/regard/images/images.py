@@ -150,8 +150,8 @@ def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.nd
     if isinstance(source, np.ndarray):
         image = Image.fromarray(source.squeeze())
     else:
-        image = opened(source.path if isinstance(source, AsStored) else source)
-        if left_out := lost(image):
+        image = open_image(source.path if isinstance(source, AsStored) else source)
+        if left_out := omissions(image):
             _warn_of_lost(left_out)
         if not isinstance(source, AsStored):
             image = ImageOps.exif_transpose(image)
@@ -161,7 +161,7 @@ def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.nd
     return np.asarray(image, dtype=np.uint8).reshape(image.size[1], image.size[0], channels)
 
 
-def opened(file: bytes | Path) -> Any:
+def open_image(file: bytes | Path) -> Any:
     """A Pillow image, of which the header is read. Raises: OSError, which says what the user can do."""
     from PIL import Image, UnidentifiedImageError
 
@@ -174,7 +174,7 @@ def opened(file: bytes | Path) -> Any:
         raise OSError(f"it has more than {most} million pixels: shrink it, or cut it into tiles") from error
 
 
-def lost(image: Any) -> str:
+def omissions(image: Any) -> str:
     """What `decode` leaves out of an opened Pillow image: pages, and channels beyond the first three; "" = nothing.
 
     The opacity of a PNG, GIF or WebP is not counted, which photographs do not have.
@@ -247,7 +247,7 @@ def header(file: Path) -> tuple[tuple[int, int], int]:
     """(height, width) of an image as it is stored, and its EXIF orientation. Raises: DataError as `read_image`."""
     from PIL import ExifTags
 
-    with image_errors(file), opened(file) as image:
+    with image_errors(file), open_image(file) as image:
         return (image.height, image.width), image.getexif().get(ExifTags.Base.Orientation, 1)
 
 
@@ -304,7 +304,7 @@ def decode_all(
     """
     shape: tuple[int, ...] | None = None
     pixels, kept, row = np.empty(0, np.uint8), [], 0
-    for i, image in _decoded(sources, name_of, size, channels, corrupt):
+    for i, image in _decode_readable(sources, name_of, size, channels, corrupt):
         if shape is None:
             shape = image.shape
             pixels = np.empty((len(sources), *shape), np.uint8)
@@ -318,7 +318,7 @@ def decode_all(
     return Images(pixels[:row], labels[kept])
 
 
-def _decoded(
+def _decode_readable(
     sources: Sequence[Source], name_of: Callable[[int], str], size: tuple[int, int] | None, channels: int, corrupt: str
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Index and pixels of the readable images. Raises: DataError as `decode_all`."""
@@ -353,14 +353,14 @@ def check_labels(name: str, labels: np.ndarray, classes: int, least: int = 2) ->
         raise DataError(f"{name} has only one class (label {low}); classification needs at least two")
 
 
-def cached(key: str, make: Callable[[], Images]) -> Images:
+def load_or_make(key: str, make: Callable[[], Images]) -> Images:
     """The images that `make` returns, stored as .npy files in `cache_folder()` and memory-mapped from then on.
 
     If the cache cannot be written, there is a warning and the images stay in memory.
     """
     folder = cache_folder() / "images"
     pixels, labels = folder / f"{key}.pixels.npy", folder / f"{key}.labels.npy"
-    if (found := _found(pixels, labels)) is not None:
+    if (found := _read_cache(pixels, labels)) is not None:
         return found
     images = make()
     try:
@@ -373,7 +373,7 @@ def cached(key: str, make: Callable[[], Images]) -> Images:
     return Images(np.load(pixels, mmap_mode="r"), images.labels)
 
 
-def _found(pixels: Path, labels: Path) -> Images | None:
+def _read_cache(pixels: Path, labels: Path) -> Images | None:
     """The images of the cache, if both files are whole."""
     first, second = read_array(pixels, mapped=True), read_array(labels)
     return None if first is None or second is None or len(first) != len(second) else Images(first, second)
@@ -386,7 +386,7 @@ def readable_rows(
     channels: int,
     check: Callable[[], None] = lambda: None,
 ) -> np.ndarray:
-    """The indices of the images that can be decoded, each tried once; stored as a .npy file like `cached`.
+    """The indices of the images that can be decoded, each tried once; stored as a .npy file like `load_or_make`.
 
     check: called before they are stored; raises an error if the key is no longer theirs. There is a warning for each
     damaged image. Raises: DataError if no image can be decoded.
@@ -394,7 +394,7 @@ def readable_rows(
     path = cache_folder() / "images" / f"{key}.rows.npy"
     if (found := read_array(path)) is not None:
         return found
-    rows = np.array([row for row, _ in _decoded(sources, name_of, None, channels, "skip")], np.int64)
+    rows = np.array([row for row, _ in _decode_readable(sources, name_of, None, channels, "skip")], np.int64)
     check()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

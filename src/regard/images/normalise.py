@@ -21,7 +21,7 @@ def is_pretrained(host: str) -> bool:
 
 
 @lru_cache(maxsize=16)
-def expected(host: str, channels: int, extra: Extra = ()) -> Statistics:
+def pretrained_statistics(host: str, channels: int, extra: Extra = ()) -> Statistics:
     """Mean and deviation per channel with which a pretrained host was trained, averaged for one channel.
 
     They are read from the host, built without weights on the meta device; ImageNet's if it has none.
@@ -34,7 +34,7 @@ def expected(host: str, channels: int, extra: Extra = ()) -> Statistics:
     return [sum(mean) / len(mean)] * channels, [sum(std) / len(std)] * channels
 
 
-def normalised(images: Tensor, statistics: Statistics, device: torch.device) -> Tensor:
+def normalise(images: Tensor, statistics: Statistics, device: torch.device) -> Tensor:
     """uint8 (n, C, h, w) as float32 on the device, minus the mean and divided by the deviation of each channel."""
     scale = torch.tensor(statistics, device=device)[..., None, None] * 255
     return (images.to(device, non_blocking=True).float() - scale[0]) / scale[1]

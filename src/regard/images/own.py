@@ -26,10 +26,10 @@ from .images import (
     Images,
     ImageSet,
     Source,
-    cached,
     check_labels,
     decode,
     decode_all,
+    load_or_make,
     readable_rows,
     size_before_crop,
 )
@@ -83,15 +83,15 @@ class Lazy:
     def __getitem__(self, rows: Any) -> np.ndarray:
         indices = np.arange(len(self))[rows]
         if indices.ndim == 0:
-            return self._decoded(int(indices), self.size)
+            return self._decode_row(int(indices), self.size)
         if not len(indices):
             return np.empty((0, *self.shape[1:]), np.uint8)
         threads = 1 if get_worker_info() is not None else min(decoders(), len(indices))
         with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
-            images = (pool.map if pool else map)(lambda row: self._decoded(row, self.size), indices.tolist())
+            images = (pool.map if pool else map)(lambda row: self._decode_row(row, self.size), indices.tolist())
             return np.stack(list(images))
 
-    def _decoded(self, row: int, size: tuple[int, int] | None) -> np.ndarray:
+    def _decode_row(self, row: int, size: tuple[int, int] | None) -> np.ndarray:
         try:
             return decode(self.sources[row], size, self.shape[-1])
         except Exception as error:  # Pillow raises various errors for a damaged file
@@ -132,7 +132,7 @@ _look = lru_cache(maxsize=16)(digests.Look)
 
 def present_digest(path: Path, kind: str = "", reserved: bool = False) -> str:
     """`digest`, which is kept in this process, computed anew if the files have changed meanwhile. Raises: DataError."""
-    if _look(path if path.suffix not in lists.KINDS else path.parent).changed():
+    if _look(path if path.suffix not in lists.KINDS else path.parent).has_changed():
         digest.cache_clear()
     return digest(path, kind, reserved)
 
@@ -307,7 +307,7 @@ def from_files(
         check()
         return images
 
-    images = cached(f"{key}-{size[0]}x{size[1]}-{corrupt}", make)
+    images = load_or_make(f"{key}-{size[0]}x{size[1]}-{corrupt}", make)
     warn_of_skipped(number, len(images), names)
     return images
 

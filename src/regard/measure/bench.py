@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.core import ConfigError, Cost, Grid, Mask, Mixer, MixerConfig, RegardError, Site, nearest
 from regard.core.allocator import ALLOCATOR
-from regard.core.validation import checked, shown
+from regard.core.validation import check_arguments, short_repr
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.mixers.shared.memory import MemoryMixer
 from regard.mixers.shared.native import instruction_set, native_enabled
@@ -22,7 +22,7 @@ from regard.mixers.spelling import spell
 
 from .bounds import speed
 from .memory import peak_growth, total_memory
-from .turns import ROUNDS, Summary, in_turns, one_thread, timed
+from .turns import ROUNDS, Summary, in_turns, one_thread, time_pass
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 PARTS = ("operator", "layer")
@@ -75,7 +75,7 @@ class Candidate:
     traffic: int
 
 
-@checked
+@check_arguments
 def bench(
     configs: Sequence[MixerConfig], grids: Sequence[Grid], *, dim: int = 128, heads: int = 2, batch: int = 4,
     dtype: str = "fp32", backward: bool = False, part: str = "operator", device: str = "cpu", seconds: float = 2.0,
@@ -112,7 +112,7 @@ def bench(
                 if refuse is None:
                     raise
                 refuse(f"{spell(config)} on {_name(grid)}: {error}")
-        timings += measured(rows, _name(grid), grid.tokens, placement, backward, seconds, before)
+        timings += time_candidates(rows, _name(grid), grid.tokens, placement, backward, seconds, before)
     return timings
 
 
@@ -129,14 +129,14 @@ def check_placement(device: str, dtype: str, **numbers: int | float) -> Placemen
             raise ConfigError(f"{name} is a positive number, not {number}")
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda"):
-        raise ConfigError(f"nothing can be timed on {shown(device)} yet; the device is cpu or cuda")
+        raise ConfigError(f"nothing can be timed on {short_repr(device)} yet; the device is cpu or cuda")
     number = int(index) if index.isdecimal() else -1 if index else 0
     if number not in range(torch.cuda.device_count() if kind == "cuda" else 1):
-        raise ConfigError(f"this machine has no device {shown(device)}; pass device='cpu'")
+        raise ConfigError(f"this machine has no device {short_repr(device)}; pass device='cpu'")
     return torch.device(device), DTYPES[dtype]
 
 
-def measured(
+def time_candidates(
     rows: Sequence[Candidate | Timing], name: str, tokens: int, placement: Placement, backward: bool, seconds: float,
     before: Mapping[str, Timing],
 ) -> list[Timing]:  # fmt: skip
@@ -212,7 +212,7 @@ def too_much(timing: Timing, device: torch.device) -> bool:
     return timing.seconds * (ROUNDS + 1) > LONGEST or too_large
 
 
-def scaled(timing: Timing, growth: float) -> Timing:
+def scale_timing(timing: Timing, growth: float) -> Timing:
     """The estimate of a row from a smaller one. growth: of the multiply-accumulates."""
     seconds, memory = timing.seconds * growth, None if timing.memory is None else round(timing.memory * growth)
     return replace(
@@ -225,7 +225,7 @@ def _name(grid: Grid) -> str:
     return f"{grid.height}x{grid.width}"
 
 
-def _built(config: MixerConfig, site: Site) -> Mixer:
+def _build_mixer(config: MixerConfig, site: Site) -> Mixer:
     torch.manual_seed(0)
     return config.build(site)
 
@@ -240,7 +240,7 @@ def _candidate(
     config: MixerConfig, site: Site, batch: int, placement: Placement, backward: bool, part: str
 ) -> Candidate:
     """Its pass has run once, so that what it refuses is known. Raises: RegardError."""
-    run = layer_pass(_built(config, site), site.grid, None, batch, placement, backward=backward, part=part)
+    run = layer_pass(_build_mixer(config, site), site.grid, None, batch, placement, backward=backward, part=part)
     run()
     cost = _cost(config, site, part)
     tensors = len(config.uses) + 1 if part == "operator" else 2  # inputs and the output
@@ -258,12 +258,12 @@ def _estimate(
             return None
         candidate = _candidate(config, small, batch, placement, backward, part)
         with one_thread():
-            memory, once = peak_growth(candidate.run, placement[0]), timed(candidate.run, placement[0])
+            memory, once = peak_growth(candidate.run, placement[0]), time_pass(candidate.run, placement[0])
         summary = Summary(once.seconds, once.seconds, once.seconds, 1, 0.0, 0.0)
         before = _timing(candidate.name, "32x32", small.grid.tokens, backward, summary, 0.0, memory)
     side = (int(text) for text in before.grid.split("x"))
     last = replace(site, grid=replace(site.grid, height=next(side), width=next(side)))
-    return scaled(before, _cost(config, site, part).macs / max(1, _cost(config, last, part).macs))
+    return scale_timing(before, _cost(config, site, part).macs / max(1, _cost(config, last, part).macs))
 
 
 def _timing(

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, MixerConfig, RegardError
-from regard.core.validation import checked
+from regard.core.validation import check_arguments
 from regard.models.catalog import user_ports
 from regard.swapping.layer_plan import spell_or_none
 from regard.swapping.swap import swap
 
-from .bench import Candidate, Run, Timing, check_placement, measured, scaled, too_much, with_gradients
+from .bench import Candidate, Run, Timing, check_placement, scale_timing, time_candidates, too_much, with_gradients
 from .cost import host_and_image, model_cost
 
 OWN = "host"
 """The row of the model with its own attention."""
 
 
-@checked
+@check_arguments
 def bench_model(
     host: str, configs: Sequence[MixerConfig], sizes: Sequence[tuple[int, int]] | None = None, *, batch: int = 4,
     dtype: str = "fp32", backward: bool = False, device: str = "cpu", seconds: float = 2.0,
@@ -55,7 +55,7 @@ def bench_model(
                 continue
             rows.append(_unless_too_much(row, name, before.get(row.name), work.get(row.name, 0), placement[0]))
             work[row.name] = row.macs
-        timings += measured(rows, name, 0, placement, backward, seconds, before)
+        timings += time_candidates(rows, name, 0, placement, backward, seconds, before)
     return timings
 
 
@@ -83,7 +83,7 @@ def _unless_too_much(
     """The row, or its estimate where it would take too long. macs: of the size before."""
     if before is None or not macs:
         return row
-    estimate = replace(scaled(before, row.macs / macs), grid=name)
+    estimate = replace(scale_timing(before, row.macs / macs), grid=name)
     return estimate if too_much(estimate, device) else row
 
 

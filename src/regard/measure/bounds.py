@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .turns import one_thread, timed
+from .turns import one_thread, time_pass
 
 
 @dataclass(frozen=True)
@@ -39,4 +39,4 @@ def speed(device: torch.device, dtype: torch.dtype) -> Speed:
 
 def _best(run: Callable[[], object], device: torch.device) -> float:
     run()
-    return max(min(timed(run, device).seconds for _ in range(3)), 1e-9)
+    return max(min(time_pass(run, device).seconds for _ in range(3)), 1e-9)

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.core import Cost, Extra, Grid, Mixer, MixerConfig, check_accounting
 from regard.core.eval_mode import eval_mode, no_fast_path
-from regard.core.validation import checked
+from regard.core.validation import check_arguments
 from regard.mixers.shared.heads import HeadMixer
 from regard.mixers.shared.memory import MemoryMixer
 from regard.models.catalog import user_ports
@@ -26,7 +26,7 @@ from regard.swapping.layer import Port
 from regard.swapping.swap import swap
 
 
-@checked
+@check_arguments
 def model_cost(
     host: str, mixer: MixerConfig | None, size: tuple[int, int] | None = None, accounting: str = "executed",
     extra: Extra = (),

@@ -85,7 +85,7 @@ def share_interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
     return Interval(n, 100 * share, 100 * (middle - half), 100 * (middle + half))
 
 
-def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Interval:
+def paired_interval(a: Mapping[int, float], b: Mapping[int, float]) -> Interval:
     """The interval of a - b over the seeds that both have."""
     return interval([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
 
@@ -106,7 +106,7 @@ def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
     return (np.cumsum(counts) - (counts - 1) / 2)[rows]
 
 
-def pooled(table: Mapping[str, Mapping[int, float]]) -> Pooled:
+def pooled_variance(table: Mapping[str, Mapping[int, float]]) -> Pooled:
     """The residual variance of rows x seeds with (rows - 1)(seeds - 1) degrees of freedom, half-width t s sqrt(2 / n).
 
     Only for rows whose standard deviations differ by less than a factor of 3, over the seeds that all rows have; leave
@@ -174,15 +174,15 @@ def powers(
     seeds, difference, sd = (np.asarray(value, np.float64) for value in (seeds, difference, sd))
     degrees = seeds - 1 if degrees is None else degrees
 
-    def excluded(distance: Numbers) -> NDArray[np.float64]:
+    def power_at(distance: Numbers) -> NDArray[np.float64]:
         with np.errstate(divide="ignore", invalid="ignore"):
             shift = np.where(sd > 0, np.maximum(distance, 0.0) * np.sqrt(seeds) / sd, np.inf)
         found = 1.0 - nctdtr(degrees, np.minimum(shift, 1e3), quantiles(1 - np.asarray(level) / 2, degrees))
         return np.where(np.isfinite(found), found, 1.0)
 
     if not np.isfinite(other).any():
-        return excluded(difference)
-    return np.maximum(excluded(difference) + excluded(other) - 1.0, 0.0)
+        return power_at(difference)
+    return np.maximum(power_at(difference) + power_at(other) - 1.0, 0.0)
 
 
 def seeds_needed(

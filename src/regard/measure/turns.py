@@ -59,12 +59,12 @@ def in_turns(runs: Sequence[Callable[[], object]], seconds: float, device: torch
     total = 0.0
     while runs and len(samples[0]) < MOST_ROUNDS and (len(samples[0]) < ROUNDS or total < seconds * len(runs)):
         for run, sample in zip(runs, samples, strict=True):
-            sample.append(timed(run, device))
+            sample.append(time_pass(run, device))
             total += sample[-1].seconds
     return [_summary(sample) for sample in samples]
 
 
-def timed(run: Callable[[], object], device: torch.device) -> Pass:
+def time_pass(run: Callable[[], object], device: torch.device) -> Pass:
     """One pass."""
     system, faults = _usage()
     if device.type == "cuda":

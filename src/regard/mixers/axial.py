@@ -37,7 +37,7 @@ def axial_reference(
     """
     mask = padding_only("axial", mask)
     k, v = hide(k, mask), hide(v, mask)
-    logits = mask.added(q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale))
+    logits = mask.add_to(q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale))
     cell = torch.arange(grid.tokens, device=q.device) - grid.prefix
     extra = (cell < 0) | (cell >= grid.cells)
     row, column = cell.div(grid.width, rounding_mode="floor"), cell % grid.width

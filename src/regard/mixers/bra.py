@@ -79,7 +79,7 @@ def bra_reference(
     chosen[:, number] = chosen[:, :, number] = True
     allowed = chosen[:, region_of][:, :, region_of][:, None]  # (B, 1, N, N)
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return softmax_rows(mask.added(logits.masked_fill(~allowed, -torch.inf))).to(v.dtype) @ v
+    return softmax_rows(mask.add_to(logits.masked_fill(~allowed, -torch.inf))).to(v.dtype) @ v
 
 
 @operator_function
@@ -111,7 +111,7 @@ def bra(
         trains=trains(q, k, v),
     )  # fmt: skip
     if choose("BRA", execution, situation) == "triton":
-        cells = _routed(q, k, v, grid, tiles, plan, scale, mask)
+        cells = _attend_routed(q, k, v, grid, tiles, plan, scale, mask)
     else:
         cells = _by_regions(q, k, v, grid, tiles, plan, scale, mask)
     return join_global_tokens(cells, q, k, v, grid, scale, mask)
@@ -126,14 +126,14 @@ def _by_regions(
     groups = q.shape[0] * q.shape[1]
     start = tiles.number * torch.arange(groups, device=q.device).view(*q.shape[:2], 1, 1)
     rows = (plan.regions[:, None] + start).flatten()  # (B*H*R*top,) rows of regions over all heads
-    keys = _chosen(tiles.cut(k_cells), rows, top, k_extra)  # (B, H*R, top*A + E, d)
-    values = _chosen(tiles.cut(v_cells), rows, top, v_extra)
+    keys = _chosen_regions(tiles.cut(k_cells), rows, top, k_extra)  # (B, H*R, top*A + E, d)
+    values = _chosen_regions(tiles.cut(v_cells), rows, top, v_extra)
     queries = tiles.cut(q_cells).flatten(1, 2)
-    out = sdpa(queries, keys, values, attn_mask=_allowed(tiles, plan, mask, grid, q.shape[1]), scale=scale)
+    out = sdpa(queries, keys, values, attn_mask=_allowed_keys(tiles, plan, mask, grid, q.shape[1]), scale=scale)
     return tiles.join(out.unflatten(1, (q.shape[1], tiles.number)))
 
 
-def _routed(
+def _attend_routed(
     q: Tensor, k: Tensor, v: Tensor, grid: Grid, tiles: Tiles, plan: BRAPlan, scale: float | None, mask: Mask
 ) -> Tensor:
     """The same as routed attention: a region is an expert, its keys are the cells of the regions that it chose."""
@@ -144,7 +144,7 @@ def _routed(
     return attend_groups(queries, k, v, grid, cells, real, choice, scale=scale, mask=mask, execution="triton")
 
 
-def _chosen(x: Tensor, rows: Tensor, top: int, extra: Tensor) -> Tensor:
+def _chosen_regions(x: Tensor, rows: Tensor, top: int, extra: Tensor) -> Tensor:
     """The chosen regions of x (B, H, R, A, c), then prefix and suffix tokens (B, H, E, c): (B, H*R, top*A+E, c)."""
     batch, number, regions, area, width = x.shape
     cells = x.reshape(-1, area * width).index_select(0, rows).view(batch, number * regions, top * area, width)
@@ -153,7 +153,7 @@ def _chosen(x: Tensor, rows: Tensor, top: int, extra: Tensor) -> Tensor:
     return torch.cat([cells, extra[:, :, None].expand(-1, -1, regions, -1, -1).flatten(1, 2)], -2)
 
 
-def _allowed(tiles: Tiles, plan: BRAPlan, mask: Mask, grid: Grid, number: int) -> Tensor | None:
+def _allowed_keys(tiles: Tiles, plan: BRAPlan, mask: Mask, grid: Grid, number: int) -> Tensor | None:
     """True for chosen keys that are not empty slots or padding, (B, H*R, 1, top*A + E); None if all are."""
     if tiles.even and mask.keep is None:
         return None

@@ -39,7 +39,7 @@ def cswin_reference(
     first = -(-q.shape[1] // 2)
     together = torch.stack([horizontal] * first + [vertical] * (q.shape[1] - first)) | extra[:, None] | extra
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return softmax_rows(mask.added(logits.masked_fill(~together, -torch.inf))).to(v.dtype) @ v
+    return softmax_rows(mask.add_to(logits.masked_fill(~together, -torch.inf))).to(v.dtype) @ v
 
 
 @operator_function

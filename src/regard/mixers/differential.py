@@ -38,7 +38,7 @@ def differential_reference(
     scale, mask = _scale(q, scale), mask or NO_MASK
     k, v = hide(k, mask), hide(v, mask)
     first, second = (
-        softmax_rows(mask.added(x @ y.mT * scale)) for x, y in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True)
+        softmax_rows(mask.add_to(x @ y.mT * scale)) for x, y in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True)
     )
     return (first - factor * second).to(v.dtype) @ v
 

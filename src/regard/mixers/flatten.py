@@ -60,11 +60,11 @@ def flatten(
     if over not in AXES:
         raise ConfigError(f"over is channels or head, not {over!r}")
     with without_autocast(q.device):
-        fk = only_kept(focused(upcast(only_kept(k, keep)), power, over, spread), keep)
-        return kernel_product(focused(upcast(q), power, over, spread), fk, only_kept(v, keep), eps)
+        fk = only_kept(focus_features(upcast(only_kept(k, keep)), power, over, spread), keep)
+        return kernel_product(focus_features(upcast(q), power, over, spread), fk, only_kept(v, keep), eps)
 
 
-def focused(
+def focus_features(
     x: Float[Tensor, "B H N d"], power: float, over: str, spread: Float[Tensor, "H 1 d"] | None
 ) -> Float[Tensor, "B H N d"]:
     """The features f_p(x)."""

@@ -62,7 +62,7 @@ def moba_reference(
     k, v = hide(k, mask), hide(v, mask)
     allowed = blocks.block_mask(plan, grid, blocks.block_tiles(grid, block, q.device))
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return softmax_rows(mask.added(logits.masked_fill(~allowed, -torch.inf))).to(v.dtype) @ v
+    return softmax_rows(mask.add_to(logits.masked_fill(~allowed, -torch.inf))).to(v.dtype) @ v
 
 
 @operator_function

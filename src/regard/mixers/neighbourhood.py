@@ -59,7 +59,7 @@ def neighbourhood_reference(
     both = (inside[:, None] & inside).expand_as(bias)
     bias = bias.masked_scatter(both, cells.masked_fill(~together, -torch.inf))
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
-    return softmax_rows(mask.added(logits)).to(v.dtype) @ v
+    return softmax_rows(mask.add_to(logits)).to(v.dtype) @ v
 
 
 def _is_near(query: Tensor, key: Tensor, number: Tensor, window: int, border: Border) -> Tensor:

@@ -101,15 +101,15 @@ def nsa(
     k, v = hide(k, mask), hide(v, mask)
     tiles = blocks.block_tiles(grid, block, q.device)
     groups, real = tiles.tables.cell[None, None], None if tiles.even else tiles.tables.real[None, None]
-    compressed, chosen = _compressed(q, k, v, grid, block, top, group, scale, mask, plan)
+    compressed, chosen = _attend_compressed(q, k, v, grid, block, top, group, scale, mask, plan)
     selected = blocks.attend_groups(
         q, k, v, grid, groups, real, chosen.blocks, scale=scale, mask=mask, execution=execution
     )
-    sliding = _sliding(q, k, v, grid, window, scale, mask, execution)
+    sliding = _attend_window(q, k, v, grid, window, scale, mask, execution)
     return compressed * gates[..., :1] + selected * gates[..., 1:2] + sliding * gates[..., 2:]
 
 
-def _compressed(
+def _attend_compressed(
     q: Tensor, k: Tensor, v: Tensor, grid: Grid, block: Block, top: int, group: int, scale: float | None, mask: Mask,
     plan: BlockPlan | None,
 ) -> tuple[Tensor, BlockPlan]:  # fmt: skip
@@ -129,7 +129,7 @@ def _compressed(
         return a.to(v.dtype) @ torch.cat([values.to(v.dtype), v_extra], -2), chosen
 
 
-def _sliding(
+def _attend_window(
     q: Tensor, k: Tensor, v: Tensor, grid: Grid, window: int, scale: float | None, mask: Mask, execution: str
 ) -> Tensor:
     """Attention to the cells around a query and to prefix and suffix tokens, which attend to all tokens."""

@@ -231,15 +231,15 @@ class NystromOperator(Operator):
         """A padding mask belongs to the keys: it applies to the queries' landmarks only in self-attention."""
         form, config, mask = nystrom_reference if plain else nystrom, self.config, inputs.mask
         keep = mask.keep if mask is not None else None
-        landmarks_q, keep_q = self._pooled(inputs.q, inputs.grid, keep if inputs.memory is None else None)
-        landmarks_k, keep_k = self._pooled(inputs.k, inputs.key_grid, keep)
+        landmarks_q, keep_q = self._pool(inputs.q, inputs.grid, keep if inputs.memory is None else None)
+        landmarks_k, keep_k = self._pool(inputs.k, inputs.key_grid, keep)
         landmark_keep = keep_k if keep_q is None or keep_k is None else keep_q & keep_k
         return form(
             *(inputs.q, inputs.k, inputs.v, landmarks_q, landmarks_k), iterations=config.iterations, start=config.start,
             mask=mask, landmark_keep=landmark_keep,
         )  # fmt: skip
 
-    def _pooled(
+    def _pool(
         self, x: Tensor, grid: Grid, keep: Bool[Tensor, "B N"] | None
     ) -> tuple[Float[Tensor, "B H m d"], Bool[Tensor, "B m"] | None]:
         m = self.config.m

@@ -95,7 +95,7 @@ class PVTOperator(Operator):
         rows, columns = self.config.sides(grid)
         extra, cells = grid.to_map(x)
         if self.config.pool:
-            cells = _pooled(cells, rows, columns) if plain else F.adaptive_avg_pool2d(cells, (rows, columns))
+            cells = _pool(cells, rows, columns) if plain else F.adaptive_avg_pool2d(cells, (rows, columns))
         side = self.reduce.stride[0]
         cells = F.pad(cells, (0, columns * side - cells.shape[-1], 0, rows * side - cells.shape[-2]))
         tokens = _patches(cells, self.reduce) if plain else self.reduce(cells).flatten(2).mT
@@ -128,7 +128,7 @@ def _patches(cells: Float[Tensor, "B C h w"], conv: nn.Conv2d) -> Float[Tensor, 
     return torch.einsum("bcyixj,ocij->byxo", patches, conv.weight).flatten(1, 2) + cast(Tensor, conv.bias)
 
 
-def _pooled(cells: Float[Tensor, "B C h w"], rows: int, columns: int) -> Float[Tensor, "B C r c"]:
+def _pool(cells: Float[Tensor, "B C h w"], rows: int, columns: int) -> Float[Tensor, "B C r c"]:
     """Window i of n averages floor(i h / n) to ceil((i + 1) h / n) - 1."""
     height, width = cells.shape[-2:]
     bands = [cells[..., i * height // rows : -((i + 1) * height // -rows), :].mean(-2) for i in range(rows)]

@@ -81,7 +81,7 @@ def reformer_reference(
     count = count.clamp(max=1.0) if duplicates == "once" else count
     logits = qk @ F.normalize(qk_keys, dim=-1).mT * (qk.shape[-1] ** -0.5 if scale is None else scale)
     same = torch.eye(qk.shape[-2], dtype=torch.bool, device=qk.device)
-    return softmax_rows(mask.added(logits.masked_fill(same, SELF) + count.log())).to(v.dtype) @ v
+    return softmax_rows(mask.add_to(logits.masked_fill(same, SELF) + count.log())).to(v.dtype) @ v
 
 
 @operator_function

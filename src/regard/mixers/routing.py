@@ -64,7 +64,7 @@ def routing_reference(
     _check_plan(q, k, plan)
     mask = padding_only("routing", mask)
     k, v = hide(k, mask), hide(v, mask)
-    logits = mask.added(q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale))
+    logits = mask.add_to(q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale))
     total, count = torch.zeros_like(q[..., :1]) * v[..., :1, :], torch.zeros_like(q[..., :1])
     for queries, keys in zip(plan.queries.unbind(2), plan.keys.unbind(2), strict=True):
         inside = torch.zeros_like(logits[..., 0, :]).scatter(-1, keys, 1.0).bool()[..., None, :]

@@ -42,7 +42,7 @@ def softmax_reference(
     """softmax(scale q k^T + bias) v; scale None = d^-0.5."""
     k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return softmax_rows((mask or NO_MASK).added(q @ k.mT * scale)).to(v.dtype) @ v
+    return softmax_rows((mask or NO_MASK).add_to(q @ k.mT * scale)).to(v.dtype) @ v
 
 
 @operator_function

@@ -106,7 +106,7 @@ class SparsifinerOperator(Operator):
         q, k, mask = inputs.q.detach(), hide(inputs.k.detach(), inputs.mask), inputs.mask
         scale = q.shape[-1] ** -0.5 if self.config.scale is None else self.config.scale
         with without_autocast(q.device):
-            attention = softmax_rows((mask or NO_MASK).added(upcast(q) @ upcast(k).mT * scale))
+            attention = softmax_rows((mask or NO_MASK).add_to(upcast(q) @ upcast(k).mT * scale))
         return (self.skim(q, k, inputs.key_grid, mask) - attention).square().sum(-1).mean()
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from regard.core import ConfigError, Extra, MixerConfig, nearest
-from regard.core.validation import shown
+from regard.core.validation import short_repr
 from regard.projections import PROJECTIONS
 
 from . import MIXERS
@@ -47,7 +47,7 @@ def parse(text: str, extra: Extra = ()) -> Any:
     tree = read_expression(text, "a spelling such as MiTA(m=25, k=25)")
     value = _value(ast.Call(tree, [], []) if isinstance(tree, ast.Name) else tree, classes, text)
     if not dataclasses.is_dataclass(value):
-        raise ConfigError(f"{shown(text)} is no configuration; expected a spelling such as MiTA(m=25, k=25)")
+        raise ConfigError(f"{short_repr(text)} is no configuration; expected a spelling such as MiTA(m=25, k=25)")
     return value
 
 
@@ -55,9 +55,9 @@ def parse_mixer(text: str, extra: Extra = ()) -> MixerConfig | None:
     """`parse`, where the result must be a mechanism; "None" is no mixer at all. Raises: ConfigError."""
     value = None if isinstance(text, str) and text.strip() == "None" else parse(text, extra)
     if value is not None and not isinstance(value, MixerConfig):
-        raise ConfigError(f"{shown(text)} is not a mechanism; known: {', '.join(cls.__name__ for cls in MIXERS)}")
+        raise ConfigError(f"{short_repr(text)} is not a mechanism; known: {', '.join(cls.__name__ for cls in MIXERS)}")
     if value is None and text.strip() != "None":
-        raise ConfigError(f"{shown(text)} is not a mechanism; no mixer at all is None")
+        raise ConfigError(f"{short_repr(text)} is not a mechanism; no mixer at all is None")
     return value
 
 
@@ -68,8 +68,8 @@ def read_expression(text: str, expected: str, named: str = "") -> ast.expr:
     Raises: ConfigError, with the place in the text, if it is no string or no expression, or gives a keyword twice.
     """
     if not isinstance(text, str):
-        raise ConfigError(f"cannot read {shown(text)}: expected {expected}, as a string")
-    text, named = text.strip(), shown(named or text)
+        raise ConfigError(f"cannot read {short_repr(text)}: expected {expected}, as a string")
+    text, named = text.strip(), short_repr(named or text)
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError as error:
@@ -86,11 +86,11 @@ def read_expression(text: str, expected: str, named: str = "") -> ast.expr:
 
 def place_of(node: ast.AST, text: str, named: str = "") -> str:
     """ "'dim=4' at character 6 of 'vit(dim=4)'": a part of a text that `read_expression` has read, for messages."""
-    source, named = text.strip(), named or shown(text)
+    source, named = text.strip(), named or short_repr(text)
     if getattr(node, "lineno", 0) != 1 or not hasattr(node, "col_offset"):
         return f"a part of {named}"
     start = len(source.encode()[: node.col_offset].decode(errors="ignore"))
-    return f"{shown(ast.get_source_segment(source, node))[1:-1]} at character {start + 1} of {named}"
+    return f"{short_repr(ast.get_source_segment(source, node))[1:-1]} at character {start + 1} of {named}"
 
 
 def _refuse_twice(call: ast.Call, text: str, named: str) -> None:
@@ -98,7 +98,7 @@ def _refuse_twice(call: ast.Call, text: str, named: str) -> None:
     names = set()
     for keyword in call.keywords:
         if keyword.arg is None or keyword.arg in names:
-            problem = "** is not allowed" if keyword.arg is None else f"{shown(keyword.arg)} is given twice"
+            problem = "** is not allowed" if keyword.arg is None else f"{short_repr(keyword.arg)} is given twice"
             raise ConfigError(f"cannot read {place_of(keyword, text, named)}: {problem}")
         names.add(keyword.arg)
 
@@ -130,7 +130,7 @@ def _value(node: ast.AST, classes: dict[str, type], text: str) -> Any:
         return ast.literal_eval(node)  # type: ignore[arg-type]
     except (ValueError, TypeError, RecursionError) as error:
         if isinstance(node, ast.Name):
-            unknown = f"unknown name {shown(node.id)} in {shown(text)}"
+            unknown = f"unknown name {short_repr(node.id)} in {short_repr(text)}"
             raise ConfigError(f"{unknown}; {nearest(node.id[:100], classes)}{YOUR_OWN}") from error
         raise ConfigError(f"cannot read {place_of(node, text)}: only names and literals are allowed") from error
 
@@ -138,12 +138,12 @@ def _value(node: ast.AST, classes: dict[str, type], text: str) -> Any:
 def _build(name: str, node: ast.Call, classes: dict[str, type], text: str) -> Any:
     if name not in classes:
         hint = f"{nearest(name[:100], classes)}{YOUR_OWN}"
-        raise ConfigError(f"unknown name {shown(name)} in {shown(text)}; {hint}")
+        raise ConfigError(f"unknown name {short_repr(name)} in {short_repr(text)}; {hint}")
     cls = classes[name]
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
     for keyword in node.keywords:
         if keyword.arg not in fields:
-            raise ConfigError(f"{name} has no {shown(keyword.arg)}; it has {', '.join(fields)}")
+            raise ConfigError(f"{name} has no {short_repr(keyword.arg)}; it has {', '.join(fields)}")
     values = {str(keyword.arg): _value(keyword.value, classes, text) for keyword in node.keywords}
     positional = [_value(item, classes, text) for item in node.args]
     try:
@@ -152,7 +152,7 @@ def _build(name: str, node: ast.Call, classes: dict[str, type], text: str) -> An
         kinds = {field.name: field.type for field in dataclasses.fields(cls)}
         expected = ", ".join(f"{label}: {_name_of(kinds[label])}" for label in values)
         expected = f"; expected {expected}" if expected else ""
-        raise ConfigError(f"cannot build {shown(ast.unparse(node))}: {error}{expected}") from error
+        raise ConfigError(f"cannot build {short_repr(ast.unparse(node))}: {error}{expected}") from error
 
 
 def _name_of(kind: Any) -> str:

@@ -62,7 +62,7 @@ def window_reference(
     both = inside[:, None] & inside
     bias = bias.masked_scatter(both.expand_as(bias), cells.masked_fill(~together, -torch.inf))
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
-    return softmax_rows(mask.added(logits)).to(v.dtype) @ v
+    return softmax_rows(mask.add_to(logits)).to(v.dtype) @ v
 
 
 @operator_function

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from regard.core import Extra
-from regard.core.validation import checked
+from regard.core.validation import check_arguments
 from regard.swapping.layer import Port
 
 from .cait import cait_s_32
@@ -80,7 +80,7 @@ def default_size(name: str, extra: Extra = ()) -> tuple[int, int] | None:
     return (side, side) if isinstance(side, int) else (side[0], side[1])
 
 
-@checked
+@check_arguments
 def list_models(pattern: str = "*") -> list[str]:
     """Names that `create_model` takes and that match a glob: Regard's own first, then timm's."""
     import timm

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from regard.core import ConfigError, Extra, MixerConfig, RegardError, StoreError, nearest
-from regard.core.validation import checked, plain_number, shown
+from regard.core.validation import check_arguments, plain_number, short_repr
 from regard.mixers.spelling import YOUR_OWN, place_of, read_expression, spell
 from regard.swapping.inspect import example_input
 from regard.swapping.swap import plan_swap
@@ -21,7 +21,7 @@ _DEPTHS = ("depth", "depths", "num_layers", "layers")
 _PLAIN = "name(option=value, ...) with plain values"
 
 
-@checked
+@check_arguments
 def create_model(
     name: str, mixer: MixerConfig | None = None, *, reinitialise: bool = False, extra: Extra = (), **timm_options: Any,
 ) -> nn.Module:  # fmt: skip
@@ -74,20 +74,20 @@ def parse_host(text: str) -> tuple[str, dict[str, Any]]:
     Raises: ConfigError, with the place in the text, if it cannot be read, or an option is given twice.
     """
     if not isinstance(text, str):
-        raise ConfigError(f"a host is a name or {_PLAIN}, not {shown(text)}")
+        raise ConfigError(f"a host is a name or {_PLAIN}, not {short_repr(text)}")
     if "(" not in text:
         return text.strip(), {}
     name, _, rest = text.strip().partition("(")
     spelled = f"{'_' * max(1, len(name))}({rest}"  # a name may have a colon, a slash or a dot
     call = read_expression(spelled, _PLAIN, text.strip())
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-        raise ConfigError(f"cannot read the host {shown(text)}: expected {_PLAIN}")
+        raise ConfigError(f"cannot read the host {short_repr(text)}: expected {_PLAIN}")
     options = {}
     for keyword in call.keywords:
         try:
             options[str(keyword.arg)] = ast.literal_eval(keyword.value)
         except (ValueError, TypeError, RecursionError) as error:
-            place = place_of(keyword, spelled, shown(text.strip()))
+            place = place_of(keyword, spelled, short_repr(text.strip()))
             raise ConfigError(f"cannot read the host: {place} has no plain value; expected {_PLAIN}") from error
     return name.strip(), options
 
@@ -101,7 +101,9 @@ def spell_host(name: str, options: Mapping[str, Any]) -> str:
             read_expression(text, "a plain value")
             ast.literal_eval(text)
         except (ValueError, TypeError, SyntaxError) as error:  # ConfigError is a ValueError
-            raise ConfigError(f"option {key}={shown(value)} of {name} cannot be spelled; use plain values") from error
+            raise ConfigError(
+                f"option {key}={short_repr(value)} of {name} cannot be spelled; use plain values"
+            ) from error
         parts.append(f"{key}={text}")
     return f"{name}({', '.join(parts)})" if parts else name
 
@@ -113,7 +115,7 @@ def check_host(name: str, extra: Extra = ()) -> None:
     exists = ":" in name or name.removeprefix("regard_") in own_models(extra) or timm.is_model(name.partition(".")[0])
     if not exists:
         hint = f"{nearest(name[:100], list_models())}, or run `regard list hosts`"
-        raise ConfigError(f"there is no host {shown(name)}; {hint}{YOUR_OWN}")
+        raise ConfigError(f"there is no host {short_repr(name)}; {hint}{YOUR_OWN}")
 
 
 def _create(name: str, options: dict[str, Any], extra: Extra) -> nn.Module:
@@ -142,12 +144,12 @@ def _create(name: str, options: dict[str, Any], extra: Extra) -> nn.Module:
                 f"a file of weights of {name} is a pickle with other things than tensors, and is not opened; save the "
                 "state_dict with safetensors where the file can be trusted"
             ) from error
-        passed_options = ", ".join(f"{key}={shown(value)}" for key, value in options.items())
+        passed_options = ", ".join(f"{key}={short_repr(value)}" for key, value in options.items())
         accepted = list(inspect.signature(models[plain]).parameters) if plain in models else []
         wrong = [key for key in options if accepted and key not in accepted]
         hint = "".join(f"; it has no {key!r}: {nearest(key, accepted)}" for key in wrong)
         raise ConfigError(
-            f"{shown(name, 200)[1:-1]} cannot be built with {passed_options or 'its defaults'}: "
+            f"{short_repr(name, 200)[1:-1]} cannot be built with {passed_options or 'its defaults'}: "
             f"{str(error).strip().partition(chr(10))[0] or type(error).__name__}{hint}"
         ) from error
 
@@ -180,4 +182,4 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
             if not valid:
                 kind = "a number" if fraction else "a whole number"
                 bounds = f"of at least {least}" if most == math.inf else f"between {least} and {most}"
-                raise ConfigError(f"{name} cannot be built with {key}={shown(value)}: {kind} {bounds} is expected")
+                raise ConfigError(f"{name} cannot be built with {key}={short_repr(value)}: {kind} {bounds} is expected")

@@ -81,7 +81,7 @@ class ConvMixer(HeadMixer):
         projected: dict[str, Tensor | None] = dict.fromkeys("qkv")
         for role in self.config.roles:
             projected[role] = self.normalise_and_rotate(
-                role, self.project(convolved(self, role, x, grid), role)[0], grid, rope
+                role, self.project(convolve(self, role, x, grid), role)[0], grid, rope
             )
         if projected["q"] is not None and self.factor != 1.0:
             projected["q"] = projected["q"] * self.factor
@@ -121,11 +121,11 @@ class ConvAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N C"], height: int, width: int) -> Float[Tensor, "B N C"]:
         grid = Grid(height, width, x.shape[1] - height * width)
-        q, k, v = (heads(self.get_submodule(f"proj_{r}")(convolved(self, r, x, grid)), self.num_heads) for r in "qkv")
+        q, k, v = (heads(self.get_submodule(f"proj_{r}")(convolve(self, r, x, grid)), self.num_heads) for r in "qkv")
         return self.proj(merge((q @ k.mT * self.scale).softmax(-1) @ v))
 
 
-def convolved(attention: nn.Module, role: str, x: Tensor, grid: Grid) -> Tensor:
+def convolve(attention: nn.Module, role: str, x: Tensor, grid: Grid) -> Tensor:
     """The input of a role's linear layer: tokens after the role's convolution."""
     shared = role in "kv" and getattr(attention, "conv_kv", None) is not None
     return attention.get_submodule("conv_kv" if shared else f"conv_{role}")(x, grid)

@@ -12,7 +12,7 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from regard.core import ConfigError, Extra, MissingExtra, StoreError
-from regard.files.atomic import one_writer, parse_json, prepared, read_bytes
+from regard.files.atomic import one_writer, parse_json, prepare_write, read_bytes
 from regard.files.paths import user_path
 from regard.files.records import read_record, record_text
 from regard.swapping.ports.hugging_face import config_of
@@ -38,7 +38,7 @@ def save_transformers(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     about: dict[str, Any] = {"architecture": type(model).__name__, "swaps": recipe.recorded_swaps(model)}
     if getattr(model, "pooler", model) is None:
         about["options"] = {"add_pooling_layer": False}
-    differences = recipe.model_differences(model, partial(_built, about, copy.deepcopy(config)))
+    differences = recipe.model_differences(model, partial(_build_model, about, copy.deepcopy(config)))
     if differences:
         raise ConfigError(
             f"{type(model).__name__}, built again, is not this model: {differences}. Merge adapters "
@@ -49,9 +49,9 @@ def save_transformers(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     about |= {"sha256": hashlib.sha256(data).hexdigest(), "config_sha256": hashlib.sha256(text).hexdigest()}
     with (
         one_writer(target),
-        prepared(target / "config.json", text) as replace_config,
-        prepared(target / "model.safetensors", data) as replace_weights,
-        prepared(target / FILE, record_text(about)) as replace_description,
+        prepare_write(target / "config.json", text) as replace_config,
+        prepare_write(target / "model.safetensors", data) as replace_weights,
+        prepare_write(target / FILE, record_text(about)) as replace_description,
     ):
         replace_config()
         replace_weights()
@@ -94,7 +94,7 @@ def load_transformers(target: Path, extra: Extra = ()) -> nn.Module:
         except Exception as error:  # its checks of fields have errors of their own
             raise StoreError(f"transformers refuses config.json ({error})") from error
         tensors = load_tensors(data)
-        model = _built(about, config, tuple(extra))
+        model = _build_model(about, config, tuple(extra))
         recipe.fill(model, tensors)
     return model.eval()
 
@@ -145,7 +145,7 @@ def _backbone_of_hub(config: Any) -> str:
     return next(filter(None, map(_backbone_of_hub, config.values())), "")
 
 
-def _built(about: dict[str, Any], config: Any, extra: Extra) -> nn.Module:
+def _build_model(about: dict[str, Any], config: Any, extra: Extra) -> nn.Module:
     """The model of regard.json and a configuration (changed), with initial weights."""
     import transformers
 

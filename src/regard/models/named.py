@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, MissingExtra, StoreError, nearest
 from regard.core.user_module import user_module
-from regard.core.validation import shown
+from regard.core.validation import short_repr
 from regard.files.atomic import parse_json, read_if_present
 from regard.files.data_record import data_problem
 from regard.files.paths import user_path
@@ -148,7 +148,7 @@ def _of_function(text: str) -> NamedNetwork:
     except BaseException as error:  # the user's own code, which may call sys.exit
         raise ConfigError(f"{text}(): {type(error).__name__}: {error}") from error
     if not isinstance(network, nn.Module):
-        raise ConfigError(f"{text}() returned {shown(network, 60)}, no torch.nn.Module")
+        raise ConfigError(f"{text}() returned {short_repr(network, 60)}, no torch.nn.Module")
     return NamedNetwork(network, f"{text} ({inspect.getsourcefile(module) or name})", True)
 
 
@@ -172,7 +172,9 @@ def _of_transformers(text: str, extra: Extra) -> NamedNetwork:
     name = kinds[0]
     kind = getattr(transformers, str(name), None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-        raise StoreError(f"{folder}/config.json names no class of transformers in architectures: {shown(name, 60)}")
+        raise StoreError(
+            f"{folder}/config.json names no class of transformers in architectures: {short_repr(name, 60)}"
+        )
     check_no_hub(folder, config)
     if code := hub_attention(config):
         raise StoreError(f"{folder}/config.json takes its attention {code!r} from the hub, which is not asked")

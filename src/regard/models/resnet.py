@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet as torchvision_resnet
 
 from regard.core import ConfigError, MixerConfig, SwapError
-from regard.core.validation import checked
+from regard.core.validation import check_arguments
 from regard.mixers.convolutions.deformable import DeformableConv, DeformableConv2d
 from regard.mixers.spelling import parse_mixer, spell
 from regard.swapping.inspect import example_input
@@ -21,7 +21,7 @@ from regard.swapping.swap import plan_layers
 from .attended_block import BLOCKS, Attended, Slot
 
 
-@checked
+@check_arguments
 def attend(
     model: nn.Module, mixer: MixerConfig | str | None, stages: Sequence[int] = (3, 4),
     deformable: bool | str | DeformableConv = False, *, heads: int = 8, parallel: bool = False,
@@ -166,19 +166,19 @@ def attended_resnet18(
     *, stages: Sequence[int] = (3, 4), deformable: bool | str = False, mixer: str | None = None, heads: int = 8,
     parallel: bool = False, stem: int = 4, frozen: bool = False, img_size: int | tuple[int, int] = 224, **options: Any,
 ) -> nn.Module:  # fmt: skip
-    """timm's ResNet-18 with empty slots for attention. Options as in `attended`."""
-    return attended("resnet18", stages, deformable, mixer, heads, parallel, stem, frozen, img_size, options)
+    """timm's ResNet-18 with empty slots for attention. Options as in `attended_resnet`."""
+    return attended_resnet("resnet18", stages, deformable, mixer, heads, parallel, stem, frozen, img_size, options)
 
 
 def attended_resnet50(
     *, stages: Sequence[int] = (3, 4), deformable: bool | str = False, mixer: str | None = None, heads: int = 8,
     parallel: bool = False, stem: int = 4, frozen: bool = False, img_size: int | tuple[int, int] = 224, **options: Any,
 ) -> nn.Module:  # fmt: skip
-    """timm's ResNet-50, the paper's backbone, with empty slots for attention. Options as in `attended`."""
-    return attended("resnet50", stages, deformable, mixer, heads, parallel, stem, frozen, img_size, options)
+    """timm's ResNet-50, the paper's backbone, with empty slots for attention. Options as in `attended_resnet`."""
+    return attended_resnet("resnet50", stages, deformable, mixer, heads, parallel, stem, frozen, img_size, options)
 
 
-def attended(
+def attended_resnet(
     name: str, stages: Sequence[int], deformable: bool | str, mixer: str | None, heads: int, parallel: bool,
     stem: int, frozen: bool, img_size: int | tuple[int, int], options: dict[str, Any],
 ) -> nn.Module:  # fmt: skip

@@ -17,8 +17,8 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from regard.core import ConfigError, DataError, Extra, StoreError
-from regard.core.validation import checked
-from regard.files.atomic import one_writer, prepared, read_if_present
+from regard.core.validation import check_arguments
+from regard.files.atomic import one_writer, prepare_write, read_if_present
 from regard.files.data_record import DATA, data_problem
 from regard.files.paths import user_path
 from regard.files.records import parse_record, record_text
@@ -31,7 +31,7 @@ FORMAT = "regard-model"
 _FIELDS = ("format", "host", "swaps", "sha256", "data")
 
 
-@checked
+@check_arguments
 def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str, Any] | None = None) -> Path:
     """Write a model of `create_model` or of transformers, swapped or not, to a folder; returns the folder.
 
@@ -65,15 +65,15 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
     target = user_path(folder, StoreError)
     with (
         one_writer(target),
-        prepared(target / "model.safetensors", weights) as replace_weights,
-        prepared(target / "model.json", record_text(about)) as replace_description,
+        prepare_write(target / "model.safetensors", weights) as replace_weights,
+        prepare_write(target / "model.json", record_text(about)) as replace_description,
     ):
         replace_weights()
         replace_description()
     return target
 
 
-@checked
+@check_arguments
 def load(folder: str | os.PathLike[str], extra: Extra = (), *, download: bool = False) -> nn.Module:
     """The model that `save` wrote, of `create_model` or of transformers, in evaluation mode, on the CPU.
 

@@ -27,7 +27,7 @@ def size_of(host: str, extra: Extra = ()) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def sized(host: str, size: tuple[int, int], extra: Extra = ()) -> str:
+def with_size(host: str, size: tuple[int, int], extra: Extra = ()) -> str:
     """The host's spelling for a size (height, width) of images; unchanged if it has this size. Raises: ConfigError."""
     if size_of(host, extra) == size:
         return host

@@ -48,7 +48,7 @@ def number(value: float | int | None, digits: int = 1) -> str:
     return text.replace("-", "−")
 
 
-def signed(value: float | int | None, digits: int = 1) -> str:
+def signed_number(value: float | int | None, digits: int = 1) -> str:
     """`number` with a plus sign for positive values."""
     text = number(value, digits)
     positive = value is not None and value > 0 and text[0].isdigit() and float(text) != 0
@@ -80,7 +80,7 @@ def duration(seconds: float | int | None) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def listed(items: Sequence[str]) -> str:
+def join_with_and(items: Sequence[str]) -> str:
     """ "a", "a and b", "a, b and c"."""
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else list(items))
 

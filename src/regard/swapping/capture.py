@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, Mask, UnsupportedError
-from regard.core.validation import checked, shown
+from regard.core.validation import check_arguments, short_repr
 from regard.mixers.shared.heads import HeadMixer
 from regard.mixers.softmax import Softmax
 
@@ -58,7 +58,7 @@ def _same_output(host: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwarg
     return torch.allclose(out, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
 
 
-@checked
+@check_arguments
 @contextmanager
 def capture(
     model: nn.Module,
@@ -87,7 +87,7 @@ def capture(
         for name, mixer in mixers.items():
             record = _recorder(maps, name, owner, reduce, queries)
             handles.append(mixer.register_forward_hook(record, with_kwargs=True))
-        with _uncompiled():
+        with _force_eager():
             yield maps
     finally:
         for handle in handles:
@@ -107,7 +107,7 @@ def readable_mixers(model: nn.Module, layers: str = "*") -> dict[str, HeadMixer]
 
 
 @contextmanager
-def _uncompiled() -> Iterator[None]:
+def _force_eager() -> Iterator[None]:
     """A block in which nothing that `torch.compile` made runs compiled."""
     if "torch._dynamo" not in sys.modules:  # nothing is compiled, and the import takes seconds
         yield
@@ -143,7 +143,7 @@ def _weights(
     if queries is None:
         return mixer.operator.weights(made.q, made.k, made.v, grid=made.grid, memory=made.memory, mask=made.mask)
     if not queries or not all(0 <= query < made.grid.tokens for query in queries):
-        raise ConfigError(f"queries are numbers of tokens below {made.grid.tokens}, not {shown(tuple(queries))}")
+        raise ConfigError(f"queries are numbers of tokens below {made.grid.tokens}, not {short_repr(tuple(queries))}")
     return mixer.operator.weight_rows(
         made.q, made.k, made.v, queries, grid=made.grid, memory=made.memory, mask=made.mask
     )

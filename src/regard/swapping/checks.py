@@ -96,7 +96,7 @@ def left_out(layers: Sequence[tuple[Port, list[str]]]) -> str:
     )
 
 
-def unmapped(name: str, layer: Port, new: list[str], dropped: list[str]) -> str:
+def describe_unmapped(name: str, layer: Port, new: list[str], dropped: list[str]) -> str:
     """What to say where a port of the user's own leaves matrices behind and the mechanism starts with new ones.
 
     new, dropped: as `Port.parameter_changes` has them. "" where all is in order, or the port is one of Regard's.

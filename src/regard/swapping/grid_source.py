@@ -92,17 +92,17 @@ class GridSource:
         if not compiling:
             size.check()
         if not compiling and torch._C._current_graph_task_id() != NO_BACKWARD:
-            height, width = self._recomputed(size)
+            height, width = self._recomputed_size(size)
         elif height is None:
             height, width = self._last if compiling and torch.is_grad_enabled() and self._one else self._elsewhere()
         return (_same_grid if type(height) is int and not compiling else Grid)(height, width, prefix, suffix)  # type: ignore[arg-type]
 
-    def _recomputed(self, size: "_Size") -> tuple[int, int]:
+    def _recomputed_size(self, size: "_Size") -> tuple[int, int]:
         """The height and width of the forward pass of which a part runs again in the present backward pass."""
         sizes = self._all_sizes()
         known = self._trained | {(each.height, each.width) for each in sizes if each.height is not None}
         if len(known) > 1:
-            found = marked(torch._C._current_autograd_node(), self)
+            found = nearest_marks(torch._C._current_autograd_node(), self)
             if size.backward == torch._C._current_graph_task_id():  # the watched module has run again, too
                 found.add((size.height, size.width))
             known = found or {grid for each in sizes for grid in each.open} or known
@@ -184,7 +184,7 @@ class _OfThread(threading.local):
             sizes.add(self.size)
 
 
-def marked(node: Any, owner: Hashable) -> set[Any]:
+def nearest_marks(node: Any, owner: Hashable) -> set[Any]:
     """What `owner` has marked in the graph that leads to a node of a backward pass, at the marks nearest to it."""
     found, waiting, met = set(), [node], {node}
     while waiting:

@@ -80,16 +80,16 @@ class HostMixer(ResizingMixer):
 
     def operator_inputs(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any) -> Inputs:
         """As in `HeadMixer`; rope: what the host passes besides the tokens."""
-        return self._used(self.make(x, grid, rope))
+        return self._drop_unused(self.make(x, grid, rope))
 
-    def _used(self, made: Inputs) -> Inputs:
+    def _drop_unused(self, made: Inputs) -> Inputs:
         unused: dict[str, Any] = dict.fromkeys(set("qkv") - set(self.config.uses))
         return replace(made, **unused) if unused else made
 
     def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
         self.check(x, grid, mask)
         made = self.make(x, grid, rope)
-        used = self._used(made)
+        used = self._drop_unused(made)
         operator = self.operator.reference if plain else self.operator
         y = operator(used.q, used.k, used.v, grid=used.grid, memory=used.memory, mask=used.mask)
         return self.finish(y, made, grid)

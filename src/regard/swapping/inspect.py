@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from regard.core import ConfigError, Grid, RegardError, SwapError, UnsupportedError
 from regard.core.eval_mode import eval_mode, no_fast_path
-from regard.core.validation import shown
+from regard.core.validation import short_repr
 
 from .changed_attention import change_of, changed_attention, has_own_forward, left_out_text, named_port
 from .checks import OTHER_MASKS
@@ -59,7 +59,7 @@ def attention_layers(model: nn.Module, ports: Ports = (), *, reinitialise: bool 
     reinitialise: also those whose own attention would be lost (`Port.loses`). Raises: ConfigError if it is no bool.
     """
     if not isinstance(reinitialise, bool):
-        raise ConfigError(f"reinitialise is True or False, not {shown(reinitialise)}")
+        raise ConfigError(f"reinitialise is True or False, not {short_repr(reinitialise)}")
     layers = {}
     for name, module in model.named_modules():
         port = port_of(model, name, ports) if name else None
@@ -75,7 +75,7 @@ def matching_layers(model: nn.Module, where: str = "*", ports: Ports = (), *, re
     """
     check_where(where)
     if not isinstance(ports, Sequence) or not all(isinstance(each, type) and issubclass(each, Port) for each in ports):
-        raise ConfigError(f"ports is a list of subclasses of Port, such as [MyPort], not {shown(ports)}")
+        raise ConfigError(f"ports is a list of subclasses of Port, such as [MyPort], not {short_repr(ports)}")
     layers = attention_layers(model, ports, reinitialise=reinitialise)
     names = [name for name in layers if fnmatchcase(name, where)]
     if not names:
@@ -185,14 +185,14 @@ def explain_inputs(model: nn.Module, example: Example) -> Iterator[None]:
         raise
     except (RuntimeError, AssertionError, ValueError, IndexError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigError(
-            f"{type(model).__name__} does not take inputs of {_described(example)}: "
+            f"{type(model).__name__} does not take inputs of {_describe(example)}: "
             f"{str(error).strip() or type(error).__name__}; "
             "pass images of the size that it was built for, build it for this size (img_size=, patch_size=), or swap "
             "only the part of it that takes images"
         ) from error
 
 
-def _described(example: Example) -> str:
+def _describe(example: Example) -> str:
     if isinstance(example, Tensor):
         return f"{'x'.join(map(str, example.shape[1:]))} (channels, height, width)"
     return ", ".join(f"{name} {tuple(getattr(value, 'shape', ()))}" for name, value in example.items())
@@ -234,16 +234,16 @@ def _call(model: nn.Module, example: Example) -> None:
     """One forward pass, with floating-point inputs in the model's dtype."""
     parameter = next(model.parameters())
 
-    def placed(value: Any) -> Any:
+    def place(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         return value.to(parameter.device, parameter.dtype if value.is_floating_point() else value.dtype)
 
     if isinstance(example, Tensor):
         towers = (getattr(module, "get_image_features", None) for module in model.modules())
-        next(filter(None, towers), model)(placed(example))
+        next(filter(None, towers), model)(place(example))
     else:
-        model(**{name: placed(value) for name, value in example.items()})
+        model(**{name: place(value) for name, value in example.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +279,7 @@ class LayerCall:
                 raise UnsupportedError(f"{name}: {error}; {OTHER_MASKS}") from error
         first = output[0] if isinstance(output, tuple | list) and output else output
         if not isinstance(first, Tensor):
-            raise SwapError(f"{type(layer).__name__} at {name} returns {shown(first)}: correct the port's forward")
+            raise SwapError(f"{type(layer).__name__} at {name} returns {short_repr(first)}: correct the port's forward")
         if (shape := first.shape) != self.shape:
             raise SwapError(
                 f"{type(layer).__name__} at {name} returns a tensor {tuple(shape)}, the model's own attention one of "
@@ -323,7 +323,9 @@ def layer_grids(
     model does not take, or that is no tensor.
     """
     if not isinstance(example, Tensor | Mapping):
-        raise ConfigError(f"example is one input of a model, such as torch.randn(1, 3, 224, 224), not {shown(example)}")
+        raise ConfigError(
+            f"example is one input of a model, such as torch.randn(1, 3, 224, 224), not {short_repr(example)}"
+        )
     modules = {name: model.get_submodule(name) for name in layers}
     sources, handles = _grid_sources(model, layers)
     outputs: dict[nn.Module, torch.Size] = {}

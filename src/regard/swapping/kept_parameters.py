@@ -59,12 +59,12 @@ def convert_others(module: nn.Module, kept: Iterable[Tensor], example: Tensor) -
     """Move a module to the device and dtype of an example, in place, but not the tensors that are kept."""
     own = {id(value) for value in kept}
 
-    def converted(value: Tensor) -> Tensor:
+    def convert(value: Tensor) -> Tensor:
         if id(value) in own:
             return value
         return value.to(example.device, example.dtype if value.is_floating_point() else None)
 
-    module._apply(converted)
+    module._apply(convert)
 
 
 def check_wrapper(model: nn.Module, layers: Iterable[str]) -> None:

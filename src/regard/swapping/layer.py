@@ -209,11 +209,11 @@ class Port(HostNames):
                 setattr(mixer, name, copy.deepcopy(norm))
         example = next(present.parameters(), self.placeholder)
 
-        def converted(value: Tensor) -> Tensor:  # parts of a hidden host have no weights until `retune` sets them
+        def convert(value: Tensor) -> Tensor:  # parts of a hidden host have no weights until `retune` sets them
             device = value.device if value.is_meta else example.device
             return value.to(device, example.dtype if value.is_floating_point() else None)
 
-        return mixer._apply(converted)
+        return mixer._apply(convert)
 
     # swapping in and out
 
@@ -259,10 +259,10 @@ class Port(HostNames):
         """A copy of the library's module, with this layer's current weights where they fit, frozen where they are."""
         example = next(self.parameters(), self.placeholder)
 
-        def converted(value: Tensor) -> Tensor:
+        def convert(value: Tensor) -> Tensor:
             return value.to(example.device, example.dtype if value.is_floating_point() else value.dtype)
 
-        state = {key: converted(value.detach()).clone() for key, value in self.host_state().items()}
+        state = {key: convert(value.detach()).clone() for key, value in self.host_state().items()}
         host = copy.deepcopy(self.host)
         host.load_state_dict(state, assign=True)
         frozen = self.frozen_parameters()
@@ -271,7 +271,7 @@ class Port(HostNames):
         for module in host.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    module._buffers[name] = converted(buffer)
+                    module._buffers[name] = convert(buffer)
         host.train(self.training)  # LeViT's returns nothing
         return host
 

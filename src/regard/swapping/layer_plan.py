@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from regard.core import ConfigError, Extra, MixerConfig, SwapError
-from regard.core.validation import shown
+from regard.core.validation import short_repr
 from regard.files.atomic import read_bytes, write_atomically
 from regard.files.paths import user_path
 from regard.mixers.spelling import parse_mixer, spell
@@ -44,14 +44,14 @@ def read_layer_plan(source: PlanSource, extra: Extra = ()) -> dict[str, MixerCon
     elif isinstance(source, Mapping):
         pairs = source.items()
     else:
-        raise ConfigError(f"{EXPECTED}; a mapping, or the path of a file, not {shown(source)}")
+        raise ConfigError(f"{EXPECTED}; a mapping, or the path of a file, not {short_repr(source)}")
     plan: dict[str, MixerConfig] = {}
     for layer, mixer in pairs:
         if not isinstance(layer, str) or not layer.strip():
-            raise ConfigError(f"{EXPECTED}; {shown(layer)} is no name of a layer")
+            raise ConfigError(f"{EXPECTED}; {short_repr(layer)} is no name of a layer")
         layer = layer.strip()
         if set(layer) & {";", "="}:
-            raise ConfigError(f"{EXPECTED}; a name of a layer has no ; and no =, not {shown(layer)}")
+            raise ConfigError(f"{EXPECTED}; a name of a layer has no ; and no =, not {short_repr(layer)}")
         if layer in plan:
             raise ConfigError(f"the plan has two mechanisms for {layer}; keep one")
         plan[layer] = _mixer(layer, mixer, extra)
@@ -103,7 +103,7 @@ def mixers_by_layer(plan: LayerPlan, layers: Sequence[str]) -> dict[str, MixerCo
 def _pair(part: str) -> tuple[str, str]:
     layer, equals, mixer = part.partition("=")
     if not equals:
-        raise ConfigError(f"{EXPECTED}; {shown(part.strip())} has no =")
+        raise ConfigError(f"{EXPECTED}; {short_repr(part.strip())} has no =")
     return layer.strip(), mixer.strip()
 
 
@@ -113,7 +113,9 @@ def _mixer(layer: str, mixer: Any, extra: Extra) -> MixerConfig:
     if mixer is None:
         return Removed()
     if not isinstance(mixer, str):
-        raise ConfigError(f"the plan has {shown(mixer)} for {layer}; a mechanism, its spelling or None is expected")
+        raise ConfigError(
+            f"the plan has {short_repr(mixer)} for {layer}; a mechanism, its spelling or None is expected"
+        )
     return parse_mixer(mixer, extra) or Removed()
 
 
@@ -128,7 +130,7 @@ def _from_file(path: Path) -> Mapping[str, Any]:
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("layers"), dict):
         raise ConfigError(f'{path} is no plan: it needs "format": "{FORMAT}" and "layers", a mechanism for each layer')
     if unknown := sorted(content.keys() - {"format", "model", "layers"}):
-        raise ConfigError(f"{path} has {shown(unknown[0])}, which this Regard does not know: update, or delete it")
+        raise ConfigError(f"{path} has {short_repr(unknown[0])}, which this Regard does not know: update, or delete it")
     return cast(Mapping[str, Any], content["layers"])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from regard.core import ConfigError, SwapError
-from regard.core.validation import shown
+from regard.core.validation import short_repr
 
 from .grid_source import GridSource, watched_module
 from .hooks import move_hooks
@@ -19,7 +19,7 @@ from .ports.hugging_face import mark_configuration
 def check_where(where: object) -> None:
     """Raises: ConfigError unless this is a glob on layer names, a string."""
     if not isinstance(where, str):
-        raise ConfigError(f"where is a glob on layer names, such as 'blocks.[0-3].*', not {shown(where)}")
+        raise ConfigError(f"where is a glob on layer names, such as 'blocks.[0-3].*', not {short_repr(where)}")
 
 
 def swapped_layers(model: nn.Module, where: str = "*") -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import nn
 
 from regard.core import ConfigError, Grid, MixerConfig, SwapError, nearest
-from regard.core.validation import shown
+from regard.core.validation import short_repr
 from regard.mixers.spelling import parse_mixer, spell
 
 from . import checks, inspect, kept_parameters
@@ -95,7 +95,7 @@ class SwapPlan:
             warnings.warn(f"{spell(self.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
         if self.mixer.uses and (text := checks.left_out([(site.layer, site.dropped) for site in self.sites])):
             warnings.warn(f"{spell(self.mixer)}: {text}", stacklevel=3)
-        for text in (checks.unmapped(site.name, site.layer, site.new, site.dropped) for site in self.sites):
+        for text in (checks.describe_unmapped(site.name, site.layer, site.new, site.dropped) for site in self.sites):
             if text:  # the layers of a model are alike, so the first is enough
                 warnings.warn(text, stacklevel=3)
                 break
@@ -151,7 +151,7 @@ def plan_swap(
     """
     config = parse_mixer(mixer) if isinstance(mixer, str) else mixer
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"swap takes a torch module, not {shown(model)}; create_model(name, mixer) makes one")
+        raise ConfigError(f"swap takes a torch module, not {short_repr(model)}; create_model(name, mixer) makes one")
     if not isinstance(config, MixerConfig):
         removing = "; regard.remove(model) takes attention out" if mixer is None else ""
         raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}{removing}")
@@ -271,7 +271,7 @@ def _swap_by_layer(
     """Swap by a plan of layers, all or nothing. Raises: also ConfigError for `where`, since the plan names layers."""
     if where != "*":
         raise ConfigError(f"a plan names its layers: leave where={where!r} out")
-    layers = inspect.plannable_layers(_checked(model), plan, ports, reinitialise=reinitialise)
+    layers = inspect.plannable_layers(_check_model(model), plan, ports, reinitialise=reinitialise)
     mixers = mixers_by_layer(plan, list(layers))
     here = [name for name in mixers if not isinstance(model.get_submodule(name), Port)]
     lost = {name: layers[name].loses for name in here if layers[name].loses}
@@ -312,7 +312,7 @@ def restore(model: nn.Module, where: str = "*") -> nn.Module:
     Raises: SwapError if no swapped layer matches, a tool has wrapped the weights of one, an adapter is around weights
     that the host does not have, or the model is wrapped for distributed training.
     """
-    return unchanged_on_error(_checked(model), lambda: _restore(model, where))
+    return unchanged_on_error(_check_model(model), lambda: _restore(model, where))
 
 
 def _restore(model: nn.Module, where: str) -> nn.Module:
@@ -343,7 +343,7 @@ def retune(model: nn.Module, where: str = "*", **changes: Any) -> nn.Module:
     is as it was. Raises: SwapError if no swapped layer matches or a tool has wrapped the weights of one, ConfigError
     for an unknown field or for one that would change the parameters.
     """
-    return unchanged_on_error(_checked(model), lambda: _retune(model, where, changes))
+    return unchanged_on_error(_check_model(model), lambda: _retune(model, where, changes))
 
 
 def _retune(model: nn.Module, where: str, changes: Mapping[str, Any]) -> nn.Module:
@@ -371,7 +371,7 @@ def _retune(model: nn.Module, where: str, changes: Mapping[str, Any]) -> nn.Modu
     return model
 
 
-def _checked(model: nn.Module) -> nn.Module:
+def _check_model(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"a model is a torch module, not {shown(model)}; create_model(name, mixer) makes one")
+        raise ConfigError(f"a model is a torch module, not {short_repr(model)}; create_model(name, mixer) makes one")
     return model

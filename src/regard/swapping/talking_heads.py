@@ -11,7 +11,7 @@ from regard.core import NO_MASK, Inputs, MixerConfig, Operator, Site, Unsupporte
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.cska import CSKA, CSKAOperator
-from regard.mixers.static_keys.cska_forms import convolved
+from regard.mixers.static_keys.cska_forms import convolved_logits
 from regard.mixers.static_keys.cska_keys import QueryKeyOperator
 from regard.mixers.static_keys.ska import SKA, SKAOperator
 
@@ -30,7 +30,7 @@ class TalkingHeads(Operator):
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         logits = self.logits(inputs.q, inputs.k, inputs.v, grid=inputs.grid, memory=inputs.memory)
         logits = mix_heads(self.proj_l, logits)
-        a = softmax_rows((inputs.mask or NO_MASK).added(logits))
+        a = softmax_rows((inputs.mask or NO_MASK).add_to(logits))
         return mix_heads(self.proj_w, a) @ inputs.v
 
 
@@ -59,8 +59,8 @@ class ConvolvedLogits(CSKAOperator):
         q, grid = inputs.q, inputs.grid
         constants = {name: value.to(q.dtype) for name, value in self.on(inputs.key_grid).items()}
         if self.config.factorised:
-            return _product(self._filtered(q, grid, constants["kernel"]), constants["keys"], self.config.scale)
-        logits = convolved(q, constants["weight"], constants.get("bias"), grid).mT
+            return _product(self._convolve_queries(q, grid, constants["kernel"]), constants["keys"], self.config.scale)
+        logits = convolved_logits(q, constants["weight"], constants.get("bias"), grid).mT
         return logits * (self.width**-0.5 if self.config.scale is None else self.config.scale)
 
 

@@ -22,7 +22,7 @@ LARGER = (Grid(8, 8), Grid(7, 9, 2), Grid(9, 7, 1), Grid(7, 8, 1, 2))
 
 ITEMS: dict[str, Callable[[Subject], str]] = {
     "shape": forms.shape, "input checks": forms.input_checks, "parameters": forms.parameters, "macs": forms.macs,
-    "reference": forms.reference, "weights": forms.weights, "gradients": forms.gradients, "compile": forms.compiled,
+    "reference": forms.reference, "weights": forms.weights, "gradients": forms.gradients, "compile": forms.compilation,
     "batch": influence.batch, "images": influence.images, "masks": influence.masks, "rotary": forms.rotary,
     "cross": forms.cross, "state": forms.state, "reset": forms.reset, "spelling": forms.spelling,
     "order": influence.order, "geometry": influence.geometry, "local": influence.local,

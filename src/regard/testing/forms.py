@@ -14,7 +14,7 @@ from regard.core import Grid, GridError, Mixer, ShapeError, UnsupportedError
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.mixers.spelling import parse, parts, spell
 
-from .subject import ContractError, Subject, gap, perturbed
+from .subject import ContractError, Subject, gap, perturb
 
 
 def shape(s: Subject) -> str:
@@ -126,7 +126,7 @@ def gradients(s: Subject) -> str:
     return ""
 
 
-def compiled(s: Subject) -> str:
+def compilation(s: Subject) -> str:
     """`torch.compile` captures the layer as one graph and changes neither output nor gradient."""
     if hasattr(HeadMixer.forward, "__wrapped__"):
         return "not run: annotation checks are on"
@@ -149,7 +149,7 @@ def rotary(s: Subject) -> str:
     rope = torch.cat([angles.sin(), angles.cos()], -1)
     torch.manual_seed(s.seed)
     try:
-        layer = perturbed(s.config.build(dataclasses.replace(s.site(), rotary=True)))
+        layer = perturb(s.config.build(dataclasses.replace(s.site(), rotary=True)))
         out = layer(s.x, s.grid, None, rope)
     except UnsupportedError as error:
         return f"refused: {error}"

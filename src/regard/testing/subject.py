@@ -35,7 +35,7 @@ class Subject:
     def make(self, config: MixerConfig, seed: int = 0) -> Mixer:
         """A layer of a configuration at the site, with perturbed parameters, in evaluation mode and float64."""
         torch.manual_seed(self.seed + seed)
-        return perturbed(config.build(self.site()))
+        return perturb(config.build(self.site()))
 
     @cached_property
     def layer(self) -> Mixer:
@@ -69,7 +69,7 @@ class Subject:
             raise ContractError(f"{label}: they differ by {difference:.3g}, more than {allowed:.3g}")
 
 
-def perturbed(layer: Mixer) -> Mixer:
+def perturb(layer: Mixer) -> Mixer:
     """Perturb every parameter: zeros and symmetric initial values would hide what they multiply."""
     with torch.no_grad():
         for parameter in layer.parameters():

@@ -96,7 +96,7 @@ def test_augmentation_depends_on_the_place_alone(tars: Path) -> None:
         return feed(tars, seed=seed)._images(rows, lane, step).numpy().tobytes()
 
     def single(seed: int, epoch: int, number: int) -> bytes:
-        return feed(tars, "randaugment+crop", seed)._transformed((number, rows[0][1]), epoch).numpy().tobytes()
+        return feed(tars, "randaugment+crop", seed)._transform_row((number, rows[0][1]), epoch).numpy().tobytes()
 
     for pixels in (batch, single):
         assert len({pixels(*place) for place in ((3, 0, 0), (4, 0, 0), (3, 1, 0), (3, 0, 1))}) == 4
@@ -208,7 +208,7 @@ def test_the_identity_is_of_the_shards_and_not_of_their_place(tars: Path, tmp_pa
     assert str(tars) not in first
     (copy / "notes.txt").write_text("beside the shards")
     shutil.copy(next(tars.glob("train-00*")), copy / next(tars.glob("train-00*")).name.replace("00", "09"))
-    load._found.cache_clear()
+    load._find_splits.cache_clear()
     assert task(copy).identity().data != first
     assert task(tars, digest="bytes").identity().data != first
 
@@ -263,7 +263,7 @@ def test_a_shard_that_changed_is_counted_again(tmp_path: Path) -> None:
     first = load.splits(f"stream:{folder}")[0]
     before = load.identity(f"stream:{folder}")
     write_archive(folder / "train-00.tar", range(26), classes=4)
-    load._found.cache_clear()
+    load._find_splits.cache_clear()
     assert load.identity(f"stream:{folder}") == before
     assert (first, load.splits(f"stream:{folder}")[0]) == (("0", "1", "2"), ("0", "1", "2", "3"))
 
@@ -273,7 +273,7 @@ def test_a_test_split_that_changed_is_copied_again(tmp_path: Path) -> None:
     for classes in (3, 2):
         plain = write_archive(tmp_path / "test.tar", range(6, 18), classes)
         (folder / "test-00.tar.gz").write_bytes(gzip.compress(plain.read_bytes(), 0, mtime=0))
-        load._found.cache_clear()
+        load._find_splits.cache_clear()
         assert load.load(f"stream:{folder}", SIZE).test.labels.tolist() == [n % classes for n in range(6, 18)]
 
 
@@ -453,7 +453,7 @@ def test_a_hub_that_cannot_be_reached_is_said_in_one_line() -> None:
         catalog.identity("hf://nobody/nothing")
     assert "\n" not in str(info.value)
     with pytest.raises(DataError, match=r"a/b@v1/0.tar cannot be read over the network \(") as info:
-        files.opened("hf://datasets/a/b@v1/0.tar")
+        files.open_file("hf://datasets/a/b@v1/0.tar")
     assert "\n" not in str(info.value)
 
 

@@ -124,5 +124,5 @@ def test_what_is_timed_is_what_runs_and_fetches_nothing(tmp_path: Path, monkeypa
     assert [row.error for row in dry_run(study, "smoke")] == [""]
     assert set(estimate(study, "smoke", Results(tmp_path), 1)) == {("softmax", 0)}
     assert fetched == []
-    assert task.built(Softmax(), 10, 1).num_classes == 10
+    assert task.build(Softmax(), 10, 1).num_classes == 10
     assert fetched == ["weights"]

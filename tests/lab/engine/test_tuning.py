@@ -99,12 +99,12 @@ def test_the_parts_have_no_image_in_common(data: str) -> None:
     task = replace(whole, val=0.25, val_seed=3)
     part = task.validation()
     assert part.validation() is None
-    rows = task.divided(128)
+    rows = task.divide(128)
     assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(128))
     assert (len(task.train_images()), len(part.test_images())) == (96, 32)
     assert len(task.test_images()) == len(whole.test_images())
     assert part.test_images().pixels.shape[1:3] == size
-    assert not np.array_equal(replace(task, val_seed=4).divided(128)[1], rows[1])
+    assert not np.array_equal(replace(task, val_seed=4).divide(128)[1], rows[1])
     assert task.record()["train"] == 96
 
 

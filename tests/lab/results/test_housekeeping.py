@@ -14,7 +14,7 @@ from regard.cli.app import run
 from regard.cli.results import _line
 from regard.files.atomic import write_atomically
 from regard.lab.results import housekeeping
-from regard.lab.results.housekeeping import StoredRun, remove, selected, stored_runs
+from regard.lab.results.housekeeping import StoredRun, remove, select_runs, stored_runs
 from regard.lab.results.results import Results
 
 
@@ -40,7 +40,7 @@ def test_runs_have_state_size_and_age(store: Results) -> None:
     assert begun.size == 5000
     assert (done.days, begun.days) == (pytest.approx(0, abs=0.1), pytest.approx(10, abs=0.1))
     runs = [done, failed, begun]
-    assert selected(runs, ("begun", "done"), days=5.0) == selected(runs, size=4999) == [begun]
+    assert select_runs(runs, ("begun", "done"), days=5.0) == select_runs(runs, size=4999) == [begun]
 
 
 def test_a_run_that_is_executed_or_has_changed_is_kept(store: Results) -> None:

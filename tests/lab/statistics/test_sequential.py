@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from regard.core import ConfigError
-from regard.lab.statistics.sequential import Differences, Looks, analyse, decided, gate_passed, next_pairs
+from regard.lab.statistics.sequential import Differences, Looks, analyse, gate_passed, is_decided, next_pairs
 from regard.measure.intervals import holm, power, powers
 
 LOOKS = Looks()
@@ -45,7 +45,7 @@ def test_an_equivalence_has_its_two_one_sided_tests() -> None:
 def test_without_an_analysis_nothing_is_decided() -> None:
     few = differences_of([5.0, 5.1])
     assert (analyse(LOOKS, few).p.tolist(), analyse(LOOKS, few).at.tolist()) == ([1.0], [0])
-    assert not decided(LOOKS, few).any()
+    assert not is_decided(LOOKS, few).any()
     assert not gate_passed(LOOKS, few)
     assert gate_passed(LOOKS, Differences.against_zero(np.zeros((0, 3))))
 
@@ -57,8 +57,8 @@ def test_the_gate_needs_the_baseline_above_every_control() -> None:
 
 def test_a_verdict_stays_whatever_comes_later() -> None:
     first = [4.0, 4.1, 4.2, 3.9, 4.05]
-    assert decided(LOOKS, differences_of(first, [0.1, -0.1, 0.0]))[0]
-    assert decided(LOOKS, differences_of([*first, -50.0, 40.0, -60.0], [0.1, -0.1, 0.0]))[0]
+    assert is_decided(LOOKS, differences_of(first, [0.1, -0.1, 0.0]))[0]
+    assert is_decided(LOOKS, differences_of([*first, -50.0, 40.0, -60.0], [0.1, -0.1, 0.0]))[0]
 
 
 def test_seeds_go_to_the_gate_first_and_then_to_open_claims() -> None:
@@ -190,7 +190,7 @@ def carried_out(truth: Truth) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDA
         further, gate_further = next_pairs(LOOKS, claims, gate)
         if not further.any() and not gate_further.any():
             passed = gate_passed(LOOKS, gate)[:, None]
-            return decided(LOOKS, claims) & passed, analyse(LOOKS, claims).side, pairs
+            return is_decided(LOOKS, claims) & passed, analyse(LOOKS, claims).side, pairs
         pairs, gate_pairs = np.maximum(pairs, further), np.maximum(gate_pairs, gate_further)
 
 

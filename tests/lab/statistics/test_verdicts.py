@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from regard.lab.statistics.sequential import Differences, Looks, decided
+from regard.lab.statistics.sequential import Differences, Looks, is_decided
 from regard.lab.statistics.verdicts import Verdict, claim_p, correct, judge
-from regard.measure.intervals import Interval, Pooled, holm, interval, paired, pooled, seeds_needed
+from regard.measure.intervals import Interval, Pooled, holm, interval, paired_interval, pooled_variance, seeds_needed
 
 SOFTMAX = {0: 88.9, 1: 89.2, 2: 87.8}
 SKA = {0: 92.3, 1: 92.7, 2: 92.2}
@@ -21,13 +21,13 @@ def test_p_value_is_that_of_scipys_paired_test() -> None:
     from scipy.stats import ttest_rel
 
     expected = ttest_rel(list(SKA.values()), list(SOFTMAX.values())).pvalue
-    assert judge(paired(SKA, SOFTMAX)).p == pytest.approx(expected, rel=1e-9)
+    assert judge(paired_interval(SKA, SOFTMAX)).p == pytest.approx(expected, rel=1e-9)
 
 
 def test_verdicts_of_the_pilot() -> None:
-    assert only(judge(paired(SKA, SOFTMAX))).sentence == "supported: +3.8 [+2.4, +5.1], 3 seeds"
-    assert only(judge(paired(SOFTMAX, SKA))).sentence == "contradicted: -3.8 [-5.1, -2.4], 3 seeds"
-    undecided = only(judge(paired(MITA, SOFTMAX)))
+    assert only(judge(paired_interval(SKA, SOFTMAX))).sentence == "supported: +3.8 [+2.4, +5.1], 3 seeds"
+    assert only(judge(paired_interval(SOFTMAX, SKA))).sentence == "contradicted: -3.8 [-5.1, -2.4], 3 seeds"
+    undecided = only(judge(paired_interval(MITA, SOFTMAX)))
     assert (
         undecided.sentence == "undecided: -1.4 [-6.3, +3.5], 3 seeds; about 18 seeds would decide a difference of 1.4"
     )
@@ -38,25 +38,25 @@ def test_one_interval_only_suggests() -> None:
         (SKA, SOFTMAX, 1, "suggested: +3.8 [+2.4, +5.1], 3 seeds"),
         (SOFTMAX, SKA, -1, "suggested: the opposite, -3.8 [-5.1, -2.4], 3 seeds"),
     ):
-        verdict = judge(paired(a, b))
+        verdict = judge(paired_interval(a, b))
         assert (verdict.word, verdict.side, verdict.sentence) == ("suggested", side, sentence)
 
 
 def test_only_what_survives_the_correction_is_supported() -> None:
     """p of 0.0071 is below 0.05 / 7 and above 0.05 / 8."""
-    strong, weak = judge(paired(SKA, SOFTMAX)), judge(paired(MITA, SOFTMAX))
+    strong, weak = judge(paired_interval(SKA, SOFTMAX)), judge(paired_interval(MITA, SOFTMAX))
     seven, eight = correct([strong] + [weak] * 6), correct([strong] + [weak] * 7)
     assert seven[0].sentence.startswith("supported: ")
     assert seven[0].sentence.endswith("; survives Holm's correction over 7 claims")
     assert (eight[0].word, eight[0].holm, eight[0].side) == ("suggested", False, 1)
     assert eight[0].sentence.endswith("; does not survive Holm's correction over 8 claims")
-    against = correct([judge(paired(SOFTMAX, SKA))] + [weak] * 6)[0]
+    against = correct([judge(paired_interval(SOFTMAX, SKA))] + [weak] * 6)[0]
     assert (against.word, against.side) == ("contradicted", -1)
 
 
 def test_what_is_not_judged_yet_counts_in_the_correction() -> None:
     """Else the rows that are trained first would be judged more mildly than the whole study."""
-    strong, unjudged = judge(paired(SKA, SOFTMAX)), judge(paired({0: 1.0}, {0: 0.0}))
+    strong, unjudged = judge(paired_interval(SKA, SOFTMAX)), judge(paired_interval({0: 1.0}, {0: 0.0}))
     assert (unjudged.word, unjudged.p) == ("not judged", None)
     six, seven = (correct([strong] + [unjudged] * n) for n in (6, 7))
     assert [verdict[0].word for verdict in (six, seven)] == ["supported", "suggested"]
@@ -64,8 +64,8 @@ def test_what_is_not_judged_yet_counts_in_the_correction() -> None:
 
 
 def test_smoke_scale_and_a_closed_gate_judge_nothing() -> None:
-    assert judge(paired(SKA, SOFTMAX), scale="smoke").word == "not judged"
-    message = judge(paired(MITA, SOFTMAX), refusal="the gate")
+    assert judge(paired_interval(SKA, SOFTMAX), scale="smoke").word == "not judged"
+    message = judge(paired_interval(MITA, SOFTMAX), refusal="the gate")
     assert (message.word, message.sentence) == ("not judged", "not judged: the gate; -1.4 [-6.3, +3.5], 3 seeds")
     assert message.p is None
 
@@ -91,7 +91,7 @@ def test_equal_differences_are_no_certainty(value: float, within: float | None) 
     same = Differences(
         differences=np.full((1, 3), value), at=np.zeros(1), within=np.array([np.nan if within is None else within])
     )
-    assert not decided(Looks(), same).any()
+    assert not is_decided(Looks(), same).any()
 
 
 @pytest.mark.parametrize(("looks", "printed"), [((3, 5), 0.09), ((3, 5, 8, 12), 0.155)])
@@ -175,7 +175,7 @@ def test_a_pair_with_fewer_seeds_than_the_pooled_table_has_a_wider_interval(tabl
     decided = 0
     for _ in range(tables):
         rows = {row: dict(enumerate(rng.standard_normal(8).tolist())) for row in "abcd"}
-        table = pooled(rows)
+        table = pooled_variance(rows)
         pair = interval([rows["a"][seed] - rows["b"][seed] for seed in range(3)])
         decided += judge(pair, pooled=table).word == "suggested"
     assert abs(decided / tables - 0.05) < error

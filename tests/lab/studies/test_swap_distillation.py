@@ -58,7 +58,7 @@ def test_without_a_step_the_model_is_the_swapped_one(source: Source) -> None:
     assert images.pixels.shape == (16, 84, 84, 1)
     assert not images.labels.any()
     mixer = Factors(terms="0000")
-    sample = user.prepared(torch.from_numpy(images.pixels[:2]).permute(0, 3, 1, 2))
+    sample = user.prepare(torch.from_numpy(images.pixels[:2]).permute(0, 3, 1, 2))
     plain = swap(copy.deepcopy(user.network), mixer).eval()
     new = swap_distillation.learn(user, mixer, images, (0, 0))
     with torch.no_grad():

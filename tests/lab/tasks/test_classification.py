@@ -22,7 +22,7 @@ from regard import Grid, Port, Site, Softmax
 from regard.core import ConfigError, DataError
 from regard.images import cores as cores_module
 from regard.images import feed, own
-from regard.images.augment import augmented, placed
+from regard.images.augment import augment_batch, place_on_canvas
 from regard.images.cores import decoders
 from regard.images.images import Chosen, _warn_of_darkness, decode, decode_all, fit
 from regard.images.streams import generator, seed_all
@@ -42,7 +42,7 @@ from regard.lab.tasks.check_data import check_data
 from regard.lab.tasks.classification.task import _mixed_loss
 from regard.lab.tasks.weights import outputs
 from regard.lab.train.execute import execute
-from regard.lab.train.load import trained
+from regard.lab.train.load import load_trained
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.lab.train.watch import Watch
@@ -97,7 +97,7 @@ def test_plain_digits_come_at_any_size_and_keep_their_checksum() -> None:
 
 def test_a_digit_is_placed_whole_and_anew() -> None:
     pixels = digits().train.pixels[:50]
-    first, second = (placed(pixels, (12, 14), generator("test", i)) for i in (0, 1))
+    first, second = (place_on_canvas(pixels, (12, 14), generator("test", i)) for i in (0, 1))
     assert first.shape == (50, 12, 14, 1)
     assert (first.sum((1, 2, 3), dtype=int) == pixels.sum((1, 2, 3), dtype=int)).all()
     assert not np.array_equal(first, second)
@@ -106,7 +106,7 @@ def test_a_digit_is_placed_whole_and_anew() -> None:
 @pytest.mark.parametrize("augment", ["none", "flip", "crop", "pad", "shift", "resized"])
 def test_augmentation_keeps_shape_and_depends_on_the_stream_alone(augment: str) -> None:
     pixels = generator("pixels").integers(0, 256, (6, 9, 7, 3), dtype=np.uint8)
-    made = [augmented(pixels, (9, 7), augment, False, generator("a", i)) for i in (0, 0, 1)]
+    made = [augment_batch(pixels, (9, 7), augment, False, generator("a", i)) for i in (0, 0, 1)]
     assert made[0].shape == pixels.shape
     assert made[0].dtype == np.uint8
     assert np.array_equal(made[0], made[1])
@@ -568,7 +568,7 @@ def test_jobs_decode_with_all_cores_and_the_same_result(
     first, second = (Results(tmp_path / name) for name in ("alone", "study"))
     outcomes = [store.outcome(run.key) or {} for store in (first, second)]
     assert outcomes[0]["metrics"] == outcomes[1]["metrics"]
-    weights = [trained(run, store).state_dict() for store in (first, second)]
+    weights = [load_trained(run, store).state_dict() for store in (first, second)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
@@ -672,7 +672,7 @@ def test_a_validation_part_leaves_images_of_each_class(tmp_path: Path) -> None:
     (root / "class2").rename(root / "rare")
     seeds = [canvas(val=0.5, val_seed=seed).on(str(root)) for seed in range(20)]
     for task in seeds:
-        rows = task.divided(len(task.data_set().train))[0]
+        rows = task.divide(len(task.data_set().train))[0]
         if set(task.data_set().train.labels[rows]) == {0, 1, 2}:
             assert len(task.train_images()) == len(rows)
         else:

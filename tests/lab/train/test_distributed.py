@@ -12,7 +12,7 @@ from regard.lab.engine.executors.local import gpu_shares
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
 from regard.lab.train import checkpoint
-from regard.lab.train.distributed import _received, check_devices
+from regard.lab.train.distributed import _listen, check_devices
 from regard.lab.train.execute import NeededRunFailed, execute
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
@@ -54,7 +54,7 @@ def test_devices_that_cannot_share_a_batch_are_refused(tmp_path: Path) -> None:
 def test_the_error_of_a_process_is_raised_in_the_parent(error: RegardError) -> None:
     """Also one whose class wants other arguments than a text."""
     messages = SimpleQueue()
-    with _received(messages, Watch()) as errors:
+    with _listen(messages, Watch()) as errors:
         messages.put((type(error), str(error)))
     (received,) = errors
     assert (type(received), str(received)) == (type(error), str(error))

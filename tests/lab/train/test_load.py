@@ -12,7 +12,7 @@ from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
 from regard.lab.train import checkpoint
 from regard.lab.train.execute import execute
-from regard.lab.train.load import load_run, trained
+from regard.lab.train.load import load_run, load_trained
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.mixers.softmax import Softmax
@@ -33,7 +33,7 @@ SHORT = Recipe(epochs=3, batch=16, augment="none")
 def test_a_run_loads_without_its_data(mixer, ema: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     run, store = Run(task=TASK, mixer=mixer, recipe=dataclasses.replace(SHORT, ema=ema)), Results(tmp_path)
     execute(run, store, device="cpu")
-    expected = trained(run, store)
+    expected = load_trained(run, store)
 
     def no_data(self: Classification) -> None:
         raise AssertionError("load read the data")
@@ -51,7 +51,7 @@ def test_a_removed_attention_and_the_best_weights_come_back(tmp_path: Path) -> N
     execute(run, store, device="cpu")
     folder = store.folder(run.key)
     x = torch.randn(2, 1, 12, 12)
-    assert torch.equal(load_run(folder)(x), trained(run, store)(x))
+    assert torch.equal(load_run(folder)(x), load_trained(run, store)(x))
     weights = {name: torch.zeros_like(value) for name, value in load_run(folder).state_dict().items()}
     checkpoint.save_best(folder, weights, 1, 99.0)
     assert not load_run(folder, best=True)(x).any()
@@ -66,7 +66,7 @@ def test_an_outcome_from_before_hosts_were_kept_loads_with_the_data(tmp_path: Pa
     path = store.folder(run.key) / "outcome.json"
     write_record(path, {name: value for name, value in read_record(path).items() if name != "model"})
     x = torch.randn(2, 1, 12, 12)
-    assert torch.equal(load_run(store.folder(run.key))(x), trained(run, store)(x))
+    assert torch.equal(load_run(store.folder(run.key))(x), load_trained(run, store)(x))
 
 
 def test_what_is_no_finished_run_is_refused(tmp_path: Path) -> None:

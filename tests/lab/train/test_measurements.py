@@ -14,7 +14,7 @@ from regard.lab.report.page_data import read_maps, read_study
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
 from regard.lab.train.execute import execute
-from regard.lab.train.load import trained
+from regard.lab.train.load import load_trained
 from regard.lab.train.measurements import probe_maps
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
@@ -55,9 +55,9 @@ def test_the_photograph_is_normalised_as_the_task_does(colours: Path, tmp_path: 
     probe_maps(run, store)
     found = read_record(store.folder(run.key) / "probes" / "maps.json")
     pixels = torch.from_numpy(sample_image((12, 16), name="flower").copy()).permute(2, 0, 1)[None]
-    image = run.task.prepared(pixels, torch.device("cpu"))[0]
-    expected = attention_maps(trained(run, store), image)["layers"]
-    raw = attention_maps(trained(run, store), pixels[0].float() / 255)["layers"]
+    image = run.task.prepare(pixels, torch.device("cpu"))[0]
+    expected = attention_maps(load_trained(run, store), image)["layers"]
+    raw = attention_maps(load_trained(run, store), pixels[0].float() / 255)["layers"]
     assert found["layers"] == expected
     assert found["layers"] != raw
 

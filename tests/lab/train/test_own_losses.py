@@ -11,7 +11,7 @@ from regard.core import Inputs
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
 from regard.lab.train.execute import execute
-from regard.lab.train.load import trained
+from regard.lab.train.load import load_trained
 from regard.lab.train.own_losses import collect_own_losses
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run, canonical
@@ -26,7 +26,7 @@ def test_a_run_trains_the_indexer(tmp_path: Path) -> None:
     run = Run(task=task, mixer=parse(INDEXED), recipe=Recipe(epochs=2, batch=32, augment="none"))
     store = Results(tmp_path)
     outcome = execute(run, store, device="cpu")
-    first, last = (dict(model.named_parameters()) for model in (run.model(), trained(run, store)))
+    first, last = (dict(model.named_parameters()) for model in (run.model(), load_trained(run, store)))
     indexed = [name for name in first if ".operator.index." in name]
     assert len(indexed) == 2 * 3
     assert not any(torch.equal(first[name], last[name]) for name in indexed)

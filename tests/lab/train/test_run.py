@@ -21,7 +21,7 @@ from regard.lab.tasks import TASKS, Classification
 from regard.lab.train import checkpoint
 from regard.lab.train.environment import PeakMemory, resolved_device
 from regard.lab.train.execute import execute, write_run_file
-from regard.lab.train.load import load_run, trained
+from regard.lab.train.load import load_run, load_trained
 from regard.lab.train.loop import Loop
 from regard.lab.train.optimizer import make_optimizer, param_groups
 from regard.lab.train.recipe import Recipe
@@ -214,7 +214,7 @@ def test_a_start_gives_its_weights_and_is_trained_where_it_has_none(tmp_path: Pa
     shutil.rmtree(store.folder(PLAIN.key))
     execute(run, store, device="cpu")
     assert store.status(PLAIN.key) == "done"
-    before, after = trained(PLAIN, store).state_dict(), trained(run, store).state_dict()
+    before, after = load_trained(PLAIN, store).state_dict(), load_trained(run, store).state_dict()
     assert all(torch.allclose(value, after[name], atol=1e-6) for name, value in before.items())
 
 
@@ -228,10 +228,10 @@ def test_the_best_evaluation_of_the_validation_part_is_kept_beside_the_last(tmp_
     assert top > scores[-1][0], "the last evaluation is the best: this proves nothing"
     first = next(step for score, step in scores if score == top)
     assert outcome["best"] == {"step": first, "top1": top}
-    best = trained(run, Results(tmp_path), best=True)
+    best = load_trained(run, Results(tmp_path), best=True)
     validation = run.task.validation()
     assert validation.score(best, torch.device("cpu")).metrics["top1"] == top
-    last = trained(run, Results(tmp_path))
+    last = load_trained(run, Results(tmp_path))
     assert validation.score(last, torch.device("cpu")).metrics["top1"] == scores[-1][0]
     assert run.task.score(last, torch.device("cpu")).metrics["top1"] == outcome["metrics"]["top1"]
 
@@ -243,7 +243,7 @@ def test_without_a_validation_part_there_are_no_best_weights(tmp_path: Path, who
     assert (store.outcome(PLAIN.key) or {})["best"] is None
     assert not (folder / checkpoint.BEST).exists()
     checkpoint.save_best(folder, {}, 1, 99.0)
-    for call in (lambda: trained(PLAIN, store, best=True), lambda: load_run(folder, best=True)):
+    for call in (lambda: load_trained(PLAIN, store, best=True), lambda: load_run(folder, best=True)):
         with pytest.raises(StoreError, match=r"has no best weights.*--val 0\.1, or leave best out"):
             call()
 

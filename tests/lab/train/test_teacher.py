@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.core import ConfigError
-from regard.images.normalise import Renormalised, Statistics, normalised
+from regard.images.normalise import Renormalised, Statistics, normalise
 from regard.lab.results.results import Results
 from regard.lab.train import execute as executing
 from regard.lab.train.execute import execute
-from regard.lab.train.load import trained
+from regard.lab.train.load import load_trained
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.mixers.spelling import parse, spell
@@ -38,7 +38,7 @@ def test_the_loss_is_the_mean_of_labels_and_teacher() -> None:
     batch = next(iter(task.batches(SHORT, 0, 0, 1)))
     plain = task.loss(model, batch, SHORT, torch.device("cpu"))
     taught = task.loss(model, batch, SHORT, torch.device("cpu"), Always(3))
-    scores = model(task.prepared(batch[0], torch.device("cpu")))
+    scores = model(task.prepare(batch[0], torch.device("cpu")))
     chosen = torch.full((len(scores),), 3)
     assert torch.allclose(taught, (plain + F.cross_entropy(scores, chosen)) / 2)
 
@@ -107,8 +107,8 @@ def test_a_teacher_gets_images_with_its_own_statistics(tmp_path: Path, monkeypat
     student = run.task.model(None, 0)
     found = executing._teacher(run, store, student)
     pixels = torch.randint(0, 255, (4, 1, 8, 8), dtype=torch.uint8)
-    images = run.task.prepared(pixels, torch.device("cpu"))
-    plain = trained(teacher, store)
-    assert torch.allclose(found(images), plain(normalised(pixels, own, torch.device("cpu"))), atol=1e-5)
+    images = run.task.prepare(pixels, torch.device("cpu"))
+    plain = load_trained(teacher, store)
+    assert torch.allclose(found(images), plain(normalise(pixels, own, torch.device("cpu"))), atol=1e-5)
     monkeypatch.undo()
     assert not isinstance(executing._teacher(run, store, student), Renormalised)

@@ -21,10 +21,10 @@ from regard.core import ConfigError, DeviceError
 from regard.files.records import read_record
 from regard.lab.results.results import Results
 from regard.lab.train import checkpoint
-from regard.lab.train.loop import synchronised
+from regard.lab.train.loop import sync_batchnorm
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.sharding import check_shared
-from regard.lab.train.torchrun import Group, Launch, check_launch, heartbeats, joined, launch
+from regard.lab.train.torchrun import Group, Launch, check_launch, heartbeats, join_group, launch
 from streams import write_stream
 from two_processes import AROUND, free_port
 from waiting import wait_until
@@ -230,13 +230,16 @@ def test_variables_of_torchrun_that_disagree_are_named(change: dict, monkeypatch
 
 
 def test_a_batch_that_processes_cannot_share_is_refused() -> None:
-    with pytest.raises(DeviceError, match="16 cannot be divided among 3 processes"), joined(Launch(0, 3, 3), "cpu", 16):
+    with (
+        pytest.raises(DeviceError, match="16 cannot be divided among 3 processes"),
+        join_group(Launch(0, 3, 3), "cpu", 16),
+    ):
         pass
 
 
 def test_a_process_by_itself_decides_alone() -> None:
-    with joined(Launch(), "cpu", 16) as group:
-        assert group.agreed(lambda: 3) == 3
+    with join_group(Launch(), "cpu", 16) as group:
+        assert group.agree(lambda: 3) == 3
         group.check_key("a")
         group.one_after_another(lambda: pytest.fail("there is no other process"))
     assert Group(Launch()).launched.first
@@ -298,9 +301,9 @@ def test_a_process_that_has_ended_well_is_not_missed() -> None:
 
 def test_batch_norm_counts_the_whole_batch_on_gpus() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
-    assert isinstance(synchronised(model, 1, torch.device("cuda"))[1], nn.BatchNorm2d)
-    assert isinstance(synchronised(model, 2, torch.device("cpu"))[1], nn.BatchNorm2d)
-    converted = synchronised(model, 2, torch.device("cuda"))
+    assert isinstance(sync_batchnorm(model, 1, torch.device("cuda"))[1], nn.BatchNorm2d)
+    assert isinstance(sync_batchnorm(model, 2, torch.device("cpu"))[1], nn.BatchNorm2d)
+    converted = sync_batchnorm(model, 2, torch.device("cuda"))
     assert isinstance(converted[1], nn.SyncBatchNorm)
     assert list(converted.state_dict()) == [
         "0.weight",

@@ -12,7 +12,7 @@ from regard.mixers.convolutions.dynamic import DynamicConv
 from regard.mixers.factors.factors import Factors
 from regard.mixers.spelling import spell
 from regard.testing import check
-from regard.testing.subject import perturbed
+from regard.testing.subject import perturb
 
 LINES = (Grid(1, 12), Grid(1, 7, 2), Grid(1, 9, 1, 2))
 ON_LINES = [
@@ -27,7 +27,7 @@ ON_LINES = [
 
 def built(config, grid, dim=8):
     torch.manual_seed(0)
-    return perturbed(config.build(Site(dim, 2, grid)))
+    return perturb(config.build(Site(dim, 2, grid)))
 
 
 @pytest.mark.untyped

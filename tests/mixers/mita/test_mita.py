@@ -263,7 +263,7 @@ def test_padding_leaves_windows_and_queries_out() -> None:
     operator = MiTA(m=(2, 3), k=5).operator(Site(16, 2, grid))
     keep = torch.ones(3, 25, dtype=torch.bool)
     keep[:, [1, 2, 7, 8]] = False  # the first window
-    pooled, used = operator.pooled(q, grid, keep)
+    pooled, used = operator.pool(q, grid, keep)
     assert used is not None
     assert used.tolist() == [[False, True, True, True, True, True]] * 3
     assert gap(pooled[:, :, 1:], pool_landmarks(q, grid, (2, 3))[:, :, 1:]) < 1e-12
@@ -481,6 +481,6 @@ def test_merged_landmarks_of_many_cells_in_half_precision_are_finite() -> None:
     layer = MiTA(m=1, k=5, landmarks="tome").build(Site(dim=8, heads=1, grid=grid)).eval()
     queries = torch.full((1, 1, grid.tokens, 8), 20.0, dtype=torch.float16)
     with torch.no_grad():
-        landmarks, _ = layer.operator.pooled(queries, grid)
+        landmarks, _ = layer.operator.pool(queries, grid)
     assert landmarks.dtype == torch.float16
     assert torch.equal(landmarks, torch.full_like(landmarks, 20.0))

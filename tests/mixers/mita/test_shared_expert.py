@@ -6,7 +6,7 @@ import torch
 from operators import check_error, check_same
 from regard import ConfigError, Grid, Mask, MiTA, Site, UnsupportedError
 from regard.ops import mita, pool_landmarks, ttt
-from regard.testing.subject import gap, perturbed
+from regard.testing.subject import gap, perturb
 
 CONFIG = MiTA(m=4, k=5, experts=2, shared_expert="ttt")
 
@@ -15,7 +15,7 @@ CONFIG = MiTA(m=4, k=5, experts=2, shared_expert="ttt")
 def test_it_is_the_sum_of_routed_attention_and_a_trained_inner_model(memory: Grid | None) -> None:
     """In value and in the gradients of inputs and of the inner model; the routed part has no landmarks as keys."""
     grid = Grid(3, 5, 1)
-    operator = perturbed(CONFIG.operator(Site(dim=16, heads=2, grid=grid, memory=memory))).requires_grad_(True)
+    operator = perturb(CONFIG.operator(Site(dim=16, heads=2, grid=grid, memory=memory))).requires_grad_(True)
     tokens = (memory or grid).tokens
     q, k, v = (torch.randn(3, 2, n, 8, dtype=torch.float64, requires_grad=True) for n in (16, tokens, tokens))
     weights = operator.inner.w1, operator.inner.w2

@@ -24,7 +24,7 @@ def draw(grid: Grid, seed: int = 0, width: int = 8) -> list[Tensor]:
 
 
 def extracted(text: str, grid: Grid, q: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    return parse(text).operator(Site(16, 2, grid)).double().eval().pooled(q, grid, keep)
+    return parse(text).operator(Site(16, 2, grid)).double().eval().pool(q, grid, keep)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -47,7 +47,7 @@ def test_pooling_equals_adaptive_pooling_of_the_cells(grid: Grid) -> None:
 def test_landmarks_of_stretches_ignore_rows() -> None:
     grid = Grid(4, 6, 1)
     q = draw(grid)[0]
-    pooled, _ = MiTA(m=5, k=3, landmarks="avg1d").operator(Site(16, 2, grid)).pooled(q, grid)
+    pooled, _ = MiTA(m=5, k=3, landmarks="avg1d").operator(Site(16, 2, grid)).pool(q, grid)
     assert gap(pooled, F.adaptive_avg_pool1d(q[:, :, 1:].mT.flatten(0, 1), 5).mT.unflatten(0, (3, 2))) < 1e-12
 
 
@@ -80,7 +80,7 @@ def test_convolved_landmarks_start_as_the_mean_of_their_window(kind: str, grid: 
         assert operator.extract.kernel == (6, 6)
     cells = grid.to_map(q.flatten(0, 1))[1]
     means = F.avg_pool2d(cells, operator.extract.kernel, operator.extract.stride).flatten(-2).mT.unflatten(0, (3, 2))
-    landmarks, _ = operator.pooled(q, grid)
+    landmarks, _ = operator.pool(q, grid)
     assert landmarks.shape == (3, 2, operator.config.number, 8)
     assert gap(landmarks, means) < 1e-6  # the start is rounded to float32
 
@@ -92,7 +92,7 @@ def test_a_filter_of_one_cell_selects_it() -> None:
     with torch.no_grad():
         operator.extract.weight.zero_()
         operator.extract.weight[:, :, 1, 0] = 1.0  # second row, first column of each 2x2 window
-    landmarks, _ = operator.pooled(q, grid)
+    landmarks, _ = operator.pool(q, grid)
     selected = [1 + (2 * row + 1) * 6 + 2 * column for row in range(2) for column in range(3)]
     assert gap(landmarks, q[:, :, selected]) < 1e-12
 
@@ -101,7 +101,7 @@ def test_learned_landmarks_are_the_same_for_every_image_and_are_trained() -> Non
     grid = Grid(4, 6, 1)
     q, k, v = draw(grid)
     operator = MiTA(m=7, k=3, landmarks="learned").operator(Site(16, 2, grid)).double()
-    landmarks, _ = operator.pooled(q, grid)
+    landmarks, _ = operator.pool(q, grid)
     assert gap(landmarks, operator.extract.landmarks.expand_as(landmarks)) == 0.0
     (grad,) = torch.autograd.grad(operator(q, k, v, grid=grid).pow(2).sum(), operator.extract.landmarks)
     assert grad.flatten(0, 1).any(-1).all()
@@ -112,14 +112,14 @@ def test_drawn_landmarks_are_distinct_cells_and_fixed_in_evaluation() -> None:
     q = draw(grid)[0]
     operator = MiTA(m=9, k=3, landmarks="random").operator(Site(16, 2, grid))
     operator.eval()
-    landmarks = operator.pooled(q, grid)[0]
-    assert gap(landmarks, operator.pooled(q, grid)[0]) == 0.0
+    landmarks = operator.pool(q, grid)[0]
+    assert gap(landmarks, operator.pool(q, grid)[0]) == 0.0
     same = (landmarks[:, :, :, None] == q[:, :, None, grid.span]).all(-1)  # (B, H, m, cells)
     assert (same.sum(-1) == 1).all()
     assert (same.sum(-2) <= 1).all()
     operator.train()
     torch.manual_seed(1)
-    assert gap(operator.pooled(q, grid)[0], operator.pooled(q, grid)[0]) > 0
+    assert gap(operator.pool(q, grid)[0], operator.pool(q, grid)[0]) > 0
 
 
 def test_as_many_drawn_landmarks_as_cells_are_the_cells() -> None:
@@ -179,7 +179,7 @@ def test_convolved_landmarks_start_as_the_mean_of_the_kept_tokens_and_add_their_
     operator = MiTA(m=(2, 3), k=3, landmarks=kind).operator(Site(16, 2, grid)).double()
     with torch.no_grad():
         operator.extract.bias.fill_(0.25)
-    landmarks, used = operator.pooled(q, grid, keep)
+    landmarks, used = operator.pool(q, grid, keep)
     assert gap(landmarks, pool_landmarks(q, grid, (2, 3), keep=keep) + 0.25) < 1e-6  # the start is in float32
     assert used is not None
     assert used.tolist() == [[True] * 6, [True] * 3 + [False] * 3, [True] * 6]

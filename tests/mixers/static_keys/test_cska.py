@@ -15,7 +15,7 @@ from regard.mixers.static_keys.cska_forms import CONV_CELLS, LEAN_LOGITS, choose
 from regard.mixers.static_keys.grids import resample
 from regard.mixers.static_keys.keys import ACTIVATIONS, freeze_keys
 from regard.mixers.static_keys.ska import SKA, ska
-from regard.testing.subject import perturbed
+from regard.testing.subject import perturb
 
 GRIDS = (Grid(3, 5), Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(1, 12))
 EVERY = (
@@ -41,7 +41,7 @@ def tensors(grid=GRIDS[0], m=None, heads=2, batch=3, d=4, e=6, kernel=3):
 
 
 def mixer(config, grid=GRIDS[0], heads=2, dim=16, **options):
-    return perturbed(config.build(Site(dim=dim, heads=heads, grid=grid, **options)))
+    return perturb(config.build(Site(dim=dim, heads=heads, grid=grid, **options)))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -285,7 +285,7 @@ def test_auto_takes_the_convolution_on_small_maps_and_strips_where_logits_are_ma
 
 def test_cross_attention_frees_the_grid_of_the_queries():
     site = Site(dim=16, heads=2, grid=Grid(4, 6), memory=Grid(2, 3, 1))
-    layer = perturbed(CSKA().build_cross(site))
+    layer = perturb(CSKA().build_cross(site))
     assert layer.operator.weight.shape == (12, 8, 3, 3)
     memory = torch.randn(3, 7, 16, dtype=F64)
     for grid in (Grid(4, 6), Grid(5, 9)):
@@ -301,7 +301,7 @@ def test_with_kernel_1_and_centre_rows_it_is_attention_to_filters_with_a_key_bia
     """Queries of prefix and suffix tokens too: the bias of the filters is scaled, and added to that of the mask."""
     grid = Grid(3, 5, 1, 2)
     config = CSKA(kernel=1, rows="centre", cols="conv", scale=scale)
-    operator = perturbed(config.operator(Site(dim=8, heads=2, grid=grid)))
+    operator = perturb(config.operator(Site(dim=8, heads=2, grid=grid)))
     q, v = torch.randn(3, 2, 18, 4, dtype=F64), torch.randn(3, 2, 18, 4, dtype=F64)
     constants = operator.constants(grid)
     keys, own = constants["weight"].view(2, 18, 4), constants["bias"].view(2, 1, 18) * (scale or 4**-0.5)
@@ -316,7 +316,7 @@ def test_with_kernel_1_and_centre_rows_it_is_attention_to_filters_with_a_key_bia
 
 def test_padding_of_the_memory_does_not_hide_queries():
     grid = Grid(3, 5, 1)
-    operator = perturbed(CSKA().operator(Site(dim=8, heads=2, grid=grid, memory=grid)))
+    operator = perturb(CSKA().operator(Site(dim=8, heads=2, grid=grid, memory=grid)))
     q, v, keep = torch.randn(3, 2, 16, 4, dtype=F64), torch.randn(3, 2, 16, 4, dtype=F64), torch.rand(3, 16) > 0.3
     bias = torch.zeros(3, 1, 1, 16, dtype=F64).masked_fill(~keep[:, None, None], -torch.inf)
     for i in range(3):  # a bias of -inf for one image, which hides no query

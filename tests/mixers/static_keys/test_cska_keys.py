@@ -11,7 +11,7 @@ from regard.mixers.static_keys.cska import CSKA
 from regard.mixers.static_keys.cska_keys import query_keys, query_keys_reference
 from regard.models.create import create_model
 from regard.swapping.per_window import PerWindow
-from regard.testing.subject import perturbed
+from regard.testing.subject import perturb
 
 F64 = torch.float64
 KEY = CSKA(reading="key")
@@ -21,7 +21,7 @@ GRID = Grid(3, 5)
 
 
 def operator(config=KEY, grid=GRID, heads=2, dim=16):
-    return perturbed(config.operator(Site(dim=dim, heads=heads, grid=grid)))
+    return perturb(config.operator(Site(dim=dim, heads=heads, grid=grid)))
 
 
 def heads_of(grid, batch=3, heads=2, d=8):

@@ -21,7 +21,7 @@ from regard.mixers.static_keys.ska import SKA, SKAOperator, ska, ska_reference
 from regard.models.create import create_model
 from regard.swapping.per_window import PerWindow
 from regard.swapping.swap import plan_swap, swap
-from regard.testing.subject import perturbed
+from regard.testing.subject import perturb
 
 GRIDS = (Grid(3, 5), Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(1, 12))
 F64 = torch.float64
@@ -327,7 +327,7 @@ def test_the_papers_swin_has_a_key_for_each_window():
 
 @pytest.mark.parametrize("config", [SKA(), SKA(resize="window"), *EVERY], ids=spell)
 def test_frozen_keys_are_constants_for_one_grid(config):
-    layer = perturbed(mixer(config, Grid(3, 5, 1)))
+    layer = perturb(mixer(config, Grid(3, 5, 1)))
     new, x = Grid(5, 6, 1), torch.randn(2, 31, 16, dtype=F64)
     out = layer(x, new)
     layer.operator.freeze(new)

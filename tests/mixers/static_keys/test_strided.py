@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard import CSKA, ConfigError, Grid, Mask, Site, UnsupportedError, spell
 from regard.mixers.static_keys.strided import block_values
-from regard.testing.subject import gap, perturbed
+from regard.testing.subject import gap, perturb
 
 F64 = torch.float64
 GRIDS = (Grid(5, 7, 1, 2), Grid(4, 3))
@@ -22,7 +22,7 @@ EVERY = (*LOGITS, CSKA(stride=2, reading="key"), CSKA(stride=9, reading="key", b
 
 
 def operator_of(config: CSKA, grid: Grid) -> torch.nn.Module:
-    return perturbed(config.operator(Site(dim=8, heads=2, grid=grid)))
+    return perturb(config.operator(Site(dim=8, heads=2, grid=grid)))
 
 
 def inputs(grid: Grid) -> tuple[Tensor, Tensor]:
@@ -121,7 +121,7 @@ def test_gradients_are_those_of_finite_differences(config: CSKA) -> None:
 
 @pytest.mark.parametrize("config", EVERY, ids=spell)
 def test_another_grid_padding_and_an_empty_batch_run_in_both_forms(config: CSKA) -> None:
-    layer = perturbed(config.build(Site(dim=8, heads=2, grid=Grid(3, 4, 1))))
+    layer = perturb(config.build(Site(dim=8, heads=2, grid=Grid(3, 4, 1))))
     grid = Grid(7, 5, 1)
     x, keep = torch.randn(3, grid.tokens, 8, dtype=F64), torch.rand(3, grid.tokens) > 0.5
     for mask in (None, Mask(keep=keep)):
@@ -159,7 +159,7 @@ def test_frozen_keys_of_blocks_are_those_of_the_tokens_grid() -> None:
 def test_cross_attention_has_the_blocks_of_the_memory() -> None:
     grid, memory = Grid(2, 3), Grid(5, 4, 1)
     site = Site(dim=8, heads=2, grid=grid, memory=memory)
-    operator = perturbed(CSKA(stride=2).operator(site))
+    operator = perturb(CSKA(stride=2).operator(site))
     q, (_, v) = torch.randn(3, 2, 6, 4, dtype=F64), inputs(memory)
     values = naive_values(v, memory, 2, torch.ones(3, memory.tokens, dtype=torch.bool))[0]
     plain = CSKA().operator(replace(site, memory=memory.every(2))).double()

@@ -98,6 +98,6 @@ def neighbours(vectors: Float[Tensor, "N C"]) -> Tensor:
     return (unit @ unit.mT).fill_diagonal_(-2.0).argmax(-1)
 
 
-def joined(parts: Sequence[Any]) -> Any:
+def concatenate(parts: Sequence[Any]) -> Any:
     """Tensors of batches in one; lists likewise."""
     return torch.cat(list(parts)) if isinstance(parts[0], Tensor) else [one for part in parts for one in part]

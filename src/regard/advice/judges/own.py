@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import ConfigError
-from regard.core.validation import shown
+from regard.core.validation import short_repr
 
 from .judge import Judge, named_outputs
 
@@ -34,7 +34,7 @@ class Own(Judge):
         try:
             distance = torch.as_tensor(found, dtype=torch.float64).detach().reshape(-1)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"judge gave {shown(found, 60)}, expected a distance of each image") from error
+            raise ConfigError(f"judge gave {short_repr(found, 60)}, expected a distance of each image") from error
         images = next((len(value) for value in named_outputs(before).values()), len(distance))
         if len(distance) not in (1, images):
             raise ConfigError(f"judge gave {len(distance)} distances for {images} images: give one each, or their mean")

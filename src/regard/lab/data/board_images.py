@@ -38,7 +38,7 @@ def _board_images(garments: bool, split: str, download: bool, folder: str) -> Bo
     pixels = np.concatenate([source.train.pixels, source.test.pixels])[..., 0]
     labels = np.concatenate([source.train.labels, source.test.labels])
     parts = {"train": slice(0, 1_297), "val": slice(1_297, 1_397), "test": slice(1_397, None)}
-    pools = {name: _enlarged(pixels[part]) for name, part in parts.items()}
+    pools = {name: _enlarge(pixels[part]) for name, part in parts.items()}
     drawn = [pools[split][labels[parts[split]] == label] for label in range(10)]
     return BoardImages(_unseen(_garments(download, folder) if garments else pools, split), drawn)
 
@@ -51,7 +51,7 @@ def _unseen(pools: Mapping[str, np.ndarray], split: str) -> np.ndarray:
     return pools[split][sorted(kept.values())]
 
 
-def _enlarged(pixels: np.ndarray) -> np.ndarray:
+def _enlarge(pixels: np.ndarray) -> np.ndarray:
     """Images of 8 x 8 pixels, 14 x 7, bilinear, float32."""
     return _weights(8, HEIGHT) @ pixels.astype(np.float32) @ _weights(8, WIDTH).T
 

@@ -22,7 +22,7 @@ from regard.images.streams import generator
 from regard.models.create import parse_host
 
 from .board_images import HEIGHT, WIDTH, BoardImages, board_images
-from .generated import revised
+from .generated import with_revision
 
 CELL = HEIGHT
 """Pixels of a cell's side."""
@@ -142,7 +142,7 @@ class BoardSet:
     @property
     def identity(self) -> str:
         """The spelling with the generator's revision, for a run's key: "boards@2(...)" for the second."""
-        return str(self).replace(self.name, revised(self.name), 1)
+        return str(self).replace(self.name, with_revision(self.name), 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,11 +251,11 @@ class _Draw:
             images[here] = pool[(draws[here] * len(pool)).astype(int)]
         return images
 
-    def left(self, places: np.ndarray, images: np.ndarray) -> None:
+    def fill_left(self, places: np.ndarray, images: np.ndarray) -> None:
         """Draw images into the left halves of cells."""
         self.cells[self.rows, places, :, :HALF] = images
 
-    def right(self, places: np.ndarray, images: np.ndarray) -> None:
+    def fill_right(self, places: np.ndarray, images: np.ndarray) -> None:
         """Draw images into the right halves of cells."""
         self.cells[self.rows, places, :, HALF:] = images
 
@@ -269,16 +269,16 @@ def _content(draw: _Draw) -> None:
     pairs = draw.data.pairs
     places, garments, labels = draw.places(), draw.garments(pairs), draw.labels(pairs)
     shown, asking = places[:, :pairs], places[:, pairs : 2 * pairs]
-    draw.left(shown, garments)
-    draw.right(shown, draw.digits(labels))
-    draw.left(asking, draw.again(garments))
+    draw.fill_left(shown, garments)
+    draw.fill_right(shown, draw.digits(labels))
+    draw.fill_left(asking, draw.again(garments))
     draw.ask(asking, labels)
 
 
 def _among_digits(draw: _Draw, asking: np.ndarray, targets: np.ndarray, codes: np.ndarray) -> None:
     """Digits in all cells that do not ask; asking cells show a code and want the digit of their target cell."""
     labels = draw.labels(draw.data.side**2)
-    draw.right(np.arange(draw.data.side**2)[None].repeat(BLOCK, 0), draw.digits(labels))
+    draw.fill_right(np.arange(draw.data.side**2)[None].repeat(BLOCK, 0), draw.digits(labels))
     draw.cells[draw.rows, asking] = codes
     draw.ask(asking, np.take_along_axis(labels, targets, 1))
 
@@ -323,8 +323,8 @@ def _salience(draw: _Draw) -> None:
     levels[:, 0] = 1.0  # places are random, so is that of the first
     levels *= rng.uniform(0.5, 1.0, (BLOCK, 1))  # no level is the brightest of every board
     level = garments.mean((2, 3), keepdims=True)
-    draw.left(shown, (garments * (60 / level)).clip(0, 255) * levels[..., None, None].astype(np.float32))
-    draw.right(shown, draw.digits(labels))
+    draw.fill_left(shown, (garments * (60 / level)).clip(0, 255) * levels[..., None, None].astype(np.float32))
+    draw.fill_right(shown, draw.digits(labels))
     draw.cells[draw.rows, asking] = question_mark()
     draw.ask(asking, labels[:, :1])
 
@@ -336,10 +336,10 @@ def _compare(draw: _Draw) -> None:
     half = pairs // 2 + (draw.rng.random((BLOCK, 1)) < pairs % 2 / 2)
     same = draw.rng.random((BLOCK, pairs)).argsort(1) < half
     shown, other = garments[:, :pairs], garments[:, pairs:]
-    draw.left(places[:, :pairs], shown)
+    draw.fill_left(places[:, :pairs], shown)
     asking = places[:, pairs : 2 * pairs]
-    draw.left(asking, draw.again(np.where(same[..., None, None], shown, other)))
-    draw.right(asking, question_mark()[:, :HALF])
+    draw.fill_left(asking, draw.again(np.where(same[..., None, None], shown, other)))
+    draw.fill_right(asking, question_mark()[:, :HALF])
     draw.ask(asking, same)
 
 
@@ -349,8 +349,8 @@ def _count(draw: _Draw) -> None:
     places, garments = draw.places(), draw.garments(pairs)
     times = (np.arange(pairs) + rng.integers(0, 4, (BLOCK, 1))) % 4  # each number is as frequent as the others
     asking, next_place = places[:, :pairs], pairs + times.cumsum(1) - times
-    draw.left(asking, garments)
-    draw.right(asking, question_mark()[:, :HALF])
+    draw.fill_left(asking, garments)
+    draw.fill_right(asking, question_mark()[:, :HALF])
     for copy in range(3):
         board, kind = np.nonzero(times > copy)
         copies = draw.again(garments)[board, kind]

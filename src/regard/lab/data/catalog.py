@@ -14,10 +14,10 @@ from regard.core import DataError, nearest, require
 from regard.files.paths import user_path
 from regard.images import imagenet, own
 from regard.images.digest import fingerprint
-from regard.images.images import Images, ImageSet, Source, cached, check_labels, decode_all, size_before_crop
+from regard.images.images import Images, ImageSet, Source, check_labels, decode_all, load_or_make, size_before_crop
 from regard.images.streams import generator
 
-from .generated import revised
+from .generated import with_revision
 from .streamed import load as streamed
 from .streamed.names import is_stream
 
@@ -139,7 +139,7 @@ def identity(data: str, kind: str = "", reserved: bool = False) -> str:
     """
     if is_stream(data):
         return streamed.identity(data, kind)
-    return revised(data) if data in NAMED else f"own:{own.present_digest(path_of(data), kind, reserved)}"
+    return with_revision(data) if data in NAMED else f"own:{own.present_digest(path_of(data), kind, reserved)}"
 
 
 def path_of(data: str) -> Path:
@@ -277,9 +277,11 @@ def digits(size: tuple[int, int] | None = None, *, canvas: tuple[int, int] | Non
         pixels = decode_all(list(pixels), labels, lambda row: f"digit {row}", size, 1).pixels
     train, test = Images(pixels[:898], labels[:898]), Images(pixels[898:], labels[898:])
     if canvas is not None:
-        from regard.images.augment import placed
+        from regard.images.augment import place_on_canvas
 
-        canvases = [placed(test.pixels, canvas, generator("digits-canvas", index)) for index in range(CANVAS_POSITIONS)]
+        canvases = [
+            place_on_canvas(test.pixels, canvas, generator("digits-canvas", index)) for index in range(CANVAS_POSITIONS)
+        ]
         test = Images(np.concatenate(canvases), np.tile(test.labels, CANVAS_POSITIONS))
     names = tuple(str(digit) for digit in range(10))
     return ImageSet(
@@ -308,7 +310,7 @@ def parquet_set(name: str, size: tuple[int, int] | None, corrupt: str) -> ImageS
 def _parquet_split(name: str, file: Path, total: str, rows: int, size: tuple[int, int] | None, corrupt: str) -> Images:
     spec = PARQUET[name]
 
-    def encoded() -> tuple[list[Source], np.ndarray]:
+    def read_sources() -> tuple[list[Source], np.ndarray]:
         table = own.read_table(file)
         if len(table) != rows:
             raise DataError(f"{file} has {len(table)} rows, {name} has {rows}; download the file again")
@@ -321,11 +323,11 @@ def _parquet_split(name: str, file: Path, total: str, rows: int, size: tuple[int
 
     key, names = f"{name}-{file.stem}-{total[:16]}", [f"row {row} of {file}" for row in range(rows)]
     if size is not None and own.too_large(rows, size, spec.channels):
-        sources, labels = encoded()
+        sources, labels = read_sources()
         return own.from_files(sources, names, labels, size, corrupt, key, channels=spec.channels)
     side = "native" if size is None else f"{size[0]}x{size[1]}"
-    images = cached(
-        f"{key}-{side}-{corrupt}", lambda: decode_all(*encoded(), names.__getitem__, size, spec.channels, corrupt)
+    images = load_or_make(
+        f"{key}-{side}-{corrupt}", lambda: decode_all(*read_sources(), names.__getitem__, size, spec.channels, corrupt)
     )
     own.warn_of_skipped(rows, len(images), names)
     return images

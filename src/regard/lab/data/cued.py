@@ -98,7 +98,7 @@ def canvas(data: str, split: str, index: int) -> Canvas:
     noisy = bright + (tiles > 0) * 255 * np.float32(0.05) * rng.standard_normal(tiles.shape, dtype=np.float32)
     board = np.zeros((SLOTS**2, SIDE, SIDE), np.uint8)
     board[places] = noisy.clip(0, 255)
-    board[cue_slot] = _framed(items.tiles[cue]) if variant.anywhere else items.tiles[cue]
+    board[cue_slot] = _frame(items.tiles[cue]) if variant.anywhere else items.tiles[cue]
     image = board.reshape(SLOTS, SLOTS, SIDE, SIDE).swapaxes(1, 2).reshape(*SIZE, 1)
     matching = np.flatnonzero(kinds == 0)
     matching = matching[np.argsort(places[matching])]
@@ -133,7 +133,7 @@ def _choose(
     return rows[-1], np.array(rows[:-1])
 
 
-def _framed(tile: np.ndarray) -> np.ndarray:
+def _frame(tile: np.ndarray) -> np.ndarray:
     """A tile with a white frame of one pixel."""
     framed = np.full_like(tile, 255)
     framed[1:-1, 1:-1] = tile[1:-1, 1:-1]

@@ -17,7 +17,7 @@ REVISIONS: dict[str, int] = {
 """By the name of the set. 1 is not written into keys, which older versions made without revisions."""
 
 
-def revised(data: str) -> str:
+def with_revision(data: str) -> str:
     """A named set as it is in a run's key: "cued@2" for the second revision of a generated set, else its name."""
     revision = REVISIONS.get(data, 1)
     return data if revision == 1 else f"{data}@{revision}"

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from regard.core import StoreError
 from regard.lab.statistics.sequential import Differences, Looks, analyse, gate_passed, judge_analyses
 from regard.lab.statistics.verdicts import WORDS, Verdict, correct, judge
-from regard.measure.intervals import Pooled, interval, paired, sampling_error, seed_pairs
-from regard.pages.phrasing import count, listed
+from regard.measure.intervals import Pooled, interval, paired_interval, sampling_error, seed_pairs
+from regard.pages.phrasing import count, join_with_and
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def judge_gate(
         return Gate(None, "The study has no controls, so it cannot show that mixing tokens helps here.")
     parts: list[str] = []
     states: list[bool | None] = []
-    found = [paired(values.get(baseline, {}), values[label]) for label in controls]
+    found = [paired_interval(values.get(baseline, {}), values[label]) for label in controls]
     analysed = None if looks is None else _by_analyses(looks, gate_differences(values, controls, baseline))
     for index, (label, difference) in enumerate(zip(controls, found, strict=True)):
         verdict = judge(difference)
@@ -198,7 +198,7 @@ def headline(claims: Sequence[Judged], gate: Gate, scale: str) -> str:
     parts = [
         f"{n} {'is' if n == 1 else 'are'} {'only ' if word == 'suggested' else ''}{word}" for word, n in counts.items()
     ]
-    return f"Of {number}, {listed(parts)}."
+    return f"Of {number}, {join_with_and(parts)}."
 
 
 def verdict_counts(claims: Sequence[Judged]) -> dict[str, int]:

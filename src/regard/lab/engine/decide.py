@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.core import ConfigError
-from regard.core.validation import checked
+from regard.core.validation import check_arguments
 from regard.lab.results.results import Results
 from regard.lab.statistics.sequential import Looks, gate_passed, next_pairs
 from regard.lab.train.environment import resolved_device
@@ -49,7 +49,7 @@ class _Plan:
     reason: str
 
 
-@checked
+@check_arguments
 def decide(
     study: Study, scale: str, store: Results, *, hours: float | int = 6.0, workers: int | None = None,
     compile: bool = False, devices: int = 1, place: Place | None = None, tune: bool | None = None, rows: str = "",
@@ -202,7 +202,9 @@ def _plan_runs(
     values = {row["label"]: row_values(runs, row["label"], study.metric) for row in rows}
     gate = gate_differences(values, controls, study.baseline)
     passed = bool(gate_passed(looks, gate))
-    times = _Times(possible, store, runs, _estimated(study, scale, store, claims, runs, processes) if passed else {})
+    times = _Times(
+        possible, store, runs, _estimated_seconds(study, scale, store, claims, runs, processes) if passed else {}
+    )
     reachable = _reachable(looks, claims, times, left * processes)
     pairs = np.concatenate(next_pairs(looks, claim_differences(snapshot, runs), gate, reachable)).tolist()
     ends = [(run["row"], run["seed"]) for run in runs if run["outcome"].get("status") != "done"]
@@ -216,7 +218,7 @@ def _plan_runs(
     needed = [(labels, seeds) for labels, seeds in asked if seeds]
     needed = needed or [((label,), looks.pairs[0]) for label in further]
     seeds = _cheapest(
-        sorted(needed, key=lambda each: times.lacking(*each)),
+        sorted(needed, key=lambda each: times.remaining_seconds(*each)),
         order=list(dict.fromkeys(run.seed for _, run in possible)),
         missing=[(row.label, run.seed) for row, run in possible if outcomes[run.key] is None],
         most=2 * processes,
@@ -269,7 +271,7 @@ def _seeds_for(pairs: int, failed: Sequence[set[int]]) -> int:
     return 0 if lost > pairs else pairs + lost
 
 
-def _estimated(
+def _estimated_seconds(
     study: Study, scale: str, store: Results, claims: Sequence[tuple[str, ...]], runs: Sequence[Mapping[str, Any]],
     processes: int,
 ) -> dict[str, float]:  # fmt: skip
@@ -301,7 +303,7 @@ class _Times:
         for label, keys in needed:
             self.keys.setdefault(label, []).append({key for key in keys if outcomes[key] is None})
 
-    def lacking(self, labels: Sequence[str], seeds: int) -> float:
+    def remaining_seconds(self, labels: Sequence[str], seeds: int) -> float:
         """Seconds of the runs that rows lack to a number of seeds; runs that they need first count once each."""
         first = set().union(*(keys for label in labels for keys in self.keys[label][:seeds]))
         return missing_seconds(labels, seeds, self.each, self.counts) + self.mean * len(first)
@@ -309,5 +311,7 @@ class _Times:
 
 def _reachable(looks: Looks, claims: Sequence[tuple[str, ...]], times: _Times, seconds: float) -> NDArray[np.int64]:
     """The largest interim analysis that each claim can reach alone in so many seconds of the processes."""
-    in_time = [[pairs for pairs in looks.pairs if times.lacking(labels, pairs) <= seconds] for labels in claims]
+    in_time = [
+        [pairs for pairs in looks.pairs if times.remaining_seconds(labels, pairs) <= seconds] for labels in claims
+    ]
     return np.array([max(pairs, default=0) for pairs in in_time], np.int64)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from regard.core import RegardError
 from regard.files.cache import read_entries, write_entries
 from regard.lab.results.results import Results
-from regard.lab.train.autocast import mixed
+from regard.lab.train.autocast import autocast
 from regard.lab.train.environment import resolved_device
 from regard.lab.train.loop import EVALUATIONS
 from regard.lab.train.optimizer import make_optimizer
@@ -106,7 +106,7 @@ def measure(run: "Run") -> Speed:
         put_on(trial.model, device)
         step = _steps(run, trial, device)
         number = min(run.recipe.batch, 64)
-        with torch.inference_mode(), mixed(device.type, run.recipe.precision):
+        with torch.inference_mode(), autocast(device.type, run.recipe.precision):
             trial.model.eval()
             trial.forward(1)  # not counted: kernels are loaded
             start = _now(device)
@@ -119,12 +119,12 @@ def put_on(model: nn.Module, device: torch.device) -> None:
     if device.type == "cpu":
         return
 
-    def moved(values: Any, to: torch.device) -> Any:
+    def move(values: Any, to: torch.device) -> Any:
         return tree_map(lambda value: value.to(to) if isinstance(value, Tensor) else value, values)
 
     model.to(device)
-    model.register_forward_pre_hook(lambda _, args, kwargs: moved((args, kwargs), device), with_kwargs=True)
-    model.register_forward_hook(lambda _, args, output: moved(output, torch.device("cpu")))
+    model.register_forward_pre_hook(lambda _, args, kwargs: move((args, kwargs), device), with_kwargs=True)
+    model.register_forward_hook(lambda _, args, output: move(output, torch.device("cpu")))
 
 
 def _now(device: torch.device) -> float:
@@ -142,7 +142,7 @@ def _steps(run: "Run", trial: "Trial", device: torch.device) -> float:
     while len(seconds) <= STEPS and sum(seconds) < SECONDS or len(seconds) < 2:
         start = _now(device)
         for _ in range(run.recipe.accumulate):
-            with mixed(device.type, run.recipe.precision):
+            with autocast(device.type, run.recipe.precision):
                 loss = trial.loss(run.recipe.batch)
             loss.backward()
         if run.recipe.clip:
@@ -192,10 +192,10 @@ def hours(
     known = {**estimates, **{part: fmean(times) for part, times in finished.items()}}
     per_hour = max(workers, 1) * 3600
 
-    def expected(part: Part) -> float:
+    def estimate_of(part: Part) -> float:
         alike = [value for (_, number), value in known.items() if number == part[1]]
         return known[part] if part in known else fmean(alike or known.values() or [0.0])
 
-    total = sum(expected(part) for part in parts.values())
-    left = sum(expected(part) for key, part in parts.items() if outcomes[key] is None)
+    total = sum(estimate_of(part) for part in parts.values())
+    left = sum(estimate_of(part) for key, part in parts.items() if outcomes[key] is None)
     return total / per_hour, left / per_hour

@@ -87,16 +87,18 @@ def _complete_outcome(job: Job, store: Results, outcome: Mapping[str, Any]) -> d
     stored: dict[str, Any] = dict(store.outcome(job.run.key) or outcome)
     if not stored.get("study"):
         names = {"study": job.study, "scale": job.scale, "row": job.row, "seed": job.seed}
-        stored = _replaced(store, job.run.key, {**stored, **names})
+        stored = _replace_outcome(store, job.run.key, {**stored, **names})
     probes = stored.get("probes") or {}
     if job.probes and stored.get("status") == "done" and "maps" not in probes:
         from regard.lab.train.measurements import probe_maps
 
-        stored = _replaced(store, job.run.key, {**stored, "probes": {**probes, "maps": probe_maps(job.run, store)}})
+        stored = _replace_outcome(
+            store, job.run.key, {**stored, "probes": {**probes, "maps": probe_maps(job.run, store)}}
+        )
     return stored
 
 
-def _replaced(store: Results, key: str, outcome: dict[str, Any]) -> dict[str, Any]:
+def _replace_outcome(store: Results, key: str, outcome: dict[str, Any]) -> dict[str, Any]:
     with store.lock(key):
         store.finish(key, outcome)
     return outcome

@@ -68,7 +68,7 @@ def prospects(
     runs = finished_runs(root, snapshot)
     claims = judgeable(snapshot)
     table = Table.load(root, name, scale)
-    compared, looks = _compared(snapshot, claims, table), table.looks
+    compared, looks = _comparisons(snapshot, claims, table), table.looks
     seconds, counts = row_seconds([row["label"] for row in snapshot["rows"]], runs)
     reachable = None
     if hours is not None:
@@ -111,7 +111,7 @@ class _Compared:
         return math.inf if self.within is None or abs(mean) > self.within else self.within + abs(mean)
 
 
-def _compared(snapshot: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], table: Table) -> list[_Compared]:
+def _comparisons(snapshot: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], table: Table) -> list[_Compared]:
     metric, baseline, level, scale = snapshot["metric"], snapshot["baseline"], 1 - LEVEL, snapshot.get("scale", "")
     controls = [row["label"] for row in snapshot["rows"] if row.get("control")]
     passed = table.gate.passed is True

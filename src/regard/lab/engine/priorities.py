@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from regard.core import ConfigError, DataError, RegardError
-from regard.core.validation import checked
+from regard.core.validation import check_arguments
 from regard.lab.results.results import Results
 from regard.lab.statistics.sequential import Looks
 
@@ -128,7 +128,7 @@ def _of_nothing(
     return Priority(study.name, len(claims), "not begun: by a guess", needed, expected)
 
 
-@checked
+@check_arguments
 def decide_all(
     studies: Sequence[Study], scale: str, store: Results, *, hours: float | int = 6.0, workers: int = 1,
     compile: bool = False, watch: Callable[[Event], None] | None = None,
@@ -151,7 +151,7 @@ def decide_all(
         report(
             f"{best.study}: {best.expected:.1f} of {best.claims} claims expected in {best.hours:.2g} hours, {best.why}"
         )
-        begin, before = time.monotonic(), _decided(store, best.study, scale)
+        begin, before = time.monotonic(), _count_decided(store, best.study, scale)
         try:
             decision = decide(by_name[best.study], scale, store, hours=min(left, best.hours), workers=workers,
                               compile=compile, watch=watch)  # fmt: skip
@@ -161,14 +161,14 @@ def decide_all(
             ended.add(best.study)
         spent.append(Spent(
             study=best.study, hours=(time.monotonic() - begin) / 3600, expected=best.expected,
-            decided=_decided(store, best.study, scale) - before, reason=decision.reason,
+            decided=_count_decided(store, best.study, scale) - before, reason=decision.reason,
         ))  # fmt: skip
         if any(number for state, number in decision.counts.items() if state not in ("done", "failed")):
             break
     return spent
 
 
-def _decided(store: Results, name: str, scale: str) -> int:
+def _count_decided(store: Results, name: str, scale: str) -> int:
     if not snapshot_path(store.root, name, scale).exists():
         return 0
     return sum(claim.verdict.word in DECIDED for claim in Table.load(store.root, name, scale).claims)

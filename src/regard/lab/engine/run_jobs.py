@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from regard.lab.results.results import Results
 from regard.lab.train.run import Run
-from regard.lab.train.signals import handled, interrupt
+from regard.lab.train.signals import handle_signals, interrupt
 
 from .executors.base import Ending, Executor, Handle, Place
 from .jobs import Job
@@ -71,14 +71,16 @@ class _Jobs:
         """Execute all jobs. Raises: as `run_all`."""
         self.progress.add_waiting((job.row for job in self.queue), self.executor.slots())
         try:
-            with handled(interrupt, signal.SIGTERM):  # with which schedulers stop a job, this process
+            with handle_signals(interrupt, signal.SIGTERM):  # with which schedulers stop a job, this process
                 while self.queue or self.submitted:
                     self._step()
             for job, ending in self.locked:
                 self._report(job, ending)
             self.executor.close(stop=False)
         except BaseException:
-            with handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):  # so that another Ctrl-C changes nothing
+            with handle_signals(
+                signal.SIG_IGN, signal.SIGINT, signal.SIGTERM
+            ):  # so that another Ctrl-C changes nothing
                 self.executor.close(stop=True)
             raise
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from regard.core import ConfigError
-from regard.core.validation import checked
+from regard.core.validation import check_arguments
 from regard.lab.results.results import Results
 from regard.lab.train.distributed import check_devices, check_parts
 from regard.lab.train.run import Run
@@ -34,7 +34,7 @@ def execution(workers: int | None, place: Place | None, devices: int, compile: b
     return Execution(place=place or Local(workers=workers), devices=devices, compile=compile)
 
 
-@checked
+@check_arguments
 def run_study(
     study: Study, scale: str, store: Results, *, rows: str = "*", seeds: int | None = None, workers: int | None = None,
     retry: bool = False, fresh: bool = False, devices: int = 1, compile: bool = False,

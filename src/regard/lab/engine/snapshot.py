@@ -39,7 +39,7 @@ def write_snapshot(
     """
     setting = study.setting(scale)
     if planned is None:
-        planned = [] if setting.recipe is None else _planned(study, scale, seeds, rows)
+        planned = [] if setting.recipe is None else _planned_runs(study, scale, seeds, rows)
     value: dict[str, Any] = {
         "study": study.name, "title": study.title, "source": study.source, "scale": scale, "variant": setting.variant,
         "question": study.question, "metric": study.metric, "baseline": study.baseline, "pooled": study.pooled,
@@ -85,7 +85,7 @@ def undo_if_refused(study: "Study", scale: str, store: Results) -> Iterator[None
         raise
 
 
-def _planned(study: "Study", scale: str, seeds: int | None, rows: str) -> list[tuple["Row", "Run"]]:
+def _planned_runs(study: "Study", scale: str, seeds: int | None, rows: str) -> list[tuple["Row", "Run"]]:
     own_seeds = study.setting(scale).numbers
     runs = study.runs(scale, seeds=None if seeds is None else min(seeds, len(own_seeds)))
     return [*runs, *(pair for pair in study.runs(scale, rows, seeds) if pair[1].seed not in own_seeds)]

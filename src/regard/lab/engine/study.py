@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.core import ConfigError, Extra, nearest
-from regard.core.validation import as_float, check_fields, checked, shown
+from regard.core.validation import as_float, check_arguments, check_fields, short_repr
 from regard.lab.results.layout import SCALES, slug
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Row:
 
             if not isinstance(self.mixer, MixerConfig):
                 raise ConfigError(
-                    f"row {self.label!r}: mixer is a configuration such as SKA(), or None, not {shown(self.mixer)}"
+                    f"row {self.label!r}: mixer is a configuration such as SKA(), or None, not {short_repr(self.mixer)}"
                 )
 
 
@@ -138,11 +138,13 @@ class Setting:
         check_fields(self)
         for name, kind, value in (("task", Task, self.task), ("recipe", Recipe, self.recipe)):
             if not isinstance(value, kind) and (name == "task" or value is not None):
-                raise ConfigError(f"{name} of a setting is a {kind.__name__}, not {shown(value)}")
+                raise ConfigError(f"{name} of a setting is a {kind.__name__}, not {short_repr(value)}")
         _check_part_of_a_file_name("variant of a setting", self.variant)
         seeds = self.numbers
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-            raise ConfigError(f"the seeds of a setting are different numbers from 0, at least one, not {shown(seeds)}")
+            raise ConfigError(
+                f"the seeds of a setting are different numbers from 0, at least one, not {short_repr(seeds)}"
+            )
         object.__setattr__(self, "seeds", seeds)
         if not self.rows:
             raise ConfigError("a setting needs at least one row")
@@ -198,7 +200,7 @@ class Study:
             if label not in labels:
                 raise ConfigError(f"{self.name}: no row {label!r}; {nearest(label, labels)}")
 
-    @checked
+    @check_arguments
     def setting(self, scale: str) -> Setting:
         """The setting of a scale. Raises: ConfigError for a scale that this study does not have."""
         if scale not in self.settings:
@@ -207,7 +209,7 @@ class Study:
             raise ConfigError(f"{self.name} has no scale {scale!r}; {hint or nearest(scale, self.settings)}")
         return self.settings[scale]
 
-    @checked
+    @check_arguments
     def rows(self, scale: str, glob: str = "*") -> tuple[Row, ...]:
         """Rows whose label equals `glob` or matches it; several globs are separated by commas.
 
@@ -215,14 +217,16 @@ class Study:
         """
         rows = self.setting(scale).rows
         labels = [row.label for row in rows]
-        parts = [glob] if _matching(labels, glob) else [part.strip() for part in glob.split(",")]  # labels have commas
-        matching = {part: _matching(labels, part) for part in parts}
+        parts = (
+            [glob] if _matching_labels(labels, glob) else [part.strip() for part in glob.split(",")]
+        )  # labels have commas
+        matching = {part: _matching_labels(labels, part) for part in parts}
         for part, found in matching.items():
             if not found:
                 raise ConfigError(f"no row of {self.name} matches {part!r}; {nearest(part, labels)}")
         return tuple(row for row in rows if row.label in set().union(*matching.values()))
 
-    @checked
+    @check_arguments
     def runs(self, scale: str, glob: str = "*", seeds: int | None = None) -> "tuple[tuple[Row, Run], ...]":
         """Every (row, run) of a scale, seed by seed: a study that is stopped early has runs of all rows.
 
@@ -256,7 +260,7 @@ class Study:
         return Run(task=setting.task_of(row), mixer=row.mixer, recipe=recipe, seed=seed, start=start,
                    removed=row.removed, teacher=teacher)  # fmt: skip
 
-    @checked
+    @check_arguments
     def elsewhere(
         self, scale: str, data: str | None = None, host: str | None = None, size: tuple[int, int] | None = None,
         extra: Extra = (), *, recipe: Mapping[str, Any] = {}, fields: Mapping[str, Any] = {},
@@ -281,7 +285,7 @@ class Study:
         setting = self.setting(scale)
         task = replace(setting.task, extra=tuple(extra))
         task = task.on(data) if data is not None else task
-        task = _changed(task, fields, ("data", "host", "size", "extra", "revision"))
+        task = _change(task, fields, ("data", "host", "size", "extra", "revision"))
         changed_recipe = self._with_recipe(scale, recipe)
         rows = setting.rows if host is None else self._without_own_hosts(setting)
         if host is not None or size is not None:
@@ -344,7 +348,7 @@ class Study:
         epochs = changes.get("epochs", recipe.epochs)
         names = ("average", "stop_after") if isinstance(epochs, int) and epochs > 0 else ()
         fewer = {name: epochs for name in names if getattr(recipe, name) > epochs}
-        return _changed(recipe, fewer | dict(changes), ("revision",))
+        return _change(recipe, fewer | dict(changes), ("revision",))
 
     def setting_name(self, scale: str) -> str:
         """The name of a scale's results: the scale, and what `elsewhere` changed."""
@@ -355,10 +359,10 @@ class Study:
 def _check_part_of_a_file_name(what: str, text: str) -> None:
     """Raises: ConfigError for characters with which a result could be written elsewhere."""
     if not re.fullmatch(r"[\w.+-]*", text, re.ASCII) or text.startswith("."):
-        raise ConfigError(f"the {what} has letters, digits and any of _ . + - only, not {shown(text)}")
+        raise ConfigError(f"the {what} has letters, digits and any of _ . + - only, not {short_repr(text)}")
 
 
-def _matching(labels: Sequence[str], pattern: str) -> set[str]:
+def _matching_labels(labels: Sequence[str], pattern: str) -> set[str]:
     return {label for label in labels if label == pattern or fnmatchcase(label.lower(), pattern.lower())}
 
 
@@ -368,7 +372,7 @@ def _first(number: int, seeds: tuple[int, ...]) -> tuple[int, ...]:
     return (*seeds[:number], *(next(further) for _ in range(number - len(seeds))))
 
 
-def _changed(value: Any, changes: Mapping[str, Any], fixed: Sequence[str]) -> Any:
+def _change(value: Any, changes: Mapping[str, Any], fixed: Sequence[str]) -> Any:
     """A task or recipe with other fields. fixed: those that cannot be set so. Raises: ConfigError."""
     names = [each.name for each in dataclass_fields(value) if each.init and each.name not in fixed]
     for name in changes:

@@ -13,7 +13,7 @@ from regard.files.records import read_record
 from regard.lab.results.import_checks import check_listed, check_snapshot
 from regard.lab.results.results import Results
 from regard.lab.statistics.sequential import Looks
-from regard.measure.intervals import Interval, Pooled, interval, paired, pooled
+from regard.measure.intervals import Interval, Pooled, interval, paired_interval, pooled_variance
 
 from .claims import Gate, Judged, headline, judge_claims, judge_gate, row_values, stored_looks
 from .comparability import mixture_warnings, on_one_device
@@ -146,7 +146,9 @@ def make_table(snapshot: Mapping[str, Any], ended: Sequence[dict[str, Any]]) -> 
     controls = [row["label"] for row in snapshot["rows"] if row.get("control")]
     gate = judge_gate(values, controls, baseline, metric, stored_looks(snapshot))
     lines = tuple(_line(row, runs, values, gate, snapshot) for row in snapshot["rows"])
-    residual = pooled({line.label: values[line.label] for line in lines if not line.control and not line.failed})
+    residual = pooled_variance(
+        {line.label: values[line.label] for line in lines if not line.control and not line.failed}
+    )
     claims = judge_claims(snapshot, runs, gate, {line.label: line.failed for line in lines}, residual)
     warnings += mixture_warnings(runs) + _run_warnings(lines, runs)
     warnings += [f"{missing} of {len(snapshot['runs'])} runs are missing"] if missing else []
@@ -188,7 +190,7 @@ def _line(
     label, baseline = row["label"], snapshot["baseline"]
     base = row.get("against") or baseline
     against = "" if base == baseline else base
-    difference = None if label == base else paired(values[label], values.get(base, {}))
+    difference = None if label == base else paired_interval(values[label], values.get(base, {}))
     outcomes = [run["outcome"] for run in runs if run["row"] == label]
     done = [outcome for outcome in outcomes if outcome.get("status") == "done"]
     failed = [outcome for outcome in outcomes if outcome.get("status") != "done"]

@@ -55,7 +55,7 @@ def _note(maps: Sequence[AttentionMaps], study_data: StudyData) -> str:
     query = "Attention of the framed query" if maps[0].query is not None else "Mean attention of all queries"
     rows = {row_maps.row for row_maps in maps}
     others = [row["label"] for i, row in enumerate(study_data.rows) if i not in rows and study_data.of(i)]
-    without = f" Rows without attention weights between tokens: {phrasing.listed(others)}." if others else ""
+    without = f" Rows without attention weights between tokens: {phrasing.join_with_and(others)}." if others else ""
     credits = list(dict.fromkeys(row_maps.credit for row_maps in maps if row_maps.credit))
     return (f"{query} to the cells of the picture; a stronger amber is a larger weight. Each map is scaled to its "
             "largest weight. Trained weights of the first seed of each row."

@@ -73,7 +73,7 @@ def _table(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
         # the number of seeds, or the fewest and the most that an ability has, of those that have any
         seeds = sorted({cell.n for cell in of_row.values() if cell.n}) or [0]
         number = seeds[0] if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-        rows.append((row, *(_shown(of_row[ability]) for ability in abilities), number))
+        rows.append((row, *(_shown_value(of_row[ability]) for ability in abilities), number))
     note = (
         "Asking cells answered right, in percent: the mean of the seeds that learned, with their number where not all "
         "did, and of all seeds where none did. A seed has learned if it passed the middle between softmax attention "
@@ -114,6 +114,6 @@ def _abilities_of(cells: Mapping[str, Mapping[str, ProfileCell]]) -> list[str]:
     return list(next(iter(cells.values())))
 
 
-def _shown(cell: ProfileCell) -> Cell:
+def _shown_value(cell: ProfileCell) -> Cell:
     """A number, so that the column sorts, where all seeds count."""
     return str(cell) or None if cell.mixed or cell.mean is None else round(cell.mean, 1)

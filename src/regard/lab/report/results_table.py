@@ -77,11 +77,11 @@ def further_cells(
             value = study_data.average(index, axis)
             text = phrasing.duration(value) if axis == "seconds" else phrasing.compact(value)
             line.append({"value": value, "text": text, "title": "" if value is None else f"{value:,.0f}"})
-        cells.append([*line, *(_published(description, key) for key in published)])
+        cells.append([*line, *(_published_value(description, key) for key in published)])
     return cells, headings
 
 
-def _published(description: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _published_value(description: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The paper's number for a row; the exact number, if there is one, is the tooltip."""
     printed = (description.get("paper") or {}).get(key)
     exact = (description.get("exact") or {}).get(key)

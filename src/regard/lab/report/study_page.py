@@ -70,7 +70,7 @@ def render(results: Path | str, name: str, scale: str) -> str:
     study_data, table = _read(results, name, scale)
     view = _view(study_data, table, str(study_data.snapshot.get("scale") or scale))
     return render_template(
-        "page.html", ("common.js", "page.js"), view, {"num": phrasing.number, "signed": phrasing.signed}
+        "page.html", ("common.js", "page.js"), view, {"num": phrasing.number, "signed": phrasing.signed_number}
     )
 
 
@@ -80,7 +80,7 @@ def plot(results: Path | str, name: str, scale: str, format: str) -> bytes:
     Raises: StoreError as `render`; UnsupportedError without costs of two rows.
     """
     study_data, table = _read(results, name, scale)
-    styles, rows, costs = _drawn(study_data, table)
+    styles, rows, costs = _page_rows(study_data, table)
     points = _points(study_data, rows, costs[0]) if costs else []
     if not points:
         raise UnsupportedError(f"{name} has no two finished rows with costs to draw")
@@ -94,7 +94,7 @@ def _read(results: Path | str, name: str, scale: str) -> tuple[StudyData, Table]
     return replace(study_data, runs=[run for run in study_data.runs if run.key in keys]), table
 
 
-def _drawn(study_data: StudyData, table: Table) -> tuple[list[figures.RowStyle], list[dict[str, Any]], list[str]]:
+def _page_rows(study_data: StudyData, table: Table) -> tuple[list[figures.RowStyle], list[dict[str, Any]], list[str]]:
     """The style and entry of each row, and the costs that at least two rows have."""
     kinds = [kind_of(row, study_data.snapshot["baseline"]) for row in study_data.rows]
     styles = figures.row_styles(kinds)
@@ -105,7 +105,7 @@ def _drawn(study_data: StudyData, table: Table) -> tuple[list[figures.RowStyle],
 
 def _view(study_data: StudyData, table: Table, scale: str) -> dict[str, Any]:
     """All variables of the template."""
-    styles, rows, costs = _drawn(study_data, table)
+    styles, rows, costs = _page_rows(study_data, table)
     cells, headings = further_cells(study_data, costs)
     for row, row_cells in zip(rows, cells, strict=True):
         row["cells"] = row_cells
@@ -187,7 +187,7 @@ def _curve_table(lines: Sequence[figures.Curve]) -> dict[str, Any]:
 def _execution_note(facts: Sequence[tuple[str, list[str]]]) -> str:
     """A warning if the runs were not executed in the same way, so that measured costs cannot be compared."""
     names = ("processor", "device", "devices", "threads", "compiled kernels", "torch.compile", "torch")
-    several = phrasing.listed([name for name, values in facts if name in names and len(values) > 1])
+    several = phrasing.join_with_and([name for name, values in facts if name in names and len(values) > 1])
     text = f"The runs differ in {several}: compare rows by MACs and parameters, not by time or memory."
     return text if several else ""
 
@@ -258,7 +258,7 @@ def _claims_note(table: Table) -> str:
         return "A verdict needs the 95 % interval of the difference, paired by seed; no claim can be judged here."
     analyses, own = "", "95 % interval"
     if table.looks is not None:
-        pairs = phrasing.listed([*map(str, table.looks.pairs)])
+        pairs = phrasing.join_with_and([*map(str, table.looks.pairs)])
         analyses, own = f"interim analyses at {pairs} seeds and over ", "interim analyses"
     return (f"Supported and contradicted: after Holm's correction over {analyses}"
             f"the study's {phrasing.count(len(table.claims), 'claim')}, so that at most 5 % of such studies have one "
@@ -328,7 +328,7 @@ def _cards(study_data: StudyData) -> list[dict[str, Any]]:
 
 def _facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     factors = [name for key, name in _FACTORS.items() if card.get(key)]
-    facts = [("weights depend on", phrasing.listed(factors) if factors else "nothing (equal for every input)")]
+    facts = [("weights depend on", phrasing.join_with_and(factors) if factors else "nothing (equal for every input)")]
     for key, name in _CARD.items():
         if value := card.get(key):
             facts.append((name, value if isinstance(value, str) else ", ".join(sorted(value))))
@@ -373,10 +373,10 @@ def _data(
             "x": {axis: study_data.average(index, axis) for axis in costs},
         })  # fmt: skip
 
-    def described(keys: Sequence[str]) -> list[dict[str, str]]:
+    def describe(keys: Sequence[str]) -> list[dict[str, str]]:
         quantities = [(key, phrasing.quantity(key)) for key in keys]
         return [{"key": key, "name": quantity.name, "better": quantity.better} for key, quantity in quantities]
 
-    value = {"rows": entries, "axes": described(costs), "measures": described(measures), "curves": boxes,
+    value = {"rows": entries, "axes": describe(costs), "measures": describe(measures), "curves": boxes,
              "maps": overlays}  # fmt: skip
     return Markup(json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c"))

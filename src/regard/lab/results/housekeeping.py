@@ -48,7 +48,7 @@ def stored_runs(store: Results) -> list[StoredRun]:
         return [_run(store, folder) for folder in folders if any((folder / name).exists() for name in _FILES)]
 
 
-def selected(
+def select_runs(
     runs: Sequence[StoredRun], states: Sequence[str] = STATES, days: float = 0.0, size: float | int = 0
 ) -> list[StoredRun]:
     """The runs in one of these states, unchanged for at least so many days, and of at least so many bytes."""

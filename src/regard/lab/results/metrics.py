@@ -44,7 +44,7 @@ class Metrics:
         last = _digest(self.path.parent.name, lines[0])
         rows = [row for row in self.read() if int(row["step"]) <= step]
         if rows and int(rows[-1]["epoch"]) < epochs:
-            raise self._damaged(f"it ends with epoch {rows[-1]['epoch']}, but {epochs} were trained")
+            raise self._damage_error(f"it ends with epoch {rows[-1]['epoch']}, but {epochs} were trained")
         if len(rows) < epochs:
             log.warning("%s has only %d of the %d trained epochs", self.path, len(rows), epochs)
         for row in rows:
@@ -57,11 +57,11 @@ class Metrics:
 
         Raises: StoreError if the file is damaged.
         """
-        return self._checked()[0]
+        return self._read_checked()[0]
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a line and sync it. Raises: StoreError, also if the file is damaged."""
-        append(self.path, self._line(row, self._checked()[1]) + "\n")
+        append(self.path, self._line(row, self._read_checked()[1]) + "\n")
 
     def _line(self, row: dict[str, Any], last: str) -> str:
         """A line without its end. last: the checksum of the line before."""
@@ -69,7 +69,7 @@ class Metrics:
         csv.DictWriter(text, self.columns, restval="", extrasaction="ignore", lineterminator=",").writerow(row)
         return text.getvalue() + _digest(last, text.getvalue())
 
-    def _checked(self) -> tuple[list[dict[str, str]], str]:
+    def _read_checked(self) -> tuple[list[dict[str, str]], str]:
         """(rows, checksum of the last line). Raises: StoreError."""
         data = read_if_present(self.path)
         if data is None:
@@ -77,31 +77,31 @@ class Metrics:
         try:
             header, *lines = data.decode().split("\n")
         except ValueError as error:
-            raise self._damaged(f"it is not text: {error}") from error
+            raise self._damage_error(f"it is not text: {error}") from error
         columns = header.split(",")
         if columns[: len(FIXED)] != list(FIXED) or columns[-2:] != ["seconds", CHECKSUM] or not lines:
-            raise self._damaged("its first line does not have the columns of metrics")
+            raise self._damage_error("its first line does not have the columns of metrics")
         rows, last = list[dict[str, str]](), _digest(self.path.parent.name, header)
         for number, line in enumerate(lines[:-1], 2):
             if _digest(last, line[:-DIGITS]) != line[-DIGITS:]:
-                raise self._damaged(f"line {number} does not fit its checksum")
+                raise self._damage_error(f"line {number} does not fit its checksum")
             row = self._row(columns, line, number)
             last = line[-DIGITS:]
             rows.append({name: value for name, value in row.items() if name != CHECKSUM})
         if len(lines[-1]) > DIGITS and _digest(last, lines[-1][:-1][:-DIGITS]) == lines[-1][:-1][-DIGITS:]:
-            raise self._damaged("the end of its last line was changed")
+            raise self._damage_error("the end of its last line was changed")
         if not re.fullmatch(r"[\w.,+-]*", lines[-1], re.ASCII):
-            raise self._damaged("its end is not text of metrics")
+            raise self._damage_error("its end is not text of metrics")
         return rows, last
 
     def _row(self, columns: list[str], line: str, number: int) -> dict[str, str]:
         values = next(csv.reader([line]), [])
         row = dict(zip(columns, values, strict=False))
         if len(values) != len(columns) or not all(row[name].isdecimal() for name in FIXED[:2]):
-            raise self._damaged(f"line {number} is not a line of metrics")
+            raise self._damage_error(f"line {number} is not a line of metrics")
         return row
 
-    def _damaged(self, reason: str) -> StoreError:
+    def _damage_error(self, reason: str) -> StoreError:
         return StoreError(
             f"{self.path} is damaged ({reason}): restore it from a copy, move it away to go on without its epochs, or "
             "delete the run's folder to train again"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.core import StoreError, require
-from regard.core.validation import checked
+from regard.core.validation import check_arguments
 from regard.files.atomic import store_errors
 from regard.files.paths import user_path
 from regard.files.records import read_record_if_present, write_record
@@ -28,7 +28,7 @@ Status = Literal["new", "running", "begun", "failed", "done"]
 class Results:
     """The store in the folder `root`, which is created when something is written."""
 
-    @checked
+    @check_arguments
     def __init__(self, root: Path | str) -> None:
         self.root = user_path(root, StoreError)
 

@@ -125,7 +125,7 @@ def gate_passed(looks: Looks, gate: Differences) -> NDArray[np.bool_]:
     return np.asarray(((found.p <= looks.level) & (found.side > 0)).all(-1))
 
 
-def decided(looks: Looks, claims: Differences) -> NDArray[np.bool_]:
+def is_decided(looks: Looks, claims: Differences) -> NDArray[np.bool_]:
     """Whether each claim is decided after correction over analyses and claims, (..., m), if the gate is passed."""
     return holm(analyse(looks, claims).p, looks.level)
 
@@ -139,7 +139,7 @@ def next_pairs(
     are left. First the gate goes on until it is passed; without it no claim gets any. most: the largest number of pairs
     that each claim can reach in the time left, by default that of the last analysis; its first one is always asked for.
     """
-    passed, closed = gate_passed(looks, gate), decided(looks, claims)
+    passed, closed = gate_passed(looks, gate), is_decided(looks, claims)
     open_claims = np.maximum((~closed).sum(-1, keepdims=True), 1)
     for_claims = _next(looks, claims, looks.level / open_claims, most)
     found = analyse(looks, gate)

@@ -123,7 +123,7 @@ def judge(
         return Verdict("undecided", facts, difference, float(p), 0, needed, sampling, remedy=estimate)
     side, task, facts = int(sides), None, numbers
     if sampling is not None:
-        task = side == _widened(difference, sampling, within, by)
+        task = side == _widened_side(difference, sampling, within, by)
         scope = "for the task" if task else "on this test set only"
         facts += f"; holds {scope} (test-sampling error {sampling:.2f})"
     return Verdict("suggested", facts, difference, float(p), side, None, sampling, task)
@@ -154,7 +154,7 @@ def correct(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return corrected
 
 
-def _widened(difference: Interval, sampling: float, within: int | float | None, by: int | float | None) -> int:
+def _widened_side(difference: Interval, sampling: float, within: int | float | None, by: int | float | None) -> int:
     """The side of the interval with the error of the test sample added to that of the seeds."""
     mean, half = difference.mean or 0.0, math.hypot(difference.half or 0.0, 1.96 * sampling)
     low, high = mean - half, mean + half

@@ -19,10 +19,10 @@ _COLUMNS = (
 
 def sheets(source: Source) -> Sequence[Sheet | Picture]:
     """One sheet for each table, then models with 100 classes."""
-    return [*_printed(), _hundred()]
+    return [*_printed_sheets(), _hundred()]
 
 
-def _printed() -> list[Sheet]:
+def _printed_sheets() -> list[Sheet]:
     """Every row as it is built on the meta device, whose FLOPs take some minutes to count."""
     tables: dict[str, list[tuple[Cell, ...]]] = {}
     for row in printed_rows():

@@ -44,7 +44,7 @@ def first_inputs(task: Task, number: int) -> Float[Tensor, "B C H W"]:
     if not isinstance(task, Classification):
         raise UnsupportedError(f"the figure needs the test images of a Classification, not of {type(task).__name__}")
     images, _ = next(evaluation_batches(task.at_most(number).test_images(), task.size))
-    return task.prepared(images, torch.device("cpu"))
+    return task.prepare(images, torch.device("cpu"))
 
 
 def photograph(task: Task, name: str = PICTURE) -> Photograph:

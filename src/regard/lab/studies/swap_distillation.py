@@ -74,7 +74,7 @@ def figure(source: Source) -> Sequence[Sheet | Picture]:
     originals = {seed: source.run(key) for _, seed, key in trained_runs(source, STUDY.name, ORIGINAL)}
     users = {seed: load_user_run(source.store.folder(run.key)) for seed, run in originals.items()}
     before = {seed: _miou(users[seed].network, run) for seed, run in originals.items()}
-    own = _rounded(fmean(before.values()))
+    own = _round(fmean(before.values()))
     lines: list[tuple[Cell, ...]] = [("softmax", "original", own, *(None,) * 4, len(before))]
     for mixer in mechanisms(source.scale):
         scores: dict[str, dict[int, float]] = {step: {} for step in STEPS}
@@ -115,11 +115,11 @@ def _line(
     lost = fmean(before.values()) - fmean(swapped.values())
     mean = fmean(values.values())
     given = round(100 * (mean - fmean(swapped.values())) / lost, 1) if lost > 0 and step != "trained" else None
-    ends = (_rounded(end) for end in (change.mean, change.low, change.high))
-    return (spell(mixer), step, _rounded(mean), *ends, given, len(values))
+    ends = (_round(end) for end in (change.mean, change.low, change.high))
+    return (spell(mixer), step, _round(mean), *ends, given, len(values))
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 

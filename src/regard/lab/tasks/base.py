@@ -276,7 +276,7 @@ class Task(ABC):
         record = self.record()
         return record["train"], record["test"]
 
-    def prepared(self, images: Tensor, device: torch.device, record: Record | None = None) -> Tensor:
+    def prepare(self, images: Tensor, device: torch.device, record: Record | None = None) -> Tensor:
         """uint8 images (n, C, h, w) as the model expects them: float32 on the device, normalised.
 
         record: None = of the task's own data. Raises: UnsupportedError if inputs are not images.
@@ -295,6 +295,6 @@ class Task(ABC):
         """
         raise UnsupportedError(f"--task {self.name} cannot predict single inputs")
 
-    def drawn(self, source: str | Path, prediction: Mapping[str, Any]) -> "Image":
+    def draw(self, source: str | Path, prediction: Mapping[str, Any]) -> "Image":
         """A prediction of `predict` drawn on its input. Raises: UnsupportedError if it cannot be drawn."""
         raise UnsupportedError(f"predictions of --task {self.name} cannot be drawn")

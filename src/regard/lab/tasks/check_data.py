@@ -14,7 +14,7 @@ import numpy as np
 from regard.core import ConfigError, DataError, nearest
 from regard.files.paths import user_path
 from regard.images import lists, own
-from regard.images.images import DARK, Source, check_labels, decode, lost, opened
+from regard.images.images import DARK, Source, check_labels, decode, omissions, open_image
 from regard.images.notes import Notes
 from regard.images.progress import ProgressLine
 from regard.lab.data.streamed import load as streamed
@@ -88,7 +88,7 @@ def check_data(
     if kind == "translation":
         _translation(path, source, target, report)
         return report
-    with _collected(report):
+    with _collect_into(report):
         if kind in ("detection", "instances"):
             _detection(path, TASK_OF[kind], exif or "", report)
         elif kind == "segmentation":
@@ -144,7 +144,7 @@ def _has_text(file: Path) -> bool:
 
 
 @contextmanager
-def _collected(report: DataReport) -> Iterator[None]:
+def _collect_into(report: DataReport) -> Iterator[None]:
     """What the readers of the block skip becomes a problem, what else they warn of a warning."""
 
     def emit(record: logging.LogRecord) -> None:
@@ -205,13 +205,13 @@ class _Pictures:
                 )
         for places in self.copies.values():
             if len(places) > 1:
-                self.report.warnings.append(f"the same image in {_listed(places)}")
+                self.report.warnings.append(f"the same image in {_join_places(places)}")
 
 
 def _mode(content: bytes) -> tuple[str, int | None, str]:
     """The mode of an image, the largest value of one with 16 bits, and what `decode` leaves out."""
-    with opened(content) as image:
-        left_out = lost(image)
+    with open_image(content) as image:
+        left_out = omissions(image)
         return image.mode, int(np.asarray(image).max()) if image.mode.startswith("I") else None, left_out
 
 
@@ -220,7 +220,7 @@ def _different(what: str, *sizes: tuple[int, ...]) -> str:
     return f"{what} have different sizes (height x width): {shown}"
 
 
-def _listed(places: dict[str, str]) -> str:
+def _join_places(places: dict[str, str]) -> str:
     return " and ".join(f"{split}: {name}" for split, name in places.items())
 
 
@@ -409,7 +409,7 @@ def _sequences(path: Path, report: DataReport) -> None:
         for row in range(len(samples)):
             part = samples.tokens.symbols[starts[row * step] : starts[(row + 1) * step]].tobytes()
             seen[hashlib.sha256(part).digest()].setdefault(split, f"sample {row + 1}")
-    report.warnings += [f"the same text in {_listed(places)}" for places in seen.values() if len(places) > 1]
+    report.warnings += [f"the same text in {_join_places(places)}" for places in seen.values() if len(places) > 1]
     _only_in_test(report, "texts")
 
 
@@ -422,4 +422,4 @@ def _translation(path: Path, source: str, target: str, report: DataReport) -> No
             report.rows.append({"split": split, "language": language, "sentences": len(lines), **lengths})
         for number, both in enumerate(zip(sentences.source, sentences.target, strict=True), 1):
             seen[both].setdefault(split, f"line {number}")
-    report.warnings += [f"the same sentences in {_listed(places)}" for places in seen.values() if len(places) > 1]
+    report.warnings += [f"the same sentences in {_join_places(places)}" for places in seen.values() if len(places) > 1]

@@ -14,7 +14,7 @@ import numpy as np
 from regard.core import ConfigError, DataError, StoreError
 from regard.files.atomic import json_text, write_atomically
 from regard.images import own
-from regard.images.images import Source, decode, header, opened
+from regard.images.images import Source, decode, header, open_image
 from regard.lab.data.streamed.names import is_stream
 
 from .check_data import TASK_OF, kind_of, path_to_check
@@ -136,7 +136,7 @@ def _write_image(source: Source, stem: Path) -> Path:
         raise DataError(f"cannot be read as an image: {error}") from error
     stem.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(source, Path):
-        with opened(source) as image:
+        with open_image(source) as image:
             suffix = UNCHANGED.get(image.format or "", "") if image.mode in ("L", "RGB") else ""
         if suffix and header(source)[1] == 1:
             return Path(shutil.copyfile(source, f"{stem}{suffix}"))

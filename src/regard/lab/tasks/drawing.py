@@ -34,7 +34,7 @@ def font_of(size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
 
 
-def captioned(pixels: np.ndarray, lines: Sequence[str]) -> Image.Image:
+def add_caption(pixels: np.ndarray, lines: Sequence[str]) -> Image.Image:
     """An image with lines of text on a white strip below it."""
     image, _ = canvas(pixels)
     font = font_of(max(image.width // 32, 12))

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.core import ConfigError, DataError
 from regard.files.data_record import names_digest
-from regard.images.normalise import Statistics, expected, is_pretrained, normalised
-from regard.models.sizes import size_of, sized
+from regard.images.normalise import Statistics, is_pretrained, normalise, pretrained_statistics
+from regard.models.sizes import size_of, with_size
 
 from .base import Record, Task
 from .class_scores import check_classes
@@ -48,7 +48,7 @@ class ImageTask(Task):
     def in_host(self, host: str, size: tuple[int, int] | None = None) -> "Self":
         """As in `Task`; a host without a size gets its own default size."""
         size = size or size_of(host, self.extra)
-        return dataclasses.replace(self, host=sized(host, size, self.extra), size=size)
+        return dataclasses.replace(self, host=with_size(host, size, self.extra), size=size)
 
     @abstractmethod
     def data_set(self) -> Any:
@@ -74,12 +74,12 @@ class ImageTask(Task):
         if self.mean and len(self.mean) == self.channels:
             return list(self.mean), list(self.std)
         if is_pretrained(self.host):
-            return expected(self.host, self.channels, tuple(self.extra))
+            return pretrained_statistics(self.host, self.channels, tuple(self.extra))
         return self.own_statistics()
 
-    def prepared(self, images: Tensor, device: torch.device, record: Record | None = None) -> Tensor:
+    def prepare(self, images: Tensor, device: torch.device, record: Record | None = None) -> Tensor:
         """As in `Task`, normalised with `statistics`."""
-        return normalised(images, self.statistics(record), device)
+        return normalise(images, self.statistics(record), device)
 
     def record_of(self, train: int, test: int) -> dict[str, Any]:
         """The record of a task with these numbers of images: as in `Task`, and class_names, `classes`, a digest of

@@ -40,7 +40,7 @@ class ValidationPart:
         changed: Self = dataclasses.replace(self, split=self.part_name)  # type: ignore[type-var]
         return changed
 
-    def divided(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    def divide(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """(rows that are trained on, rows that are validated on), both rising. Raises: ConfigError if one is empty."""
         number = round(self.val * samples)
         if not 0 < number < samples:

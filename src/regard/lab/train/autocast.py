@@ -9,7 +9,7 @@ MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """The dtype of autocast, by the name of the precision."""
 
 
-def mixed(device: str, precision: str) -> torch.autocast:
+def autocast(device: str, precision: str) -> torch.autocast:
     """Autocast for a precision on a type of device; disabled unless the precision is a mixed one."""
     return torch.autocast(device, MIXED.get(precision), enabled=precision in MIXED)
 
@@ -24,7 +24,7 @@ class ModelAtPrecision(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         """Floating-point tensors, also in lists, take the dtype of the weights; other arguments are passed on."""
         weight = next(self.model.parameters())
-        with mixed(weight.device.type, self.precision):
+        with autocast(weight.device.type, self.precision):
             return self.model(*(_as(item, weight.dtype) for item in inputs))
 
 

@@ -21,7 +21,7 @@ from regard.core import ConfigError, DeviceError, RegardError
 
 from .child_processes import end_with_parent, process_environment
 from .environment import make_fabric, quiet_lightning
-from .signals import handled
+from .signals import handle_signals
 from .watch import Interrupted, Watch
 
 
@@ -63,7 +63,7 @@ def in_processes(
     threads = max(1, torch.get_num_threads() // devices)
     fabric = make_fabric(device, devices, precision, watch.loggers, DDPStrategy(start_method="spawn"))
     silent = dataclasses.replace(watch, report=None, say=None, loggers=())
-    with _received(messages, watch) as errors, _forwarded_signals(), process_environment(threads):
+    with _listen(messages, watch) as errors, _forwarded_signals(), process_environment(threads):
         try:
             outcome = fabric.launch(partial(_process, train, threads, silent, messages))
         except ProcessException as error:
@@ -96,7 +96,7 @@ def _process(
 
 
 @contextmanager
-def _received(messages: Any, watch: Watch) -> Iterator[list[RegardError]]:
+def _listen(messages: Any, watch: Watch) -> Iterator[list[RegardError]]:
     """Receive messages while the processes run: progress and lines go to `watch`, errors into the list."""
     errors: list[RegardError] = []
 
@@ -132,5 +132,5 @@ def _forwarded_signals() -> Iterator[None]:
             raise KeyboardInterrupt
         received.append(number)
 
-    with handled(forward, signal.SIGINT, signal.SIGTERM):
+    with handle_signals(forward, signal.SIGINT, signal.SIGTERM):
         yield

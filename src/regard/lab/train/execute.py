@@ -18,7 +18,7 @@ from torch import nn
 
 from regard.core import DataError, DeviceError, RegardError, require
 from regard.files.records import write_record
-from regard.images.normalise import Renormalised, Statistics, expected, is_pretrained
+from regard.images.normalise import Renormalised, Statistics, is_pretrained, pretrained_statistics
 from regard.lab.results.lock import Busy, check_held
 from regard.lab.results.results import Results
 from regard.lab.tasks.base import Score
@@ -45,11 +45,11 @@ from .environment import (
 )
 from .inference_speed import inference_speed
 from .initial_weights import Saved, copy_weights
-from .load import trained
+from .load import load_trained
 from .loop import Diverged, Loop
 from .run import Run, canonical, run_file
 from .sharding import check_shared, sharding_strategy
-from .torchrun import FirstFailed, Group, check_launch, fabric_of, joined, launch
+from .torchrun import FirstFailed, Group, check_launch, fabric_of, join_group, launch
 from .watch import Watch
 
 log = logging.getLogger("regard.lab.engine")
@@ -87,7 +87,7 @@ def execute(
         check_devices(devices, run.recipe.batch, device)
     if not launched.first:
         watch = dataclasses.replace(watch, report=None, say=None, loggers=())
-    with launched.environment(), joined(launched, device, run.recipe.batch) as group:
+    with launched.environment(), join_group(launched, device, run.recipe.batch) as group:
         return _execute(run, store, devices, device, watch, group)
 
 
@@ -96,18 +96,18 @@ def _execute(run: Run, store: Results, devices: int, device: str, watch: Watch, 
     if dataclasses.replace(run).key != key:
         raise DataError(f"the data of run {key} have changed since the run was made: make it again")
     group.check_key(key)
-    finished = group.agreed(lambda: store.outcome(key) if store.status(key) in ("done", "failed") else None)
+    finished = group.agree(lambda: store.outcome(key) if store.status(key) in ("done", "failed") else None)
     if finished is not None:
         return finished
     for needed in run.needs():
         _execute_needed(needed, store, device, devices, dataclasses.replace(watch, loggers=()), group)
     with ExitStack() as stack:
-        folder = group.agreed(lambda: stack.enter_context(store.lock(key)))
-        finished = group.agreed(lambda: store.outcome(key))  # another process may have finished it meanwhile
+        folder = group.agree(lambda: stack.enter_context(store.lock(key)))
+        finished = group.agree(lambda: store.outcome(key))  # another process may have finished it meanwhile
         if finished is not None:
             return finished
         outcome = _in_folder(run, folder, store, device, devices, watch, group)
-        return group.agreed(lambda: _finish(store, key, folder, outcome))
+        return group.agree(lambda: _finish(store, key, folder, outcome))
 
 
 def _finish(store: Results, key: str, folder: Path, outcome: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
     if run.teacher is None:
         return None
     if isinstance(run.teacher, Run):
-        teacher = trained(run.teacher, store)
+        teacher = load_trained(run.teacher, store)
     else:
         teacher = create_model(run.teacher, None, extra=run.task.extra).eval()
     run.task.check_teacher(teacher, student)
@@ -171,7 +171,9 @@ def _statistics(run: Run, task: ImageTask, store: Results) -> Statistics:
     teacher = run.teacher
     if not isinstance(teacher, Run):
         pretrained = isinstance(teacher, str) and is_pretrained(teacher)
-        return expected(str(teacher), task.channels, tuple(task.extra)) if pretrained else task.statistics()
+        return (
+            pretrained_statistics(str(teacher), task.channels, tuple(task.extra)) if pretrained else task.statistics()
+        )
     taught: Any = teacher.task
     return taught.statistics(store.data(teacher.key) or None)
 
@@ -184,7 +186,7 @@ def _in_folder(
     quiet_lightning()
     launched = group.launched
     count = launched.processes if launched.processes > 1 else devices
-    with _threads(group.agreed(lambda: write_run_file(run, folder, device, count, watch.compile))):
+    with _threads(group.agree(lambda: write_run_file(run, folder, device, count, watch.compile))):
         if launched.processes > 1:
             group.one_after_another(run.task.record)
             strategy = sharding_strategy(launched.processes) if watch.shard else None
@@ -215,7 +217,7 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
     model = run.model()
     if run.start is not None:
         start = run.start
-        source = trained(start, store) if isinstance(start, Run) else load(start.folder, run.task.extra)
+        source = load_trained(start, store) if isinstance(start, Run) else load(start.folder, run.task.extra)
         copy_weights(source, model, _class_names(run, store))
     loop = Loop(run.task, run.recipe, run.seed, model, fabric, folder, watch, peak, _teacher(run, store, model))
     loop.resume()
@@ -236,7 +238,7 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
         "probes": {},
     }
     try:
-        with _logging(fabric):
+        with _open_loggers(fabric):
             score = loop.train()
         for name, value in score.metrics.items() if score else ():
             if not math.isfinite(value):
@@ -248,14 +250,14 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
             "diverged": True,
             "step": error.step,
             "metrics": {},
-            **_finished(loop, common["data"]["train"]),
+            **_time_and_speed(loop, common["data"]["train"]),
         }
     results = _results(run, loop, score, peak) if score else {}
-    return common | {"status": "done", "step": loop.step, **results, **_finished(loop, common["data"]["train"])}
+    return common | {"status": "done", "step": loop.step, **results, **_time_and_speed(loop, common["data"]["train"])}
 
 
 @contextmanager
-def _logging(fabric: Any) -> Iterator[None]:
+def _open_loggers(fabric: Any) -> Iterator[None]:
     """Start the loggers in the first process, and close them. Raises: ConfigError if a tool refuses to start."""
     loggers = fabric.loggers if fabric.is_global_zero else ()
     for logger in loggers:
@@ -283,7 +285,7 @@ def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, 
         "diverged": diverged,
         "notes": notes if diverged else [],
         "details": score.details,
-        **_encoded(score.samples),
+        **_encode(score.samples),
         "sampled": run.task.metric,
         "chance": chance,
         "peak_memory_bytes": peak_memory,
@@ -292,7 +294,7 @@ def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, 
     }
 
 
-def _encoded(samples: np.ndarray | None) -> dict[str, str | None]:
+def _encode(samples: np.ndarray | None) -> dict[str, str | None]:
     """What each test sample contributes, in base64: "bits" of right or wrong, or "samples" in float32."""
     if samples is None:
         return {"bits": None}
@@ -322,7 +324,7 @@ def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: 
     return threads
 
 
-def _finished(loop: Loop, train: int) -> dict[str, Any]:
+def _time_and_speed(loop: Loop, train: int) -> dict[str, Any]:
     """Time and training speed; train: number of training samples, which may be fewer than a batch."""
     images = loop.step * min(loop.recipe.batch, train) * loop.recipe.accumulate
     return {

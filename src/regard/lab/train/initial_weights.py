@@ -43,7 +43,7 @@ def copy_weights(
     Raises: ConfigError if no tensor fits.
     """
     source_weights, target_weights = source.state_dict(), target.state_dict()
-    fitting = _fitting(source_weights, target_weights)
+    fitting = _match_weights(source_weights, target_weights)
     if not fitting:
         raise ConfigError(f"no initial weight fits {type(target).__name__}; both runs need the same host")
     if classes is not None and list(classes[0]) != list(classes[1]):
@@ -80,7 +80,7 @@ def _match_classes(
     )  # fmt: skip
 
 
-def _fitting(weights: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _match_weights(weights: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights that fit, by their names in the target: with the prefix under which most of them fit.
 
     A prefix is used only if more than half of the weights fit with it.

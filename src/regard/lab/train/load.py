@@ -9,7 +9,7 @@ from torch import nn
 
 from regard.advice.user_model import UserModel, as_user_model
 from regard.core import Extra, StoreError
-from regard.core.validation import checked
+from regard.core.validation import check_arguments
 from regard.files.atomic import store_errors
 from regard.files.paths import user_path
 from regard.files.tensor_files import check_weights
@@ -21,7 +21,7 @@ from . import checkpoint
 from .run import Run, read_run, run_file
 
 
-@checked
+@check_arguments
 def load_run(
     folder: str | os.PathLike[str], extra: Extra = (), *, best: bool = False, download: bool = False
 ) -> nn.Module:
@@ -47,7 +47,7 @@ def load_run(
     run_file(target / "run.json")
     if best:
         _check_validated(target.name, spelled_fields(outcome.get("spelling")).get("task", ""))
-    weights = checkpoint.trained_weights(target, best, _averaged(outcome), outcome.get("step"))
+    weights = checkpoint.trained_weights(target, best, _has_average(outcome), outcome.get("step"))
     recipe = outcome.get("model")
     if recipe is None:
         run = with_local_host(read_run(store, target.name, extra))
@@ -89,13 +89,13 @@ def _check_validated(key: str, task: str) -> None:
         raise checkpoint.no_best_weights(key)
 
 
-def _averaged(outcome: dict[str, Any]) -> bool:
+def _has_average(outcome: dict[str, Any]) -> bool:
     """Whether the recipe of a run, as its outcome spells it, has an average of the weights."""
     _, recipe = spelled_call(spelled_fields(outcome.get("spelling")).get("recipe"))
     return any(recipe.get(name, "0") not in ("0", "0.0") for name in ("ema", "average"))
 
 
-def trained(run: Run, store: Results, best: bool = False, key: str = "") -> nn.Module:
+def load_trained(run: Run, store: Results, best: bool = False, key: str = "") -> nn.Module:
     """The model of a finished run with its trained weights (their average if the recipe has one), in evaluation mode.
 
     best: the weights of its best evaluation instead of the last ones. key: under which it is stored, if its data may

@@ -33,7 +33,7 @@ from .optimizer import make_optimizer
 from .own_losses import collect_own_losses
 from .recipe import Recipe
 from .sharding import load_optimizer, load_weights, whole
-from .signals import handled
+from .signals import handle_signals
 from .watch import Interrupted, Progress, Watch
 
 EVALUATIONS = 10
@@ -89,7 +89,7 @@ class Loop:
         self.data: str = task.record()["checksum"]
         self.score: Score | None = None
         self.evaluated = 0
-        self.model = synchronised(model, self.part[1], self.device)
+        self.model = sync_batchnorm(model, self.part[1], self.device)
         self.model.to(self.device, torch.float64 if recipe.precision == "64-true" else None)
         self.teacher = None if teacher is None else teacher.to(self.device).eval().requires_grad_(False)
         self.ema = _moving_average(self.model, recipe.ema) if recipe.ema else None
@@ -113,7 +113,7 @@ class Loop:
             self.wrapped_optimizer = self.fabric.setup_optimizers(self.optimizer)
             return
         self.optimizer = make_optimizer(self.model, self.recipe)
-        module = _compiled(self.model) if self.watch.compile else self.model
+        module = _compile(self.model) if self.watch.compile else self.model
         self.wrapped, self.wrapped_optimizer = self.fabric.setup(module, self.optimizer)
 
     @property
@@ -255,7 +255,7 @@ class Loop:
             due = due or now - saved >= self.watch.save_seconds or bool(every and self.step % every == 0)
             report = now - reported >= 1.0 or self.step % self.per_epoch == 0
             per_step = (now - started) / (self.step - first_step)
-            stop, save, report = self._agreed(self._stop, due and self.step < self.steps, report, per_step)
+            stop, save, report = self._agree(self._stop, due and self.step < self.steps, report, per_step)
             if stop or save:
                 self.save()
                 saved, due = time.monotonic(), False
@@ -265,7 +265,7 @@ class Loop:
                 reported = now
                 self._report(per_step)
 
-    def _agreed(self, stop: bool, save: bool, report: bool, per_step: float) -> list[bool]:
+    def _agree(self, stop: bool, save: bool, report: bool, per_step: float) -> list[bool]:
         """Whether to stop, save and report: one answer for all devices, as clocks and signals differ between processes.
 
         Any process can ask to stop; the first one decides about the others. Between two agreements, which are about
@@ -412,16 +412,16 @@ class Loop:
                 raise KeyboardInterrupt
             self._stop = True
 
-        with handled(request_stop, signal.SIGINT, signal.SIGTERM):
+        with handle_signals(request_stop, signal.SIGINT, signal.SIGTERM):
             yield
 
 
-def synchronised(model: nn.Module, processes: int, device: torch.device) -> nn.Module:
+def sync_batchnorm(model: nn.Module, processes: int, device: torch.device) -> nn.Module:
     """The model whose BatchNorm counts the whole batch, as on one device; there is no such layer for the CPU."""
     return convert_sync_batchnorm(model) if processes > 1 and device.type == "cuda" else model
 
 
-def _compiled(model: nn.Module) -> Any:
+def _compile(model: nn.Module) -> Any:
     """The model compiled by `torch.compile`, with the random numbers of eager mode.
 
     Dynamo compiles a function at most eight times in a process and then falls back to eager mode, so the compiled code

@@ -34,7 +34,7 @@ def sample_inputs(task: "Task", name: str = PICTURE) -> "tuple[Tensor, np.ndarra
     grey = channels == 1
     picture = sample_image((height, width), grey=grey, name=name)
     pixels = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None]
-    return task.prepared(pixels, torch.device("cpu")), picture, CREDITS["digit" if grey else name]
+    return task.prepare(pixels, torch.device("cpu")), picture, CREDITS["digit" if grey else name]
 
 
 def probe_maps(run: "Run", store: Results) -> str:
@@ -47,11 +47,11 @@ def probe_maps(run: "Run", store: Results) -> str:
     """
     from regard.explain.pictures import attention_maps
 
-    from .load import trained
+    from .load import load_trained
 
     if run.removed:
         return "attention was removed"
-    model = trained(run, store)
+    model = load_trained(run, store)
     try:
         inputs, picture, credit = sample_inputs(run.task)
         maps = attention_maps(model, inputs[0], picture=picture, credit=credit)

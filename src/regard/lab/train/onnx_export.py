@@ -46,7 +46,7 @@ def export_onnx(
     for dynamic, examples in ((True, many), *([] if free_size else [(False, inputs)])):
         shapes = tuple(free for _ in inputs) if dynamic else None
         try:
-            program = _traced(model, examples, shapes)
+            program = _trace(model, examples, shapes)
             break
         except Exception as error:  # the exporter raises errors of many kinds
             failure = _cause(error)
@@ -79,7 +79,7 @@ def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {shorten(str(error), 300, placeholder=' ...')}"
 
 
-def _traced(model: nn.Module, inputs: tuple[Tensor, ...], shapes: tuple[Any, ...] | None) -> Any:
+def _trace(model: nn.Module, inputs: tuple[Tensor, ...], shapes: tuple[Any, ...] | None) -> Any:
     level = logging.getLogger("torch.onnx").level
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:

@@ -5,14 +5,14 @@ from typing import Any
 from torch import nn
 
 from regard.core import ConfigError, DeviceError, nearest
-from regard.core.validation import checked
+from regard.core.validation import check_arguments
 
 from .recipe import Recipe
 
 _NO_DECAY = ("pos_embed", "cls_token", "reg_token", "dist_token", "relative_position_bias_table")
 
 
-@checked
+@check_arguments
 def param_groups(model: nn.Module, weight_decay: float, lr: float | None = None) -> list[dict[str, Any]]:
     """Parameter groups with and without weight decay: none on vectors, biases, parameters with the names that timm has
     for position embeddings and tokens (`pos_embed`, `cls_token`, ...), and those that a `no_weight_decay()` names.

@@ -104,9 +104,9 @@ class Recipe:
         if step >= steps - constant:
             return self.lr * self.floor
         fraction = min((step - warmup) / max(steps - warmup - constant, 1), 1.0)
-        return self.lr * (self.floor + (1 - self.floor) * self._left(fraction, step, warmup, steps))
+        return self.lr * (self.floor + (1 - self.floor) * self._decay(fraction, step, warmup, steps))
 
-    def _left(self, fraction: float, step: int, warmup: int, steps: int) -> float:
+    def _decay(self, fraction: float, step: int, warmup: int, steps: int) -> float:
         """What is left of the learning rate after a fraction of the steps that follow the warmup."""
         if self.schedule == "step":
             return 0.1 ** sum(step >= round(part * steps) for part in self.milestones)

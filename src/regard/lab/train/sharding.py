@@ -31,10 +31,10 @@ def sharding_strategy(processes: int) -> Any:
     """Fabric's strategy that divides a model among all processes."""
     from lightning_fabric.strategies import ModelParallelStrategy
 
-    return ModelParallelStrategy(_divided, data_parallel_size=processes, tensor_parallel_size=1)
+    return ModelParallelStrategy(_divide, data_parallel_size=processes, tensor_parallel_size=1)
 
 
-def _divided(model: nn.Module, mesh: Any) -> nn.Module:
+def _divide(model: nn.Module, mesh: Any) -> nn.Module:
     """Divide each block, then the rest: only one block's weights are whole at a time."""
     from torch.distributed.fsdp import fully_shard
 

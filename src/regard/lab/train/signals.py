@@ -8,7 +8,7 @@ from typing import Any
 
 
 @contextmanager
-def handled(handler: Callable[[int, Any], None] | signal.Handlers, *numbers: int) -> Iterator[None]:
+def handle_signals(handler: Callable[[int, Any], None] | signal.Handlers, *numbers: int) -> Iterator[None]:
     """Install a handler for some signals, and restore the former handlers at the end of the block.
 
     Only the main thread may install handlers: in other threads nothing changes.

@@ -118,7 +118,7 @@ class MLflowLogger(_ToolLogger):
         try:
             client = MlflowClient(None if given else f"sqlite:///{(self.folder / 'mlflow.db').resolve()}")
             with _few_tries():
-                self.run_id = self._continued(client) or self._created(client)
+                self.run_id = self._continue_run(client) or self._create_run(client)
         except (MlflowException, OSError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
@@ -126,7 +126,7 @@ class MLflowLogger(_ToolLogger):
             ) from error
         return client
 
-    def _continued(self, client: Any) -> str:
+    def _continue_run(self, client: Any) -> str:
         from mlflow.exceptions import MlflowException
 
         with suppress(MlflowException, OSError):
@@ -135,7 +135,7 @@ class MLflowLogger(_ToolLogger):
             return run_id
         return ""
 
-    def _created(self, client: Any) -> str:
+    def _create_run(self, client: Any) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", self.name)
         experiment = client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else client.create_experiment(name)

@@ -98,7 +98,7 @@ class Group:
     def __init__(self, launched: Launch, fabric: Any = None) -> None:
         self.launched, self.fabric = launched, fabric
 
-    def agreed(self, decide: Callable[[], Value]) -> Value:
+    def agree(self, decide: Callable[[], Value]) -> Value:
         """What `decide` returns in the first process, in all of them. Raises: what it raises; FirstFailed elsewhere."""
         if self.fabric is None:
             return decide()
@@ -117,7 +117,7 @@ class Group:
 
     def check_key(self, key: str) -> None:
         """Raises: DataError if another process has another key: its node has other data or another version."""
-        first = self.agreed(lambda: key)
+        first = self.agree(lambda: key)
         if first != key:
             raise DataError(
                 f"process {self.launched.rank} has run {key}, the first process run {first}: all nodes need the same "
@@ -136,7 +136,7 @@ class Group:
 
 
 @contextmanager
-def joined(launched: Launch, device: str, batch: int) -> Iterator[Group]:
+def join_group(launched: Launch, device: str, batch: int) -> Iterator[Group]:
     """The group of this process, with heartbeats while the block runs.
 
     Raises: DeviceError if a batch cannot be divided among the processes, the node has fewer GPUs than processes, or

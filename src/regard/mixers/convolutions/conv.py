@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, Site, check_accounting
 
-from .sampling import TapsConfig, TapsMixer, check_dilation, check_groups, grouped, margins, shifted
+from .sampling import TapsConfig, TapsMixer, check_dilation, check_groups, grouped_product, margins, shifted_views
 
 __all__ = ["Conv"]
 
@@ -71,8 +71,8 @@ class ConvMixer(TapsMixer):
     def mix(self, x: Tensor, valid: Tensor | None, plain: bool) -> Tensor:
         config, conv = self.config, self.conv
         if plain:
-            return grouped(
-                conv.weight, torch.stack(shifted(x, config.sides, config.dilation, config.causal), 2), conv.bias
+            return grouped_product(
+                conv.weight, torch.stack(shifted_views(x, config.sides, config.dilation, config.causal), 2), conv.bias
             )
         left, right, top, bottom = margins(config.sides, config.dilation, config.causal)
         if config.causal:

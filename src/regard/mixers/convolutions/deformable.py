@@ -59,7 +59,7 @@ def deformable_conv_reference(
     samples = torch.einsum("bgcij,bgkhwi,bgkhwj->bgckhw", x.unflatten(1, (frame.groups, -1)), *weights)
     if mask is not None:
         samples = samples * mask.unflatten(1, (frame.groups, -1))[:, :, None].to(x.dtype)
-    return sampling.grouped(weight, samples.flatten(1, 2), bias)
+    return sampling.grouped_product(weight, samples.flatten(1, 2), bias)
 
 
 @operator_function
@@ -93,7 +93,7 @@ def deformable_conv(
     if execution == "native":
         sample = sample_native
     samples = sample(x, points, factors)  # (B, C, K, L)
-    return _weighted(weight, samples, bias).unflatten(-1, frame.out)
+    return _weighted_sum(weight, samples, bias).unflatten(-1, frame.out)
 
 
 def check_offsets(
@@ -163,7 +163,7 @@ def positions(offsets: Tensor, frame: Frame) -> Float[Tensor, "B g K hh ww 2"]:
     return start + moves
 
 
-def _weighted(weight: Tensor, samples: Float[Tensor, "B C K L"], bias: Tensor | None) -> Float[Tensor, "B O L"]:
+def _weighted_sum(weight: Tensor, samples: Float[Tensor, "B C K L"], bias: Tensor | None) -> Float[Tensor, "B O L"]:
     """One matrix product per weight group; depth-wise weights are multiplied and summed."""
     groups = samples.shape[1] // weight.shape[1]
     if weight.shape[1] == 1 and groups > 1:
@@ -334,7 +334,7 @@ class DeformableConv2d(nn.Conv2d):
 
     def moves(self, x: Float[Tensor, "B C h w"]) -> tuple[Float[Tensor, "B P y x"], Float[Tensor, "B Q y x"] | None]:
         """The offsets and, for version 2, the factors that `deformable_conv` takes."""
-        offsets = predicted(x, self.offset)
+        offsets = predict_offsets(x, self.offset)
         if self.options.version == 1:
             return offsets, None
         offsets, mask = offsets.split([offsets.shape[1] // 3 * 2, offsets.shape[1] // 3], 1)
@@ -365,7 +365,7 @@ class DeformableConv1d(nn.Conv2d):
         """plain: the reference form."""
         config, length = self.options, x.shape[-1]
         padded = F.pad(x, sampling.margins((1, config.offset_kernel), config.dilation, config.causal))
-        offsets, mask = predicted(padded, self.offset)[:, :, 0], None  # (B, g K, n)
+        offsets, mask = predict_offsets(padded, self.offset)[:, :, 0], None  # (B, g K, n)
         if config.version == 2:
             offsets, mask = offsets.chunk(2, 1)
             mask = (2 * config.mask_init * mask.sigmoid()).unflatten(1, (config.groups, -1))
@@ -379,11 +379,11 @@ class DeformableConv1d(nn.Conv2d):
         samples = sample(x[:, :, 0].unflatten(1, (config.groups, -1)), points)
         samples = (samples if mask is None else samples * mask[:, :, None].to(x.dtype)).flatten(1, 2)  # (B, C, K, n)
         if plain:
-            return sampling.grouped(self.weight, samples[..., None, :], self.bias)
-        return _weighted(self.weight, samples, self.bias)[:, :, None]
+            return sampling.grouped_product(self.weight, samples[..., None, :], self.bias)
+        return _weighted_sum(self.weight, samples, self.bias)[:, :, None]
 
 
-def predicted(x: Tensor, conv: nn.Conv2d) -> Tensor:
+def predict_offsets(x: Tensor, conv: nn.Conv2d) -> Tensor:
     """A convolution in float32 or better: offsets in half precision are off by up to a quarter of a grid cell at 64."""
     with without_autocast(x.device):
         bias = None if conv.bias is None else upcast(conv.bias)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.mixers.shared.native import kernel
-from regard.mixers.shared.native_operator import native_operator, refused
+from regard.mixers.shared.native_operator import native_operator, refuse_derivative
 
 _SIZES = struct.Struct("8q")
 """`Sizes` of deformable_native.cpp: B, C, h, w, g, K, L, threads."""
@@ -63,7 +63,7 @@ _sample = native_operator(
     save=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )  # fmt: skip
 _sample_backward = native_operator(
-    "deformable_sample_backward", _backward, fake=_empty_gradients, differentiate=refused(_TWICE)
+    "deformable_sample_backward", _backward, fake=_empty_gradients, differentiate=refuse_derivative(_TWICE)
 )
 
 

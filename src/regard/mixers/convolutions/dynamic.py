@@ -23,7 +23,7 @@ from regard.core import Card, ConfigError, Contract, Grid, Mask, ShapeError, Sit
 from regard.core.cost import Cost, check_accounting, linear_cost
 from regard.mixers.shared.native import in_function_transform
 
-from .sampling import TapsConfig, TapsMixer, check_groups, margins, shifted, views
+from .sampling import TapsConfig, TapsMixer, check_groups, margins, shifted_views, views
 
 __all__ = ["DynamicConv", "dynamic_conv", "dynamic_conv_reference"]
 
@@ -37,7 +37,7 @@ def dynamic_conv_reference(
 ) -> Float[Tensor, "B C h w"]:  # fmt: skip
     """The unfolded map times the kernels."""
     sides = check_kernels(x, kernels, groups, size, causal)
-    unfolded = torch.stack(shifted(x, sides, 1, causal), 2).unflatten(1, (groups, -1))  # (B, g, c, K, h, w)
+    unfolded = torch.stack(shifted_views(x, sides, 1, causal), 2).unflatten(1, (groups, -1))  # (B, g, c, K, h, w)
     return torch.einsum("bgckhw,bgkhw->bgchw", unfolded, kernels).flatten(1, 2)
 
 
@@ -325,7 +325,7 @@ class DynamicConvMixer(TapsMixer):
         if not self.config.renorm_padding:
             return None
         inside = x.new_ones(1, 1, *x.shape[-2:]) if valid is None else valid.to(x.dtype)
-        counts = torch.cat(shifted(inside, self.config.sides, 1, self.config.causal), 1) > 0
+        counts = torch.cat(shifted_views(inside, self.config.sides, 1, self.config.causal), 1) > 0
         taps = torch.arange(self.config.taps, device=x.device)
         centre = taps == (self.config.taps - 1 if self.config.causal else self.config.taps // 2)
         return counts | centre[:, None, None]

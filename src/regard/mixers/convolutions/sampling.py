@@ -111,7 +111,7 @@ def margins(sides: tuple[int, int], dilation: int, causal: bool) -> tuple[int, i
     return (columns, 0, 0, 0) if causal else (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)
 
 
-def shifted(
+def shifted_views(
     x: Float[Tensor, "*B h w"], sides: tuple[int, int], dilation: int = 1, causal: bool = False
 ) -> list[Float[Tensor, "*B h w"]]:
     """The zero-padded map shifted by every tap, taps row by row: views, one for each tap."""
@@ -130,7 +130,7 @@ def views(
     ]
 
 
-def grouped(
+def grouped_product(
     weight: Float[Tensor, "O c *K"], unfolded: Float[Tensor, "B C K h w"], bias: Float[Tensor, " O"] | None
 ) -> Float[Tensor, "B O h w"]:
     """sum over taps and channels of weight * unfolded, in C / c groups of contiguous channels. The plain form."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.core import Grid
 from regard.mixers.shared.native import kernel
-from regard.mixers.shared.native_operator import native_operator, refused
+from regard.mixers.shared.native_operator import native_operator, refuse_derivative
 
 _SIZES = struct.Struct("10q")
 """`BiasSizes` of native.cpp: B, H, G, points, h, w, rows, columns, prefix, threads."""
@@ -90,7 +90,11 @@ _position_bias = native_operator(
     "position_bias", _forward, fake=_empty_bias, save=_save, differentiate=_differentiate, rule=_each_sample
 )
 _position_bias_backward = native_operator(
-    "position_bias_backward", _backward, fake=_empty_gradients, differentiate=refused(_TWICE), rule=_each_sample
+    "position_bias_backward",
+    _backward,
+    fake=_empty_gradients,
+    differentiate=refuse_derivative(_TWICE),
+    rule=_each_sample,
 )
 
 

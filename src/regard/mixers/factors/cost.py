@@ -73,7 +73,7 @@ def executed_macs(config: FactorFields, site: Site, width: int) -> int:
         pairs = grid.tokens * keys.tokens * inner
         return macs + pairs * (e1 + e2 + e4 + 1)
     if form == "compressed":
-        return macs + _compressed(config, site, keys, sides)
+        return macs + _compressed_macs(config, site, keys, sides)
     row = keys.tokens * inner * e3
     if not config.relative and not _window(config, site):
         return macs + row
@@ -138,7 +138,7 @@ def _position_macs(e2: bool, e4: bool, grid: Grid, sides: tuple[tuple[int, int],
     return sum((grid.cells if e2 else q) * k * inner for q, k in sides)
 
 
-def _compressed(config: FactorFields, site: Site, keys: Grid, sides: tuple[tuple[int, int], ...]) -> int:
+def _compressed_macs(config: FactorFields, site: Site, keys: Grid, sides: tuple[tuple[int, int], ...]) -> int:
     e1, e2, e3, _ = (flag == "1" for flag in config.terms)
     grid, inner, d = site.grid.every(config.query_stride), site.inner, site.width
     source = site.memory or site.grid

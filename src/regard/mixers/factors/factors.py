@@ -92,7 +92,7 @@ def factors_reference(
     inside = inside_window(grid, keys, window, stride, v.device, query_stride)
     if inside is not None:
         logits = logits.masked_fill(~inside, -torch.inf)
-    return softmax_rows((mask or NO_MASK).added(logits)).to(v.dtype) @ v
+    return softmax_rows((mask or NO_MASK).add_to(logits)).to(v.dtype) @ v
 
 
 @operator_function

@@ -42,7 +42,7 @@ def flex(case: Case) -> Tensor:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     q, k, v, score, keep = flex_inputs(case)
-    needed = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *_captured(case)))
+    needed = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *_captured_tensors(case)))
     if not v.is_cuda and needed:
         raise UnsupportedError(f'execution="flex" has gradients on CUDA only, not on {v.device}; use "auto"')
     batch, _, rows, _ = q.shape
@@ -52,12 +52,12 @@ def flex(case: Case) -> Tensor:
         blocks = create_block_mask(keep, images, None, rows, k.shape[-2], device=v.device, BLOCK_SIZE=BLOCK)
     if not v.is_cuda:
         q, k, v = q.detach(), k.detach(), v.detach()
-    run = _compiled() if v.is_cuda else flex_attention
+    run = _compile_attention() if v.is_cuda else flex_attention
     return cast(Tensor, run(q, k, v, score_mod=score, block_mask=blocks, scale=1.0))[..., : case.v.shape[-1]]
 
 
 @cache
-def _compiled() -> Any:
+def _compile_attention() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False)
@@ -86,7 +86,7 @@ def flex_inputs(case: Case) -> Flex:
     return Flex(q, k, _wide(v), score, _keep(case))
 
 
-def _captured(case: Case) -> list[Tensor]:
+def _captured_tensors(case: Case) -> list[Tensor]:
     return [x for x in (case.place, case.x, case.y, case.saliency, case.mask.bias) if x is not None]
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core import Grid, Mask, UnsupportedError
-from regard.mixers.shared.executions import Situation, choose, holding
+from regard.mixers.shared.executions import Situation, choose, true_facts
 from regard.mixers.shared.native import eager_on_cpu
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import split_tokens
@@ -60,7 +60,8 @@ def choose_execution(case: Case) -> str:
         "tiles": case.per_query and cut_of(case) is not None, "fits": fits,
     }  # fmt: skip
     situation = Situation(
-        device=case.v.device, dtype=case.v.dtype, tokens=case.grid.tokens, keys=case.keys.tokens, facts=holding(facts),
+        device=case.v.device, dtype=case.v.dtype, tokens=case.grid.tokens, keys=case.keys.tokens,
+        facts=true_facts(facts),
     )  # fmt: skip
     return choose("Factors", "auto", situation)
 

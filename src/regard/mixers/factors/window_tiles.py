@@ -71,7 +71,7 @@ def attend_in_tiles(
     if keys.extra:
         every = (extra.flatten(0, 1)[:, None].expand(-1, near[0].shape[1], -1, -1) for extra in (k_extra, v_extra))
         near = [torch.cat(both, 2) for both in zip(near, every, strict=True)]
-    allowed = F.pad(_allowed(to, q.device), (0, keys.extra), value=True)[None]  # (1, T, A, K + E)
+    allowed = F.pad(_allowed_keys(to, q.device), (0, keys.extra), value=True)[None]  # (1, T, A, K + E)
     out = sdpa(_tiles(q_cells, to, halo=False), near[0], near[1], attn_mask=allowed, scale=1.0)
     image = out.unflatten(2, (to.y.tile, to.x.tile)).unflatten(1, (to.y.tiles, to.x.tiles)).transpose(2, 3)
     image = image.flatten(3, 4).flatten(1, 2)[:, : to.y.side, : to.x.side]  # (B H, h, w, e)
@@ -89,7 +89,7 @@ def _tiles(x: Float[Tensor, "B H cells d"], to: Cut, halo: bool) -> Float[Tensor
     return image.movedim(3, -1).flatten(3, 4).flatten(1, 2)
 
 
-def _allowed(to: Cut, device: torch.device) -> Bool[Tensor, "T A K"]:
+def _allowed_keys(to: Cut, device: torch.device) -> Bool[Tensor, "T A K"]:
     """True for the keys of a tile in a query's window; for queries beyond the map all, so that no row is empty."""
     down, across = (_allowed_along(axis, to.window, device) for axis in (to.y, to.x))
     both = down[:, None, :, None, :, None] & across[None, :, None, :, None, :]

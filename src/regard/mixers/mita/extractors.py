@@ -45,7 +45,7 @@ class Extractor(nn.Module):
         """Called before building. Raises: GridError if the grid is too small for the landmarks."""
         landmark_windows(grid, options.m)
 
-    def pooled(self, grid: Grid) -> PooledQueries | None:
+    def pooled_queries(self, grid: Grid) -> PooledQueries | None:
         """The landmarks of queries without padding as a description, if they are averages; else None."""
         return None
 
@@ -71,12 +71,12 @@ class Avg2d(Extractor):
     def check(cls, options: LandmarkOptions, grid: Grid) -> None:
         landmark_windows(cls.surface(grid), options.m)
 
-    def pooled(self, grid: Grid) -> PooledQueries:
+    def pooled_queries(self, grid: Grid) -> PooledQueries:
         start = 0 if self.options.preset == "official" else None
         return PooledQueries(self.surface(grid), self.options.m, start, self.options.windows)
 
     def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Landmarks:
-        pooled = self.pooled(grid)
+        pooled = self.pooled_queries(grid)
         if keep is None:
             return pooled.of(q), None
         surface, m, start, policy = pooled.grid, pooled.m, pooled.start, pooled.policy

@@ -20,7 +20,7 @@ from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 from regard.core.mask import Mask, hide, softmax_rows
 from regard.core.view import View
 from regard.mixers.shared.checks import check_heads, check_qkv, check_site
-from regard.mixers.shared.executions import Situation, check_execution, choose, holding, trains
+from regard.mixers.shared.executions import Situation, check_execution, choose, trains, true_facts
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.landmarks import PooledQueries, landmark_count, pool_landmarks
 from regard.mixers.shared.native import runs_native
@@ -147,7 +147,7 @@ def _execution(
     triton, few = experts == 1 and runs_triton(q, bias), few_logits(q, k.shape[-2])
     situation = Situation(
         device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=m, top=top * experts,
-        trains=trains(q, k, v), facts=holding({"native": native, "union": once, "triton": triton, "few": few}),
+        trains=trains(q, k, v), facts=true_facts({"native": native, "union": once, "triton": triton, "few": few}),
     )  # fmt: skip
     return choose("MiTA", execution, situation)
 
@@ -310,7 +310,7 @@ class MiTAOperator(Operator):
         self.extract = EXTRACTORS[config.landmarks](config, site)
         self.inner = InnerModel(ViT3(local=False), site) if config.shared_expert == "ttt" else None
 
-    def pooled(self, q: Float[Tensor, "B H N d"], grid: Grid, keep: Bool[Tensor, "B N"] | None = None) -> Landmarks:
+    def pool(self, q: Float[Tensor, "B H N d"], grid: Grid, keep: Bool[Tensor, "B N"] | None = None) -> Landmarks:
         """The landmarks of q, and with padding which landmarks have at least one token."""
         return cast(Landmarks, self.extract(q, grid, keep))
 
@@ -355,8 +355,8 @@ class MiTAOperator(Operator):
         q, mask, config = inputs.q, inputs.mask, self.config
         key_bias("MiTA", mask, inputs.k[..., 0])
         keep = mask.keep if mask is not None and inputs.memory is None else None
-        averages = None if plain or keep is not None else cast(Extractor, self.extract).pooled(inputs.grid)
-        landmarks, landmark_keep = (averages, None) if averages else self.pooled(q, inputs.grid, keep)
+        averages = None if plain or keep is not None else cast(Extractor, self.extract).pooled_queries(inputs.grid)
+        landmarks, landmark_keep = (averages, None) if averages else self.pool(q, inputs.grid, keep)
         return {
             "landmarks": landmarks, "top": config.k if config.branches != "compress" else 1, "experts": config.experts,
             "branches": config.attended, "duplicates": config.duplicates,

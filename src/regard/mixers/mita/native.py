@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from regard.mixers.shared.native import empty_heads, half_products, kernel, upcast_rows, views
-from regard.mixers.shared.native_operator import native_operator, refused
+from regard.mixers.shared.native_operator import native_operator, refuse_derivative
 from regard.mixers.shared.pool_native import add_gradient, pool
 
 from .routing import MitaPlan
@@ -130,7 +130,9 @@ def _differentiate(ctx, grad, *_):  # type: ignore[no-untyped-def]
 
 _TWICE = 'mita: the compiled kernel cannot be differentiated twice: set layer.mixer.operator.execution = "dense"'
 _mita = native_operator("mita", _forward, fake=_empty_results, save=_save, differentiate=_differentiate)
-_mita_backward = native_operator("mita_backward", _backward, fake=_empty_gradients, differentiate=refused(_TWICE))
+_mita_backward = native_operator(
+    "mita_backward", _backward, fake=_empty_gradients, differentiate=refuse_derivative(_TWICE)
+)
 
 
 @register_flop_formula(torch.ops.regard.mita)

@@ -102,7 +102,7 @@ def key_bias(name: str, mask: Mask | None, like: Tensor) -> Tensor | None:
             raise ShapeError(f"{name}: Mask.bias has {mask.bias.shape[-1]} keys, the operator has {like.shape[-1]}")
         bias = mask.bias.to(like.dtype)
         bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
-    allowed = mask.allowed(1, like.shape[-1], like.device, like.shape[0])
+    allowed = mask.allowed_pairs(1, like.shape[-1], like.device, like.shape[0])
     if allowed is None:
         return bias
     zero = like.new_zeros(()) if bias is None else bias

@@ -27,7 +27,7 @@ IN_REGISTERS = 32768
 
 
 @triton.jit
-def _ordered(scores):  # type: ignore[no-untyped-def]
+def _sort_key(scores):  # type: ignore[no-untyped-def]
     """Whole numbers of 32 bits in the order of the scores; NaN is the largest."""
     bits = scores.to(tl.float32).to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
@@ -109,7 +109,7 @@ def _choose(
     if CHOOSING:
         column = tl.arange(0, BLOCK)
         valid = column < keys
-        order = _ordered(tl.load(scores + row * keys + column, mask=valid, other=0.0))
+        order = _sort_key(tl.load(scores + row * keys + column, mask=valid, other=0.0))
         order = tl.where(valid, order, -2147483648)
         least = tl.where(tl.sum((order >= 0).to(tl.int32), 0) >= TOP, 0, -2147483648)
         bit = 30
@@ -152,7 +152,7 @@ def _attend_and_choose(
             added = tl.zeros((STEP,), KIND)
             if BIASED:
                 added = tl.load(bias + place, mask=valid, other=0.0).to(KIND)
-            both = (_ordered(logits + added[None, :]).to(tl.int64) << 32) | column.to(tl.int64)[None, :]
+            both = (_sort_key(logits + added[None, :]).to(tl.int64) << 32) | column.to(tl.int64)[None, :]
             further = valid[None, :] & (both < last[:, None])
             best = tl.maximum(best, tl.max(tl.where(further, both, -(2**63) + 1), 1))
             if VALUED and choice == 0:

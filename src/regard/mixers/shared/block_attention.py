@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.core import ConfigError, Grid, Mask
 
 from .checks import check_chosen, check_qkv_on_grid, check_top
-from .executions import Situation, check_execution, choose, holding, trains
+from .executions import Situation, check_execution, choose, trains, true_facts
 from .precision import upcast, without_autocast
 from .routed import Parts
 from .routed_attention import FORMS, attend, few_logits, runs_triton
@@ -91,7 +91,7 @@ def attend_groups(
         facts = {"triton": runs_triton(q, bias), "few": few_logits(q, k.shape[-2])}
         situation = Situation(
             device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=groups.shape[-2], top=chosen,
-            trains=trains(q, k, v), facts=holding(facts),
+            trains=trains(q, k, v), facts=true_facts(facts),
         )  # fmt: skip
         return attend(choose(rules, execution, situation), parts)
 

@@ -111,7 +111,7 @@ def choose(mechanism: str, execution: str, situation: Situation) -> str:
     return next(rule.execution for rule in RULES[mechanism] if rule.holds(situation))
 
 
-def holding(facts: Mapping[str, object]) -> frozenset[str]:
+def true_facts(facts: Mapping[str, object]) -> frozenset[str]:
     """The facts of a `Situation` that hold."""
     return frozenset(name for name, holds in facts.items() if holds)
 

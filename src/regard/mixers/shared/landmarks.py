@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.core import ConfigError, Grid, GridError, only_kept, operator_function
 from regard.core.tensors import is_open
-from regard.core.validation import is_whole, plain_number, shown
+from regard.core.validation import is_whole, plain_number, short_repr
 
 from .native import runs_native
 from .pool_native import pool_native
@@ -44,7 +44,7 @@ def landmark_windows(grid: Grid, m: Windows) -> tuple[int, int]:
         return grid.factor(m)
     sides = plain_number(m)
     if len(sides) != 2 or not all(map(is_whole, sides)):
-        raise ConfigError(f"m is a whole number or (rows, columns), not {shown(m)}")
+        raise ConfigError(f"m is a whole number or (rows, columns), not {short_repr(m)}")
     rows, columns = sides
     if not (1 <= rows <= grid.height and 1 <= columns <= grid.width):
         h, w = min(max(rows, 1), grid.height), min(max(columns, 1), grid.width)
@@ -61,7 +61,7 @@ def pool_matrix(
     start: the first token of the image, None = after the prefix. policy: "adaptive" or "partition" windows.
     Raises: GridError and ConfigError as `pool_landmarks`.
     """
-    first, rows, columns = _placed(grid, m, start, policy)
+    first, rows, columns = _place(grid, m, start, policy)
     vertical, horizontal = (
         _averages(size, number, policy, dtype, device) for size, number in ((grid.height, rows), (grid.width, columns))
     )
@@ -87,7 +87,7 @@ class PooledQueries:
 
     def windows(self) -> list[int]:
         """The windows for `pool_native`. Raises: GridError and ConfigError as `pool_landmarks`."""
-        grid, (first, rows, columns) = self.grid, _placed(self.grid, self.m, self.start, self.policy)
+        grid, (first, rows, columns) = self.grid, _place(self.grid, self.m, self.start, self.policy)
         edges = (*_edges(grid.height, rows, self.policy), *_edges(grid.width, columns, self.policy))
         return [first, grid.width, rows, columns, *edges]
 
@@ -106,7 +106,7 @@ def pool_landmarks(
     image starts at this token; ConfigError for values of another kind.
     """
     grid.check(x)
-    first, rows, columns = _placed(grid, m, start, policy)
+    first, rows, columns = _place(grid, m, start, policy)
     if keep is not None:
         x = only_kept(x, keep)
         matrix = pool_matrix(grid, m, start=start, policy=policy, dtype=x.dtype, device=x.device)
@@ -137,17 +137,17 @@ def nonempty_landmarks(
     return keep.to(matrix.dtype) @ matrix.mT > 0
 
 
-def _placed(grid: Grid, m: Windows, start: int | None, policy: str) -> tuple[int, int, int]:
+def _place(grid: Grid, m: Windows, start: int | None, policy: str) -> tuple[int, int, int]:
     """The first token of the image, and the rows and columns of windows. Raises: as `pool_landmarks`."""
     if not isinstance(grid, Grid):
-        raise ConfigError(f"landmarks are pooled on a Grid, such as Grid(14, 14, prefix=1), not {shown(grid)}")
+        raise ConfigError(f"landmarks are pooled on a Grid, such as Grid(14, 14, prefix=1), not {short_repr(grid)}")
     if policy not in POLICIES:
-        raise ConfigError(f'windows are "adaptive" or a "partition", not {shown(policy)}')
+        raise ConfigError(f'windows are "adaptive" or a "partition", not {short_repr(policy)}')
     rows, columns = landmark_windows(grid, m)
     if start is None:
         return grid.prefix, rows, columns
     if type(start) is not int or not 0 <= start <= grid.extra:
-        raise GridError(f"the image of {grid} can start at token 0 to {grid.extra}, not {shown(start)}")
+        raise GridError(f"the image of {grid} can start at token 0 to {grid.extra}, not {short_repr(start)}")
     return start, rows, columns
 
 

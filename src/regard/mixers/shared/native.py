@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.core import UnsupportedError
-from regard.core.tensors import exporting
+from regard.core.tensors import is_exporting
 
 REMEDY = "install a wheel of your platform, or a C++ compiler (g++, clang++) before you install Regard from its source"
 
@@ -59,7 +59,7 @@ def runs_native(name: str, execution: str, x: Tensor) -> bool:
     if execution != "auto" or x.device.type != "cpu" or not native_enabled():
         return False
     if torch.compiler.is_compiling():
-        return not exporting()
+        return not is_exporting()
     return eager_on_cpu(x)
 
 

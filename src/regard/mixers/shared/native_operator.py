@@ -51,19 +51,19 @@ def native_operator(
     Direct.__name__ = f"regard::{name}"  # what profilers print, as for the operator
 
     def call(*inputs: Any) -> Any:
-        return Direct.apply(*inputs) if _unobserved(inputs) else operator(*inputs)
+        return Direct.apply(*inputs) if _is_plain_call(inputs) else operator(*inputs)
 
     return call
 
 
-def _unobserved(inputs: tuple[Any, ...]) -> bool:
+def _is_plain_call(inputs: tuple[Any, ...]) -> bool:
     """Whether all tensors are plain ones, and neither a compiler, a transform nor a dispatch mode is at work."""
     if in_trace() or torch._C._len_torch_dispatch_stack():
         return False
     return all(type(x) in (Tensor, torch.nn.Parameter) for x in inputs if isinstance(x, Tensor))
 
 
-def refused(message: str) -> Differentiate:
+def refuse_derivative(message: str) -> Differentiate:
     """The derivative of a gradient that has none. Raises: UnsupportedError, when it is asked for."""
 
     def refuse(ctx: Any, *grads: Any) -> Any:

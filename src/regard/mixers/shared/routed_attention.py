@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.core import UnsupportedError
-from regard.core.tensors import exporting
+from regard.core.tensors import is_exporting
 
 from .native import in_function_transform
 from .routed import Parts, dense, gather, grouped
@@ -39,7 +39,7 @@ def attend(execution: str, parts: Parts, *, once: bool = False) -> Tensor:
 
 def few_logits(q: Tensor, keys: int) -> bool:
     """Whether "auto" computes all logits on CUDA; not in an export, whose number of images may be open."""
-    return q.is_cuda and not exporting() and q.shape[0] * q.shape[1] * q.shape[2] * keys <= FEW
+    return q.is_cuda and not is_exporting() and q.shape[0] * q.shape[1] * q.shape[2] * keys <= FEW
 
 
 def runs_triton(q: Tensor, bias: Tensor | None = None) -> bool:
@@ -49,7 +49,7 @@ def runs_triton(q: Tensor, bias: Tensor | None = None) -> bool:
     """
     if not q.is_cuda or q.dtype is torch.float64 or (bias is not None and bias.requires_grad):
         return False
-    return HAS_TRITON and not in_function_transform() and not exporting()
+    return HAS_TRITON and not in_function_transform() and not is_exporting()
 
 
 def needs_triton() -> None:

@@ -178,7 +178,7 @@ def routed_from(
 
 
 @torch.library.custom_op("regard::routed", mutates_args=())
-def _routed(
+def _attend_routed(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, keys: Tensor, source: Tensor, real: Tensor, expert: Tensor,
     start_out: Tensor, start_lse: Tensor, choices: int, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -201,7 +201,7 @@ def _routed(
     return merged.to(q.dtype).contiguous(), total
 
 
-@_routed.register_fake
+@_attend_routed.register_fake
 def _empty(q, k, v, bias, keys, source, real, expert, start_out, start_lse, *_):  # type: ignore[no-untyped-def]
     return start_out.new_empty(start_out.shape), start_lse.new_empty(start_lse.shape)
 
@@ -250,7 +250,7 @@ def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]
     )
 
 
-_routed.register_autograd(_differentiate, setup_context=_save)
+_attend_routed.register_autograd(_differentiate, setup_context=_save)
 _routed_backward.register_autograd(_refuse)
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core.tensors import exporting
+from regard.core.tensors import is_exporting
 
 FLOAT32_LOGITS = 384 * 384
 """Up to this number of logits per head, bfloat16 attention trains faster in float32 on a CPU."""
@@ -25,7 +25,7 @@ def sdpa(
     """
     if q.device.type == "cpu" and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         logits = q.shape[-2] * k.shape[-2]
-        traced = torch.compiler.is_compiling() and not exporting()
+        traced = torch.compiler.is_compiling() and not is_exporting()
         if traced and attn_mask is None and not is_causal and logits <= PLAIN_LOGITS:
             return _plain(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale)
         if q.dtype == torch.bfloat16 and logits <= FLOAT32_LOGITS:

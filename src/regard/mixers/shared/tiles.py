@@ -120,7 +120,7 @@ def fixed_size_tiles(
     sides = grid.height, grid.width
     counts = -(-sides[0] // size[0]), -(-sides[1] // size[1])
     even = not any(shift) and counts[0] * size[0] == sides[0] and counts[1] * size[1] == sides[1]
-    return Tiles(grid, counts, size, even, lambda axis: _sized(sides[axis], size[axis], shift[axis], device))
+    return Tiles(grid, counts, size, even, lambda axis: _tiles_of_size(sides[axis], size[axis], shift[axis], device))
 
 
 def grid_tiles(grid: Grid, size: tuple[int, int], device: torch.device | None = None) -> Tiles:
@@ -149,10 +149,10 @@ def balanced_tiles(grid: Grid, counts: tuple[int, int], device: torch.device | N
     sides = grid.height, grid.width
     size = -(-sides[0] // counts[0]), -(-sides[1] // counts[1])
     even = counts[0] * size[0] == sides[0] and counts[1] * size[1] == sides[1]
-    return Tiles(grid, counts, size, even, lambda axis: _balanced(sides[axis], counts[axis], device))
+    return Tiles(grid, counts, size, even, lambda axis: _balanced_tiles(sides[axis], counts[axis], device))
 
 
-def _sized(cells: int, size: int, shift: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
+def _tiles_of_size(cells: int, size: int, shift: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
     """Cell and part of every slot along one side, (T, size); the part of an empty slot is -1."""
     number = -(-cells // size)
     index = torch.arange(number * size, device=device).view(number, size)
@@ -163,7 +163,7 @@ def _sized(cells: int, size: int, shift: int, device: torch.device | None) -> tu
     return cell, torch.where(inside, 0, torch.where(before, 1, -1))
 
 
-def _balanced(cells: int, number: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
+def _balanced_tiles(cells: int, number: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
     """The same for tiles whose sides differ by one at most: tile i starts at cell i * cells // number."""
     tile = torch.arange(number, device=device)[:, None]
     start, stop = tile * cells // number, (tile + 1) * cells // number

@@ -62,7 +62,7 @@ def cska_reference(
             shifted = image[:, :, row : row + grid.height, column : column + grid.width].flatten(2, 3)
             logits = logits + shifted @ taps[..., row, column].mT
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return weigh((mask or NO_MASK).added(logits * scale), activation).to(v.dtype) @ v
+    return weigh((mask or NO_MASK).add_to(logits * scale), activation).to(v.dtype) @ v
 
 
 @operator_function
@@ -288,12 +288,12 @@ class CSKAOperator(StaticOperator):
 
         M keys in token order; those of one window where windows cover another grid.
         """
-        grid_of_keys = self.grid if self.windowed(grid) else grid
-        constants = self._factorised(grid_of_keys) if self.config.factorised else self._filters(grid_of_keys)
+        grid_of_keys = self.grid if self.runs_in_windows(grid) else grid
+        constants = self._factors(grid_of_keys) if self.config.factorised else self._filters(grid_of_keys)
         if not self.site_grid.extra:
             return constants
         if self.config.rows == "static":
-            cells = self.resampled(self.row_keys, grid)
+            cells = self.resample_keys(self.row_keys, grid)
             constants["rows"] = join_tokens(self.extra_row_keys, cells, grid_of_keys) if self.grid.extra else cells
         elif self.config.factorised:
             centre = self.kernel[:, 0, self.taps // 2, self.taps // 2].view(self.heads, 1, -1)
@@ -304,8 +304,8 @@ class CSKAOperator(StaticOperator):
                 constants["row_bias"] = constants["bias"].view(self.heads, 1, -1)
         return constants
 
-    def _factorised(self, grid_of_keys: Grid) -> dict[str, Tensor]:
-        cells = self.resampled(self.keys, grid_of_keys)
+    def _factors(self, grid_of_keys: Grid) -> dict[str, Tensor]:
+        cells = self.resample_keys(self.keys, grid_of_keys)
         return {
             "kernel": self.kernel,
             "keys": join_tokens(self.col_keys, cells, grid_of_keys) if grid_of_keys.extra else cells,
@@ -317,7 +317,7 @@ class CSKAOperator(StaticOperator):
         if self.config.bias:
             parts.append(self.bias.view(heads, -1, 1))
         if not same_cells(self.grid, grid_of_keys):
-            parts = [self.resampled(part, grid_of_keys) for part in parts]
+            parts = [self.resample_keys(part, grid_of_keys) for part in parts]
         if grid_of_keys.extra and self.config.cols == "static":
             around = (self.taps // 2,) * 4
             more = [F.pad(self.col_keys[..., None, None], around).flatten(2)]  # filters of one tap, without bias
@@ -351,7 +351,7 @@ class CSKAOperator(StaticOperator):
     def _fast_cells(
         self, q: Tensor, v: Tensor, grid: Grid, memory: Grid, constants: dict[str, Tensor], mask: Mask | None
     ) -> Tensor:
-        if self.windowed(memory):
+        if self.runs_in_windows(memory):
             shared, windows = self.share(v, self.grid.tokens), (self.site_grid, self.grid)
             part, values, hidden = in_windows(q, shared, (grid, memory), windows, mask)
             out = self._cells(part, values, Grid(*sides(self.site_grid)), constants, hidden)
@@ -365,7 +365,7 @@ class CSKAOperator(StaticOperator):
     ) -> Tensor:
         filters = self._plain_filters(constants)
         plain = partial(cska_reference, scale=self.config.scale, activation=self.config.activation)
-        if self.windowed(memory):
+        if self.runs_in_windows(memory):
             shared, windows = self.share(v, self.grid.tokens), (self.site_grid, self.grid)
             return one_by_one(plain, q, shared, filters, (grid, memory), windows, mask)
         return plain(q, *filters, self.share(v, memory.tokens), Grid(*sides(grid)), mask=mask)
@@ -373,12 +373,12 @@ class CSKAOperator(StaticOperator):
     def _cells(self, q: Tensor, v: Tensor, grid: Grid, constants: dict[str, Tensor], mask: Mask | None) -> Tensor:
         scale, path, activation = self.config.scale, self.config.path, self.config.activation
         if self.config.factorised:
-            q = self._filtered(q, grid, constants["kernel"])
+            q = self._convolve_queries(q, grid, constants["kernel"])
             return ska(q, constants["keys"], v, scale=scale, mask=mask, activation=activation)
         weight, bias = constants["weight"], constants.get("bias")
         return cska(q, weight, bias, v, grid, scale=scale, mask=mask, path=path, activation=activation)
 
-    def _filtered(self, q: Tensor, grid: Grid, kernel: Tensor) -> Tensor:
+    def _convolve_queries(self, q: Tensor, grid: Grid, kernel: Tensor) -> Tensor:
         image = q.mT.reshape(q.shape[0], self.heads * self.width, grid.height, grid.width)
         image = F.conv2d(image, kernel, padding=self.taps // 2, groups=len(kernel))
         return image.view(q.shape[0], self.heads, self.width, grid.cells).mT
@@ -386,7 +386,7 @@ class CSKAOperator(StaticOperator):
     def _extra_keys(self, constants: dict[str, Tensor], memory: Grid) -> tuple[Tensor, Tensor | None]:
         """Keys (H, M, d) and a bias (H, 1, M) for the queries of prefix and suffix tokens; windows are repeated."""
         keys, bias = constants["rows"], constants.get("row_bias")
-        if self.windowed(memory):
+        if self.runs_in_windows(memory):
             extra, cells = split_tokens(keys, self.grid)
             keys = join_tokens(extra, repeat_window(cells, self.grid, memory), memory)
             if bias is not None:

@@ -35,7 +35,7 @@ def choose_path(q: Tensor, v: Tensor) -> str:
     return "patches" if batch * heads * n * v.shape[-2] < LEAN_LOGITS else "lean"
 
 
-def convolved(q: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid, stride: int = 1) -> Tensor:
+def convolved_logits(q: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid, stride: int = 1) -> Tensor:
     """Logits (B, H, M, N), keys before queries: the output channels of one grouped convolution. No scale."""
     batch, heads, _, width = q.shape
     image = q.mT.reshape(batch, heads * width, grid.height, grid.width)
@@ -47,10 +47,10 @@ def by_convolution(
     q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid, dense: Tensor | None, activation: str
 ) -> Tensor:
     """One grouped convolution; its output channels are the keys. q is scaled; dense: a boolean or additive mask."""
-    logits = convolved(q, weight, bias, grid)
+    logits = convolved_logits(q, weight, bias, grid)
     if dense is None and activation == "softmax":
         return logits.softmax(2).mT @ v
-    return _weighed(logits.mT, dense, activation) @ v
+    return _weigh_masked(logits.mT, dense, activation) @ v
 
 
 def by_patches(
@@ -89,10 +89,10 @@ def _strip(
     patches = torch.cat(taps, -1).flatten(1, 3)
     logits = patches @ keys.mT if bias is None else torch.baddbmm(bias, patches, keys.mT)
     logits = logits.unflatten(1, (image.shape[1], rows * columns))
-    return _weighed(logits, dense, activation) @ v
+    return _weigh_masked(logits, dense, activation) @ v
 
 
-def _weighed(logits: Tensor, dense: Tensor | None, activation: str) -> Tensor:
+def _weigh_masked(logits: Tensor, dense: Tensor | None, activation: str) -> Tensor:
     if dense is None:
         return weigh(logits, activation, masked=False)
     return weigh(logits.masked_fill(~dense, -torch.inf) if dense.dtype == torch.bool else logits + dense, activation)

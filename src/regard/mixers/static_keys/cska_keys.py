@@ -20,7 +20,7 @@ from regard.mixers.shared.checks import check_prefix_suffix
 from regard.mixers.shared.tiles import join_tokens, split_tokens
 from regard.mixers.softmax import softmax, softmax_reference
 
-from .cska_forms import convolved, sides
+from .cska_forms import convolved_logits, sides
 from .strided import block_values
 
 
@@ -45,7 +45,7 @@ def query_keys(
     stride: int = 1,
 ) -> Float[Tensor, "B H M d"]:  # fmt: skip
     """The same as one convolution whose groups are the heads."""
-    return convolved(q, weight, bias, grid, stride).mT
+    return convolved_logits(q, weight, bias, grid, stride).mT
 
 
 def query_keys_cost(site: Site, kernel: int, bias: bool, stride: int) -> Cost:

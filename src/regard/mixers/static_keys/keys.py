@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Cost, Grid, GridError, Operator, Site, SwapError, softmax_rows
 from regard.core.eval_mode import eval_mode
-from regard.core.validation import checked
+from regard.core.validation import check_arguments
 from regard.mixers.shared.checks import check_prefix_suffix
 from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
 from regard.mixers.shared.tiles import join_tokens
@@ -75,15 +75,15 @@ class StaticConfig(HeadMixerConfig):
             raise ConfigError(f"the softmax of {name} sums to 1 already; normalise='1/N' is for the other activations")
 
     def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
-        return super().build(self._widened(site), shared)
+        return super().build(self._with_own_heads(site), shared)
 
     def build_cross(self, site: Site, shared: nn.Module | None = None) -> CrossMixer:
-        return super().build_cross(self._widened(site), shared)
+        return super().build_cross(self._with_own_heads(site), shared)
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
-        return super().cost(self._widened(site), accounting)
+        return super().cost(self._with_own_heads(site), accounting)
 
-    def _widened(self, site: Site) -> Site:
+    def _with_own_heads(self, site: Site) -> Site:
         return replace(site, heads=self.heads) if self.heads else site
 
     @property
@@ -172,22 +172,22 @@ class StaticOperator(Operator):
             raise GridError(f"static keys lie on {self.grid}, not on {grid}; resize='interpolate' resamples them")
         return self.constants(grid)
 
-    def windowed(self, grid: Grid) -> bool:
+    def runs_in_windows(self, grid: Grid) -> bool:
         """Whether a call with keys on `grid` runs in windows of the build grid."""
         return self.config.resize == "window" and not same_cells(self.grid, grid)
 
     def formulas(self, built: Site, site: Site) -> tuple[int, Site]:
         """As in `Operator`; each window has its own queries of prefix and suffix tokens in the count."""
         grid = site.memory or site.grid
-        if not self.windowed(grid):
+        if not self.runs_in_windows(grid):
             return 1, site
         return math.prod(windows_on(grid, self.grid)), built
 
-    def resampled(self, cells: Float[Tensor, "H cells d"], grid: Grid) -> Float[Tensor, "H cells2 d"]:
+    def resample_keys(self, cells: Float[Tensor, "H cells d"], grid: Grid) -> Float[Tensor, "H cells2 d"]:
         """Keys of patch tokens on `grid`: resampled, or unchanged if windows cover the grid."""
         return cells if self.config.resize == "window" else resample(cells, self.grid, grid)
 
-    def transferred(self, name: str, value: Tensor) -> Tensor | None:
+    def transfer_parameter(self, name: str, value: Tensor) -> Tensor | None:
         """A parameter of a checkpoint of another grid, resampled to this grid; None where it cannot be resampled."""
         parameter = self.get_parameter(name)
         if self.config.resize != "interpolate" or name not in self.on_cells or value.ndim != parameter.ndim:
@@ -207,7 +207,7 @@ def _check_state(module: StaticOperator, state: dict[str, Tensor], prefix: str, 
         value = state.get(prefix + name)
         if value is None or value.shape == parameter.shape:
             continue
-        resampled = module.transferred(name, value)
+        resampled = module.transfer_parameter(name, value)
         if resampled is not None:
             state[prefix + name] = resampled  # load_state_dict works on its own copy of the caller's dictionary
         else:
@@ -222,7 +222,7 @@ def _thaw(module: StaticOperator, incompatible: object) -> None:
     module.freeze(None)
 
 
-@checked
+@check_arguments
 def freeze_keys(model: nn.Module, *inputs: Tensor) -> list[str]:
     """Freeze the static keys of a whole model for the grids of one forward pass; returns the names of the operators.
 
@@ -259,7 +259,7 @@ def _operators(model: nn.Module) -> dict[str, StaticOperator]:
     return {name: module for name, module in model.named_modules() if isinstance(module, StaticOperator)}
 
 
-@checked
+@check_arguments
 def calibrate(student: nn.Module, teacher: nn.Module, batches: Iterable[Tensor] = ()) -> list[str]:
     """Set static keys from a trained model; returns the names of the operators whose keys were set.
 

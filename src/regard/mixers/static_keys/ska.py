@@ -35,7 +35,7 @@ def ska_reference(
     """activation(scale q keys^T + bias) v; scale None = d^-0.5. A forbidden key has the weight 0 for any activation."""
     v = hide(v, mask)
     logits = q @ keys.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return weigh((mask or NO_MASK).added(logits), activation).to(v.dtype) @ v
+    return weigh((mask or NO_MASK).add_to(logits), activation).to(v.dtype) @ v
 
 
 @operator_function
@@ -55,7 +55,7 @@ def ska(
     if activation == "none" and mask.kinds <= {"padding"}:
         return q @ (keys.mT @ v) * factor
     if activation != "softmax":
-        return weigh(mask.added(q @ keys.mT * factor), activation, masked=bool(mask.kinds)).to(v.dtype) @ v
+        return weigh(mask.add_to(q @ keys.mT * factor), activation, masked=bool(mask.kinds)).to(v.dtype) @ v
     dense = mask.dense(q, keys.shape[-2])
     return sdpa(q, keys.expand(q.shape[0], -1, -1, -1), v, attn_mask=dense, scale=scale)
 
@@ -128,7 +128,7 @@ class SKAOperator(StaticOperator):
             self.extra_keys.copy_(extra)
 
     def constants(self, grid: Grid) -> dict[str, Tensor]:
-        cells = self.resampled(self.keys, grid)
+        cells = self.resample_keys(self.keys, grid)
         return {"keys": cells if self.extra_keys is None else join_tokens(self.extra_keys, cells, grid)}
 
     def keys_on(self, grid: Grid) -> Float[Tensor, "H M d"]:
@@ -141,13 +141,13 @@ class SKAOperator(StaticOperator):
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         q, v, memory = inputs.q, inputs.v, inputs.key_grid
         keys = self.keys_on(memory).to(q.dtype)
-        if self.windowed(memory):
+        if self.runs_in_windows(memory):
             return self._plain_windows(inputs, keys) if plain else self._windows(inputs, keys)
         return self._attention(q, keys, self.share(v, memory.tokens), inputs.mask, plain)
 
     def views(self, inputs: Inputs) -> tuple[View, ...]:
         """How alike the static key of each token's place is to those of the others, by their cosine."""
-        if inputs.memory is not None or self.windowed(inputs.grid):
+        if inputs.memory is not None or self.runs_in_windows(inputs.grid):
             return ()
         keys = F.normalize(self.keys_on(inputs.grid), dim=-1)
         return (View("how alike its static key is to others", keys @ keys.mT),)
@@ -165,7 +165,7 @@ class SKAOperator(StaticOperator):
         out = join_windows(self._attention(part, keys, values, hidden, plain=False), grid, self.site_grid)
         if not grid.extra:
             return out
-        v, keys = self.share(v, memory.tokens), self._tiled(keys, memory)
+        v, keys = self.share(v, memory.tokens), self._tile(keys, memory)
         return join_tokens(self._attention(extra, keys, v, mask, plain=False), out, grid)
 
     def _plain_windows(self, inputs: Inputs, keys: Tensor) -> Tensor:
@@ -175,11 +175,11 @@ class SKAOperator(StaticOperator):
         rows, columns = _window_of(grid, self.site_grid, q), _window_of(memory, self.grid, q)
         block[grid.span, memory.span].masked_fill_(rows[:, None] != columns, -torch.inf)
         hidden = Mask(keep=None if mask is None else mask.keep, bias=block)
-        out = self._attention(q, self._tiled(keys, memory), inputs.v, hidden, plain=True)
+        out = self._attention(q, self._tile(keys, memory), inputs.v, hidden, plain=True)
         extra, cells = split_tokens(out, grid)
         return join_tokens(self.share(extra, memory.tokens), self.share(cells, self.grid.tokens), grid)
 
-    def _tiled(self, keys: Tensor, memory: Grid) -> Tensor:
+    def _tile(self, keys: Tensor, memory: Grid) -> Tensor:
         extra, cells = split_tokens(keys, self.grid)
         return join_tokens(extra, repeat_window(cells, self.grid, memory), memory)
 

@@ -30,7 +30,7 @@ def threshold_logits(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     x, y = q[..., :rank] @ k[..., :rank].mT * scale, q[..., rank:] @ k[..., rank:].mT
-    keep = None if mask is None else mask.allowed(x.shape[-2], x.shape[-1], x.device, x.shape[0])
+    keep = None if mask is None else mask.allowed_pairs(x.shape[-2], x.shape[-1], x.device, x.shape[0])
     keep = torch.ones(x.shape[-1], dtype=torch.bool, device=x.device) if keep is None else keep
     number = keep.sum(-1, keepdim=True).to(x.dtype)
     share = keep / number.clamp_min(1)
@@ -85,7 +85,7 @@ class Lightning(nn.Module):
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         with without_autocast(q.device):
             q, k = upcast(q.detach()), upcast(k.detach())
-            target = softmax_rows((mask or NO_MASK).added(q @ k.mT * scale)).mean(1)
+            target = softmax_rows((mask or NO_MASK).add_to(q @ k.mT * scale)).mean(1)
             logits = forbid(self.parts(q, k)[0][:, None], mask)[:, 0]
             predicted = logits.masked_fill((logits == -torch.inf).all(-1, keepdim=True), 0.0).log_softmax(-1)
             term = target * (target.clamp_min(1e-30).log() - predicted)
@@ -94,5 +94,7 @@ class Lightning(nn.Module):
 
 def forbid(scores: Float[Tensor, "B H1 N M"], mask: Mask | None) -> Float[Tensor, "B H1 N M"]:
     """Scores at -inf for keys that the mask forbids; a bias does not change them."""
-    keep = None if mask is None else mask.allowed(scores.shape[-2], scores.shape[-1], scores.device, scores.shape[0])
+    keep = (
+        None if mask is None else mask.allowed_pairs(scores.shape[-2], scores.shape[-1], scores.device, scores.shape[0])
+    )
     return scores if keep is None else scores.masked_fill(~keep, -torch.inf)

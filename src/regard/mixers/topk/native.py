@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from regard.mixers.shared.native import empty_heads, kernel, upcast_rows, views
-from regard.mixers.shared.native_operator import native_operator, refused
+from regard.mixers.shared.native_operator import native_operator, refuse_derivative
 
 _SIZES = struct.Struct("8qi4xd")
 """`TopKSizes` of native.cpp: B, H, N, M, top, d, e, threads; has_plan; scale."""
@@ -72,7 +72,9 @@ def _differentiate(ctx, grad, _):  # type: ignore[no-untyped-def]
 
 _TWICE = 'topk: the compiled kernel cannot be differentiated twice: set layer.mixer.operator.execution = "dense"'
 _topk = native_operator("topk", _forward, fake=_empty_results, save=_save, differentiate=_differentiate)
-_topk_backward = native_operator("topk_backward", _backward, fake=_empty_gradients, differentiate=refused(_TWICE))
+_topk_backward = native_operator(
+    "topk_backward", _backward, fake=_empty_gradients, differentiate=refuse_derivative(_TWICE)
+)
 
 
 @register_flop_formula(torch.ops.regard.topk)

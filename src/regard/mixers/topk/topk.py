@@ -56,9 +56,9 @@ def topk_reference(
     _check_scores(q, k, scores, plan, top, rank, statistical)
     k, v = hide(k, mask), hide(v, mask)
     if statistical:
-        return softmax_rows((mask or NO_MASK).added(threshold_logits(q, k, top, rank, scale, mask))).to(v.dtype) @ v
+        return softmax_rows((mask or NO_MASK).add_to(threshold_logits(q, k, top, rank, scale, mask))).to(v.dtype) @ v
     logits = spark_logits(q, k, rank, scale) if rank else q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    logits = (mask or NO_MASK).added(logits)
+    logits = (mask or NO_MASK).add_to(logits)
     if plan is None and scores is None and not rank:
         plan = topk_plan(logits, top)
     elif plan is None:
@@ -99,7 +99,7 @@ def topk(
     k, v = hide(k, mask), hide(v, mask)
     with without_autocast(q.device):
         if statistical:
-            chosen = mask.added(threshold_logits(upcast(q), upcast(k), top, rank, scale, mask))
+            chosen = mask.add_to(threshold_logits(upcast(q), upcast(k), top, rank, scale, mask))
             return softmax_rows(chosen).to(v.dtype) @ v
         if plan is None and (rank or scores is not None):
             ranked = _spark_scores(upcast(q), upcast(k), rank, scale) if scores is None else upcast(scores)
@@ -136,8 +136,8 @@ def _logits(q: Tensor, k: Tensor, rank: int, scale: float | None, mask: Mask) ->
     """Masked logits in float32 at least."""
     q, k = upcast(q), upcast(k)
     if rank:
-        return mask.added(spark_logits(q, k, rank, scale))
-    return mask.added((q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT)
+        return mask.add_to(spark_logits(q, k, rank, scale))
+    return mask.add_to((q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT)
 
 
 def _spark_scores(q: Tensor, k: Tensor, rank: int, scale: float | None) -> Tensor:

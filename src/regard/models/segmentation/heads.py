@@ -31,7 +31,7 @@ class LinearHead(nn.Module):
 
 
 class MaskHead(nn.Module):
-    """What the heads with class embeddings have in common. A subclass has `mixed`, its layers on [tokens; classes]."""
+    """What the heads with class embeddings have in common. A subclass has `mix_tokens`: layers on [tokens; classes]."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class MaskHead(nn.Module):
     def no_weight_decay(self) -> set[str]:
         return {"class_embedding"}
 
-    def mixed(self, z: Float[Tensor, "B n C"], grid: tuple[int, int]) -> Float[Tensor, "B n C"]:
+    def mix_tokens(self, z: Float[Tensor, "B n C"], grid: tuple[int, int]) -> Float[Tensor, "B n C"]:
         """Layers on the tokens of the grid (height, width) in rows, followed by the classes."""
         raise NotImplementedError
 
@@ -53,14 +53,14 @@ class MaskHead(nn.Module):
 
     def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B K h w"]:
         grid = (x.shape[-2], x.shape[-1])
-        tokens = self.embedded(x.flatten(2).mT)
+        tokens = self.embed_tokens(x.flatten(2).mT)
         z = torch.cat([tokens, self.class_embedding.to(tokens.dtype).expand(len(x), -1, -1)], 1)
-        z = self.norm(self.mixed(z, grid))
+        z = self.norm(self.mix_tokens(z, grid))
         tokens, classes = self.pair(z[:, : tokens.shape[1]], z[:, tokens.shape[1] :])
         masks = self.mask_norm(F.normalize(tokens, dim=-1) @ F.normalize(classes, dim=-1).mT)
         return masks.mT.unflatten(-1, grid)
 
-    def embedded(self, tokens: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
+    def embed_tokens(self, tokens: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
         """Tokens before the layers."""
         return tokens
 
@@ -101,10 +101,10 @@ class MaskTransformer(MaskHead):
         self.token_projection = nn.Parameter(channels**-0.5 * torch.randn(channels, channels))
         self.class_projection = nn.Parameter(channels**-0.5 * torch.randn(channels, channels))
 
-    def embedded(self, tokens: Tensor) -> Tensor:
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
         return self.embed(tokens)
 
-    def mixed(self, z: Tensor, grid: tuple[int, int]) -> Tensor:
+    def mix_tokens(self, z: Tensor, grid: tuple[int, int]) -> Tensor:
         return self.layers(z)
 
     def pair(self, tokens: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,7 +160,7 @@ class CBT(MaskHead):
         heads = heads or CBT_HEADS.get(channels, 3)
         self.layers = nn.ModuleList(CBTLayer(channels, heads, width, pooled, noisy) for _ in range(layers))
 
-    def mixed(self, z: Tensor, grid: tuple[int, int]) -> Tensor:
+    def mix_tokens(self, z: Tensor, grid: tuple[int, int]) -> Tensor:
         for layer in self.layers:
             z = layer(z, grid)
         return z
@@ -195,5 +195,5 @@ class Depict(MaskHead):
         heads = heads or DEPICT_HEADS.get(channels, 3)
         self.layers = nn.Sequential(*(DepictLayer(channels, heads, width, noisy) for _ in range(layers)))
 
-    def mixed(self, z: Tensor, grid: tuple[int, int]) -> Tensor:
+    def mix_tokens(self, z: Tensor, grid: tuple[int, int]) -> Tensor:
         return self.layers(z)

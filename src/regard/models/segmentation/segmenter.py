@@ -88,16 +88,16 @@ class Segmenter(nn.Module):
     ) -> Tensor:
         maps = self.encoder(images)
         size = (images.shape[-2], images.shape[-1])
-        scores = enlarged(self.head(maps[-1]), size)
+        scores = enlarge(self.head(maps[-1]), size)
         if masks is None:
             return scores
         loss = pixel_loss(scores, masks, smoothing)
         if isinstance(self.head, ConvHead):
-            loss = loss + AUXILIARY_WEIGHT * pixel_loss(enlarged(self.head.auxiliary(maps[-2]), size), masks, smoothing)
+            loss = loss + AUXILIARY_WEIGHT * pixel_loss(enlarge(self.head.auxiliary(maps[-2]), size), masks, smoothing)
         return loss
 
 
-def enlarged(scores: Float[Tensor, "B K h w"], size: tuple[int, int]) -> Float[Tensor, "B K H W"]:
+def enlarge(scores: Float[Tensor, "B K h w"], size: tuple[int, int]) -> Float[Tensor, "B K H W"]:
     """Scores of every pixel of an image of size = (height, width), bilinear."""
     if tuple(scores.shape[-2:]) == size:
         return scores
@@ -167,17 +167,17 @@ def _encoder(
     if "output_stride" not in spelled and "features_only" not in spelled:
         weightless = {"pretrained": False} if "pretrained" in spelled else {}
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            probe = _built(host, size, {**options, "num_classes": 0, **weightless}, extra)
+            probe = _build_host(host, size, {**options, "num_classes": 0, **weightless}, extra)
         if all(hasattr(probe, part) for part in ("blocks", "patch_embed", "forward_intermediates")):
-            return TokenMaps(_built(host, size, {**options, "num_classes": 0}, extra), number)
+            return TokenMaps(_build_host(host, size, {**options, "num_classes": 0}, extra), number)
     maps = {"features_only": True, "out_indices": tuple(range(-number, 0))}
     try:
-        return Pyramid(_built(host, size, {**options, **maps}, extra))
+        return Pyramid(_build_host(host, size, {**options, **maps}, extra))
     except TypeError as error:
         raise ConfigError(f"{host} cannot be the encoder of a segmenter: {error}") from error
 
 
-def _built(host: str, size: tuple[int, int], options: dict[str, Any], extra: Extra) -> nn.Module:
+def _build_host(host: str, size: tuple[int, int], options: dict[str, Any], extra: Extra) -> nn.Module:
     """The host for this image size, unless its spelling has one."""
     spelled = parse_host(host)[1]
     if "img_size" in spelled or "size" in spelled:

@@ -13,7 +13,7 @@ import torch
 from regard.core import Grid, MixerConfig, RegardError, Site
 
 from . import packages as libs
-from .packages import F64, Pairs, perturbed
+from .packages import F64, Pairs, perturb
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def plain_gap(config: MixerConfig, grids: Sequence[Grid], dim: int = 16, number:
         for grid in grids:
             torch.manual_seed(0)
             try:
-                layer = perturbed(config.build(Site(dim, number, grid)))
+                layer = perturb(config.build(Site(dim, number, grid)))
                 x = torch.randn(3, grid.tokens, dim, dtype=F64)
                 differences.append(largest([(layer(x, grid), layer.reference(x, grid))]))
             except RegardError as error:

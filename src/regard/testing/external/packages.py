@@ -17,7 +17,7 @@ Pairs = list[tuple[Tensor, Tensor]]
 F64 = torch.float64
 
 
-def perturbed(layer: Any) -> Any:
+def perturb(layer: Any) -> Any:
     """A layer in float64 with perturbed parameters: a zero would hide what it multiplies."""
     layer = layer.double().eval()
     with torch.no_grad():
@@ -26,7 +26,7 @@ def perturbed(layer: Any) -> Any:
     return layer
 
 
-def copied(theirs: nn.MultiheadAttention, ours: Any) -> None:
+def copy_weights(theirs: nn.MultiheadAttention, ours: Any) -> None:
     """Copy the weights of torch's attention; without a qkv bias that of queries becomes `u`, of values the output's."""
     width = theirs.embed_dim
     with torch.no_grad():
@@ -51,7 +51,7 @@ def multihead(layer: Any, grid: Grid, biased: bool = True) -> Pairs:
     nn.init.normal_(theirs.out_proj.bias)
     if biased:
         nn.init.normal_(theirs.in_proj_bias)
-    copied(theirs, layer)
+    copy_weights(theirs, layer)
     x, keep = torch.randn(3, grid.tokens, 16, dtype=F64), torch.rand(3, grid.tokens) > 0.3
     return [
         (layer(x, grid), theirs(x, x, x, need_weights=False)[0]),
@@ -80,7 +80,7 @@ def conv_pairs(kernel: int = 3, groups: int = 2, dilation: int = 1) -> Pairs:
 
     torch.manual_seed(0)
     grid = Grid(5, 7, 1)
-    layer: Any = perturbed(mixers.Conv(kernel=kernel, groups=groups, dilation=dilation).build(Site(16, 2, grid)))
+    layer: Any = perturb(mixers.Conv(kernel=kernel, groups=groups, dilation=dilation).build(Site(16, 2, grid)))
     theirs = nn.Conv2d(16, 16, kernel, padding=kernel // 2 * dilation, dilation=dilation, groups=groups).double()
     theirs.load_state_dict(layer.conv.state_dict())
     x = torch.randn(3, grid.tokens, 16, dtype=F64)
@@ -96,7 +96,7 @@ def differential_pairs() -> Pairs:
 
     torch.manual_seed(0)
     grid = Grid(3, 5, 1)
-    ours = perturbed(mixers.Differential().build(Site(16, 2, grid, layer=2)))
+    ours = perturb(mixers.Differential().build(Site(16, 2, grid, layer=2)))
     theirs: Any = DiffAttention(16, 2, qkv_bias=True, depth=2).double().eval()
     parts = {"qkv": ours.qkv, "proj": ours.proj, "sub_norm": ours.operator.norm}
     state = {f"{name}.{key}": x for name, part in parts.items() for key, x in part.state_dict().items()}
@@ -235,7 +235,7 @@ def deformable_detr_pairs() -> Pairs:
 
     torch.manual_seed(0)
     grid, points = Grid(5, 7), 3
-    ours = perturbed(mixers.DeformableDETR(points=points).build(Site(16, 2, grid)))
+    ours = perturb(mixers.DeformableDETR(points=points).build(Site(16, 2, grid)))
     config = transformers.DeformableDetrConfig(d_model=16, num_feature_levels=1, disable_custom_kernels=True)
     theirs = detr.DeformableDetrMultiscaleDeformableAttention(config, 2, points).double()
     with torch.no_grad():
@@ -302,7 +302,7 @@ def nystrom_pairs(batch: int = 1, number: int = 1, start: str = "matrix") -> Pai
     )  # fmt: skip
     theirs: Any = NystromformerSelfAttention(config).double().eval()
     grid = Grid(1, 22, 2)
-    ours: Any = perturbed(mixers.Nystrom(m=4, kernel=5, start=start).build(Site(width, number, grid)))  # type: ignore[arg-type]
+    ours: Any = perturb(mixers.Nystrom(m=4, kernel=5, start=start).build(Site(width, number, grid)))  # type: ignore[arg-type]
     with torch.no_grad():
         ours.qkv.weight.copy_(torch.cat([theirs.query.weight, theirs.key.weight, theirs.value.weight]))
         ours.qkv.bias.copy_(torch.cat([theirs.query.bias, theirs.key.bias, theirs.value.bias]))

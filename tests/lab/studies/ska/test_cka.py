@@ -11,7 +11,7 @@ from regard.lab.results.results import Results
 from regard.lab.studies import load_analysis, load_study
 from regard.lab.studies.overlays import first_inputs
 from regard.lab.studies.ska.cka import TEST_IMAGES, similarities
-from regard.lab.train.load import trained
+from regard.lab.train.load import load_trained
 from trained_rows import train_rows
 
 
@@ -35,7 +35,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 def test_networks_of_different_seeds_are_compared(source: Source) -> None:
     runs = {(row, seed): key for row, seed, key in trained_runs(source, "ska_cka")}
-    models = {place: trained(source.run(key), source.store) for place, key in runs.items()}
+    models = {place: load_trained(source.run(key), source.store) for place, key in runs.items()}
     images = first_inputs(source.run(runs["Softmax", 0]).task, TEST_IMAGES)
     found = similarities(source)
     assert list(found) == ["Softmax", "CSKA"]

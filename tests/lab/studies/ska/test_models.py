@@ -4,7 +4,7 @@ import pytest
 
 from regard.lab.engine.study import Row
 from regard.lab.studies import load_study
-from regard.lab.studies.ska.models import START_NOTE, printed
+from regard.lab.studies.ska.models import START_NOTE, printed_row
 
 
 def row_of(study: str, label: str) -> Row:
@@ -31,7 +31,7 @@ def test_table_8_has_the_larger_models() -> None:
 
 
 def test_a_printed_row_is_found_by_host_and_kind() -> None:
-    assert [printed("CvT", kind).label for kind in ("", "SKA a", "SKA b", "CSKA")] == [
+    assert [printed_row("CvT", kind).label for kind in ("", "SKA a", "SKA b", "CSKA")] == [
         "CvT-13", "SKA-CvT-13 a", "SKA-CvT-13 b", "CSKA-CvT-13",
     ]  # fmt: skip
 

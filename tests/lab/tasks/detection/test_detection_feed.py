@@ -10,7 +10,16 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from regard.core import DataError
 from regard.lab.tasks.detection import data
-from regard.lab.tasks.detection.feed import Batches, Split, canvas, fitted, flipped, read_pixels, resized, scaled
+from regard.lab.tasks.detection.feed import (
+    Batches,
+    Split,
+    canvas,
+    fitted_size,
+    read_pixels,
+    reflect,
+    resize_image,
+    scale_batch,
+)
 from regard.lab.tasks.detection.scenes import Scene
 from small_scenes import SIZE, coco_folder
 
@@ -21,12 +30,12 @@ def scenes(tmp_path: Path, own_cache: Path) -> list[Scene]:
 
 
 def test_fit_keeps_the_shape_and_stretch_does_not() -> None:
-    assert fitted((480, 640), (192, 256), "stretch") == (192, 256)
-    assert fitted((480, 640), (256, 256), "fit") == (192, 256)
-    assert fitted((640, 480), (256, 256), "fit") == (256, 192)
+    assert fitted_size((480, 640), (192, 256), "stretch") == (192, 256)
+    assert fitted_size((480, 640), (256, 256), "fit") == (192, 256)
+    assert fitted_size((640, 480), (256, 256), "fit") == (256, 192)
     pixels = np.full((20, 40, 3), 9, np.uint8)
-    assert resized(pixels, (40, 40), "stretch").min() == 9
-    padded = resized(pixels, (40, 40), "fit")
+    assert resize_image(pixels, (40, 40), "stretch").min() == 9
+    padded = resize_image(pixels, (40, 40), "fit")
     assert padded[:20].min() == 9
     assert padded[20:].max() == 0
 
@@ -36,7 +45,7 @@ def test_sides_are_those_of_torchvision(original: tuple[int, int]) -> None:
     """The size inside the tensor, in either orientation, but for rounding."""
     theirs = GeneralizedRCNNTransform(800, 1333, [0.0] * 3, [1.0] * 3)
     expected, _ = theirs([torch.zeros(3, *original)])
-    found = fitted(original, (800, 1333), "sides")
+    found = fitted_size(original, (800, 1333), "sides")
     assert max(abs(a - b) for a, b in zip(found, expected.image_sizes[0], strict=True)) <= 1
     assert canvas(original, (800, 1333), "sides") == tuple(-(-side // 32) * 32 for side in found)
 
@@ -96,12 +105,12 @@ def test_an_image_without_objects_has_an_empty_target(scenes: list[Scene]) -> No
 @pytest.mark.parametrize("axis", [-1, -2])
 def test_a_flip_moves_boxes_with_their_pixels_and_twice_is_nothing(scenes: list[Scene], axis: int) -> None:
     image, target, inside = Split(scenes, (96, 96), 3, "fit").item(3)
-    once, changed = flipped(image, target, inside, axis)
+    once, changed = reflect(image, target, inside, axis)
     for box, mask in zip(changed["boxes"], changed["masks"], strict=True):
         assert mask[int((box[1] + box[3]) / 2), int((box[0] + box[2]) / 2)] == 1
     assert not torch.equal(changed["boxes"], target["boxes"])
     assert once[:, inside[0] :].max() == 0
-    twice, same = flipped(once, changed, inside, axis)
+    twice, same = reflect(once, changed, inside, axis)
     assert torch.equal(twice, image)
     torch.testing.assert_close(same["boxes"], target["boxes"])
     assert torch.equal(same["masks"], target["masks"])
@@ -109,7 +118,7 @@ def test_a_flip_moves_boxes_with_their_pixels_and_twice_is_nothing(scenes: list[
 
 def test_another_scale_changes_image_boxes_and_masks(scenes: list[Scene]) -> None:
     batch = Batches(Split(scenes, (96, 128), 3), 3, "none", 0)[0]
-    images, targets, sizes = scaled(batch, 0.7)
+    images, targets, sizes = scale_batch(batch, 0.7)
     assert images.shape[-2:] == (64, 96)
     assert sizes == [(64, 96)] * 3
     for one, other in zip(targets, batch[1], strict=True):

@@ -60,7 +60,9 @@ def test_training_and_evaluation_end_to_end(folder: Path, kind: type[Boxes], res
     assert set(score.metrics) == {"map", *kind.further}
     if kind is Instances:
         most = max(map(len, (scene.objects for scene in task.test_scenes())))
-        found = evaluate(task.test_scenes(), task.found(model, CPU), task.data_set().classes, "bbox", max(100, most))
+        found = evaluate(
+            task.test_scenes(), task.find_objects(model, CPU), task.data_set().classes, "bbox", max(100, most)
+        )
         assert score.metrics["box_map"] == found.metrics()["map"]
     assert inference_speed(model, task.example(), "32") > 0
     assert all(0 <= value <= 100 for value in score.metrics.values())
@@ -157,11 +159,11 @@ def test_a_prediction_is_data_for_json_and_can_be_drawn(folder: Path) -> None:
     assert decode(rles, SIZE).shape == (len(boxes), *SIZE)
     for item in objects:
         item["score"] = 0.9
-    picture = task.drawn(file, prediction)
+    picture = task.draw(file, prediction)
     assert picture.width / picture.height == pytest.approx(64 / 48)
     empty = {**prediction, "objects": []}
-    assert task.drawn(file, empty).size == picture.size
-    assert np.any(np.asarray(task.drawn(file, empty)) != np.asarray(picture))
+    assert task.draw(file, empty).size == picture.size
+    assert np.any(np.asarray(task.draw(file, empty)) != np.asarray(picture))
 
 
 def test_results_are_written_with_the_ids_of_the_annotations(folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from layouts_of_boxes import picture
 from regard.core import DataError
 from regard.images import digest
-from regard.images.normalise import normalised
+from regard.images.normalise import normalise
 from regard.lab.tasks.segmentation import Segmentation, data, windows
 from regard.lab.tasks.segmentation.data import MaskSet, load
 from regard.lab.train.recipe import Recipe
@@ -107,13 +107,13 @@ def test_a_mask_of_another_size_is_named_when_it_is_used(tmp_path: Path) -> None
 
 def test_large_images_are_enlarged_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    enlarged = windows.enlarged
-    monkeypatch.setattr(windows, "enlarged", lambda scores, size: sizes.append(len(scores)) or enlarged(scores, size))
+    enlarged = windows.enlarge
+    monkeypatch.setattr(windows, "enlarge", lambda scores, size: sizes.append(len(scores)) or enlarged(scores, size))
     model = torch.nn.Conv2d(3, 5, 1)
     images = torch.randint(0, 256, (3, 3, 8, 12), dtype=torch.uint8)
     statistics = ([0.5] * 3, [0.2] * 3)
     found = windows.classes_of(model, images, statistics, (8, 12), 1.0, (16, 24), CPU)
     assert sizes == [1, 1, 1]
     with torch.inference_mode():
-        expected = enlarged(model(normalised(images, statistics, CPU)), (16, 24)).argmax(1)
+        expected = enlarged(model(normalise(images, statistics, CPU)), (16, 24)).argmax(1)
     assert torch.equal(found.long(), expected)

@@ -14,7 +14,7 @@ from regard.core import DataError
 from regard.images.augment import scaled_pixels
 from regard.lab.tasks.segmentation import Segmentation
 from regard.lab.tasks.segmentation.data import own_digest
-from regard.lab.tasks.segmentation.feed import fitted
+from regard.lab.tasks.segmentation.feed import fitted_size
 from regard.lab.tasks.segmentation.pictures import mask_of, overlay, runs, sheet
 from regard.lab.tasks.segmentation.score import confusion, score_of
 from regard.lab.tasks.segmentation.windows import classes_of, positions, window_scores
@@ -160,8 +160,8 @@ def test_masks_stay_on_their_images(folder: Path, augment: str) -> None:
 def test_resizing_keeps_labels() -> None:
     mask = np.array([[0, 3], [7, VOID]], np.uint8)
     assert set(np.unique(scaled_pixels(mask, (9, 11), smooth=False)).tolist()) == {0, 3, 7, VOID}
-    assert fitted((360, 480), 180) == (180, 240)
-    assert fitted((480, 360), 180, 1.5) == (360, 270)
+    assert fitted_size((360, 480), 180) == (180, 240)
+    assert fitted_size((480, 360), 180, 1.5) == (360, 270)
 
 
 def test_a_run_trains_and_scores_at_the_original_size(folder: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_run_trains_and_scores_at_the_original_size(folder: Path) -> None:
     score = task.score(model, CPU)
     assert score.metrics["miou"] > 80 > task.chance
     assert len(score.samples) == 3
-    shapes = [mask.shape for mask in task.predicted(model, CPU, task.part("test"), task.statistics())]
+    shapes = [mask.shape for mask in task.predict_masks(model, CPU, task.part("test"), task.statistics())]
     assert shapes == [(32, 48), (40, 36), (32, 48)]
 
 
@@ -214,9 +214,9 @@ def test_predictions_are_masks_of_the_files_size(folder: Path) -> None:
     (prediction,) = task.predict(model.eval(), [file], CPU, record)
     mask = mask_of(prediction["runs"], prediction["size"])
     assert mask.shape == (40, 36)
-    assert (mask == next(iter(task.predicted(model, CPU, [one_file(file)], task.statistics(record))))).all()
+    assert (mask == next(iter(task.predict_masks(model, CPU, [one_file(file)], task.statistics(record))))).all()
     assert sum(prediction["shares"].values()) == pytest.approx(100, abs=0.01)
-    assert task.drawn(file, prediction).width > 500
+    assert task.draw(file, prediction).width > 500
 
 
 def one_file(file: Path) -> SimpleNamespace:

@@ -9,7 +9,7 @@ from scipy.stats import ks_2samp
 from regard.core import DataError
 from regard.images.streams import generator
 from regard.lab.tasks.sequences import listops, matching, pathfinder
-from regard.lab.tasks.sequences.cache import generated
+from regard.lab.tasks.sequences.cache import load_or_make
 from regard.lab.tasks.sequences.listops import LISTOPS, OPERATORS, SYMBOLS
 from regard.lab.tasks.sequences.pathfinder import DASH, GAP, PATHFINDER
 
@@ -191,22 +191,22 @@ def test_parts_are_generated_once(tmp_path, monkeypatch):
         made.append(index)
         return listops.samples(MINI, f"cache{index}", 5)
 
-    first = generated("few", 3, make)
+    first = load_or_make("few", 3, make)
     assert sorted(made) == [0, 1, 2]
-    again = generated("few", 3, make)
+    again = load_or_make("few", 3, make)
     assert len(made) == 3
     assert np.array_equal(first.tokens.symbols, again.tokens.symbols)
     assert np.array_equal(first.labels[5:10], listops.samples(MINI, "cache1", 5).labels)
     damaged = sorted((tmp_path / "regard" / "sequences").iterdir())[1]
     damaged.write_bytes(damaged.read_bytes()[:150])
-    assert np.array_equal(generated("few", 3, make).labels, first.labels)
+    assert np.array_equal(load_or_make("few", 3, make).labels, first.labels)
     assert made[3:] == [1]
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch, caplog):
     (tmp_path / "regard").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    split = generated("few", 2, lambda index: listops.samples(MINI, str(index), 5))
+    split = load_or_make("few", 2, lambda index: listops.samples(MINI, str(index), 5))
     assert len(split) == 10
     assert caplog.text.count("not cached") == 1
 

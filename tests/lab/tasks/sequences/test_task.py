@@ -127,7 +127,7 @@ def test_a_run_is_loaded_without_its_data(tmp_path):
     assert {item["label"] for item in first["top"]} == {"ab", "ba"}
     assert sum(item["probability"] for item in first["top"]) == pytest.approx(1, abs=1e-5)
     with pytest.raises(UnsupportedError):
-        task.drawn(lines, predicted[0])
+        task.draw(lines, predicted[0])
 
 
 def test_bad_sources_are_named(tmp_path):

@@ -48,7 +48,7 @@ def test_a_folder_of_tables_is_read(tmp_path, suffix):
     ids = found.train.ids(np.array([0, 3]), 6)
     assert ids[0].tolist() == [byte + 1 for byte in b"good f"]
     assert ids[1].tolist() == [byte + 1 for byte in "très\nbien".encode()[:6]]
-    assert found.train.truncated(9) == 3
+    assert found.train.count_truncated(9) == 3
 
 
 def test_without_a_test_every_fifth_row_is_reserved(tmp_path):
@@ -194,4 +194,4 @@ def test_imdb_has_the_published_splits(data_root):
     found = text.imdb()
     assert (len(found.train), len(found.held), len(found.test)) == (22_500, 2_500, 25_000)
     assert np.bincount(found.test.labels).tolist() == [12_500, 12_500]
-    assert 0.025 < found.test.truncated(4096) / 25_000 < 0.030  # 2.7 % are longer
+    assert 0.025 < found.test.count_truncated(4096) / 25_000 < 0.030  # 2.7 % are longer

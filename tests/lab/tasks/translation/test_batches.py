@@ -6,10 +6,10 @@ import torch
 
 from regard.core import DataError
 from regard.lab.tasks.translation import batches
-from regard.lab.tasks.translation.batches import Batches, Encoded, cuts, encoded, evaluation_batches
+from regard.lab.tasks.translation.batches import Batches, Encoded, cuts, encode, evaluation_batches
 from regard.lab.tasks.translation.networks.translator import END, PAD, START
 from regard.lab.tasks.translation.texts import Sentences
-from regard.lab.tasks.translation.vocabulary import trained
+from regard.lab.tasks.translation.vocabulary import train_vocabulary
 
 
 def pairs(number: int = 203) -> Encoded:
@@ -92,21 +92,21 @@ def test_cuts_are_those_of_the_whole_remainder(tokens: float) -> None:
 
 def test_long_sentences_are_named() -> None:
     sentences = Sentences(("a b", "c d e f g"), ("A", "B"), ("x.en", "x.de"))
-    words = trained((("a b",), ("c",)), 259)
+    words = train_vocabulary((("a b",), ("c",)), 259)
     with pytest.raises(DataError, match=r"x.en, line 2: the sentence has 11 tokens, more than longest=8; .*longest=11"):
-        encoded(sentences, words, 8)
+        encode(sentences, words, 8)
     for part in (sentences.take([1]), sentences.take([0, 1]).take([1]).first(1)):  # as without a validation part
         with pytest.raises(DataError, match=r"x.en, line 2: "):
-            encoded(part, words, 8)
+            encode(part, words, 8)
 
 
 def test_sentences_are_encoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = tuple(f"sentence {number} of some" for number in range(25))
-    sentences, words = Sentences(lines, lines[::-1], ("one", "two")), trained((lines,), 270)
+    sentences, words = Sentences(lines, lines[::-1], ("one", "two")), train_vocabulary((lines,), 270)
     expected = words.encode(lines)
     monkeypatch.setattr(batches, "TOGETHER", 10)
     monkeypatch.setattr(words, "encode", lambda part, whole=words.encode: whole(part) if len(part) <= 10 else None)
-    found = encoded(sentences, words, 60)
+    found = encode(sentences, words, 60)
     assert [list(tokens) for tokens in found.source] == expected
     assert [list(tokens) for tokens in found.target] == expected[::-1]
 

@@ -85,7 +85,7 @@ def test_a_run_translates_without_its_training_data(folder: Path, tmp_path: Path
     alignment = predictions[1]["alignment"]
     assert np.array(alignment["weights"]).shape == (len(alignment["target"]), len(alignment["source"]))
     assert "".join(alignment["source"][:-1]).replace("▁", " ")[1:] == "today the child sells two rolls"
-    image = run.task.drawn("x", predictions[1])
+    image = run.task.draw("x", predictions[1])
     assert len(np.unique(np.asarray(image))) > 10
 
 
@@ -122,14 +122,14 @@ def test_the_mechanism_is_where_the_place_says() -> None:
     """Encoder, decoder and cross-attention of one layer each."""
     host = "translator(dim=32, depth=1, heads=4, hidden=32, cross='Factors(terms=\"1111\")')"
     numbers = task("numbers", host=host)
-    assert attentions(numbers.built(DynamicConv(kernel=3, groups=4), 300)) == ["DynamicConv", "DynamicConv", "Factors"]
-    assert attentions(numbers.built(None, 300)) == ["Softmax", "Softmax", "Factors"]
-    assert attentions(numbers.built(None, 300, removed=True)) == ["None", "None", "Factors"]
+    assert attentions(numbers.build(DynamicConv(kernel=3, groups=4), 300)) == ["DynamicConv", "DynamicConv", "Factors"]
+    assert attentions(numbers.build(None, 300)) == ["Softmax", "Softmax", "Factors"]
+    assert attentions(numbers.build(None, 300, removed=True)) == ["None", "None", "Factors"]
     encoder = replace(numbers, place="encoder")
-    assert attentions(encoder.built(MiTA(m=2, k=2), 300)) == ["MiTA", "Softmax", "Factors"]
-    assert attentions(encoder.built(None, 300, removed=True)) == ["None", "Softmax", "Factors"]
+    assert attentions(encoder.build(MiTA(m=2, k=2), 300)) == ["MiTA", "Softmax", "Factors"]
+    assert attentions(encoder.build(None, 300, removed=True)) == ["None", "Softmax", "Factors"]
     cross = replace(numbers, place="cross", host=HOST)
-    assert attentions(cross.built(Factors(terms="0000"), 300)) == ["Softmax", "Softmax", "Factors"]
+    assert attentions(cross.build(Factors(terms="0000"), 300)) == ["Softmax", "Softmax", "Factors"]
 
 
 def test_initial_weights_depend_on_the_seed_alone(folder: Path) -> None:
@@ -141,7 +141,7 @@ def test_initial_weights_depend_on_the_seed_alone(folder: Path) -> None:
 
 def test_alignments_are_the_weights_of_the_cross_attention() -> None:
     """Uniform with the average of all words, and zero for padding."""
-    model = task("numbers", host=HOST, place="cross").built(Factors(terms="0000"), 300).eval()
+    model = task("numbers", host=HOST, place="cross").build(Factors(terms="0000"), 300).eval()
     source = torch.tensor([[5, 6, 7, 2], [5, 6, 2, 0]])
     weights = alignments(model, source, torch.tensor([[1, 8], [1, 9]]))
     expected = torch.tensor([[0.25] * 4, [1 / 3, 1 / 3, 1 / 3, 0.0]])[:, None].expand(2, 2, 4)
@@ -159,7 +159,7 @@ def test_a_cross_attention_without_weights_translates_without_an_alignment() -> 
     assert "translation" in prediction
     assert "alignment" not in prediction
     with pytest.raises(UnsupportedError, match="for a cross-attention with weights"):
-        problem.drawn("two", prediction)
+        problem.draw("two", prediction)
 
 
 def test_copying_the_source_is_the_trivial_answer(tmp_path: Path) -> None:
@@ -218,12 +218,12 @@ def test_wrong_fields(changes: dict[str, Any], message: str) -> None:
 )
 def test_wrong_hosts(host: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        task("numbers", host=host).built(Softmax(), 300)
+        task("numbers", host=host).build(Softmax(), 300)
 
 
 def test_a_decoder_cannot_lose_its_source() -> None:
     with pytest.raises(ConfigError, match='compare with Factors."0000".'):
-        task("numbers", place="cross").built(None, 300, removed=True)
+        task("numbers", place="cross").build(None, 300, removed=True)
 
 
 def test_inputs_that_cannot_be_translated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from regard.core import DataError, DeviceError
-from regard.images.augment import augmented
-from regard.images.feed import loaded, to_tensor
+from regard.images.augment import augment_batch
+from regard.images.feed import iterate, to_tensor
 from regard.images.images import Images, decode
 from regard.images.order import Part, batches_in_epoch, part_of
 from regard.images.streams import generator, seed_all
@@ -123,7 +123,7 @@ class StreamBatches:
         if self.part[0] == 0 and (start == 0 or start % self.per_epoch):
             print(self.note(start), file=sys.stderr, flush=True)
         loader = DataLoader(_Chunks(self, lanes, start, stop), batch_size=None, num_workers=workers)
-        chunks = loaded(loader)
+        chunks = iterate(loader)
         for _ in range(start, stop):
             images, labels = zip(*islice(chunks, max(workers, 1)), strict=True)
             yield torch.cat(images), torch.cat(labels)
@@ -160,18 +160,18 @@ class StreamBatches:
     def _images(self, rows: list[Row], lane: int, step: int) -> Tensor:
         epoch = step // self.per_epoch
         if self.transform is not None:
-            return torch.stack([self._transformed(row, epoch) for row in rows])
+            return torch.stack([self._transform_row(row, epoch) for row in rows])
         height, width = self.stream.pixels.shape[1:3]
-        pixels = np.stack([self._decoded(row, (height, width)) for row in rows])
+        pixels = np.stack([self._decode_row(row, (height, width)) for row in rows])
         rng = generator("augment", self.seed, epoch, step, lane)
-        return to_tensor(augmented(pixels, self.size, self.augment, False, rng))
+        return to_tensor(augment_batch(pixels, self.size, self.augment, False, rng))
 
-    def _transformed(self, row: Row, epoch: int) -> Tensor:
-        pixels = self._decoded(row, None)
+    def _transform_row(self, row: Row, epoch: int) -> Tensor:
+        pixels = self._decode_row(row, None)
         seed_all("sample", self.seed, epoch, row[0])
         return self.transform(Image.fromarray(pixels))  # type: ignore[misc]
 
-    def _decoded(self, row: Row, size: tuple[int, int] | None) -> np.ndarray:
+    def _decode_row(self, row: Row, size: tuple[int, int] | None) -> np.ndarray:
         number, (name, image, label) = row
         if not 0 <= label < self.stream.classes:
             raise DataError(f"{self._full(number, name)} has label {label}, outside 0..{self.stream.classes - 1}")
@@ -219,10 +219,10 @@ class _Shuffled:
         while first < last:
             place, start = self.place(first)
             end = min(last, int(self.ends[place]))
-            yield from self._mixed(int(self.order[place]), start, start + end - first)
+            yield from self._shuffle(int(self.order[place]), start, start + end - first)
             first = end
 
-    def _mixed(self, shard: int, first: int, last: int) -> Iterator[Row]:
+    def _shuffle(self, shard: int, first: int, last: int) -> Iterator[Row]:
         number, count = int(self.firsts[shard]), int(self.shards.counts[shard])
         start = first - first % self.block
         samples = self.shards.read(shard, start)

@@ -28,7 +28,7 @@ class Found:
     """A stream whose files are known.
 
     title: for messages. identity: for the key of a run, without a path. splits: the names of the files of "train" and
-    "test": paths, or addresses that `opened` reads.
+    "test": paths, or addresses that `open_file` reads.
     """
 
     title: str
@@ -46,7 +46,7 @@ def is_remote(file: str) -> bool:
     return "://" in file
 
 
-def opened(file: str) -> io.BufferedReader:
+def open_file(file: str) -> io.BufferedReader:
     """A file of a stream. Raises: DataError if it cannot be opened, or later if the network fails."""
     if not is_remote(file):
         with readable(Path(file)):

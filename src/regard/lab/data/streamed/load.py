@@ -30,7 +30,7 @@ log = logging.getLogger("regard.data")
 
 
 @lru_cache(maxsize=4)
-def _found(data: str, kind: str) -> Found:
+def _find_splits(data: str, kind: str) -> Found:
     return find(parse(data), kind)
 
 
@@ -39,12 +39,12 @@ def identity(data: str, kind: str = "") -> str:
 
     kind: of the digest. Raises: DataError, MissingExtra.
     """
-    return _found(data, kind).identity
+    return _find_splits(data, kind).identity
 
 
 def splits(data: str, kind: str = "") -> tuple[tuple[str, ...], dict[str, Shards]]:
     """The classes, and the counted shards of "train" and "test". Raises: DataError, MissingExtra."""
-    found = _found(data, kind)
+    found = _find_splits(data, kind)
     columns = columns_of(found.splits["train"][0], parse(data)) if is_table(found.splits["train"][0]) else None
     counted = {split: count(found, split, columns) for split in ("train", "test")}
     names = columns.classes if columns is not None else ()
@@ -61,7 +61,7 @@ def load(data: str, size: tuple[int, int], kind: str = "") -> ImageSet:
     Nothing of the training split is read here but its counts. Raises: DataError, MissingExtra.
     """
     classes, counted = splits(data, kind)
-    found, train = _found(data, kind), counted["train"]
+    found, train = _find_splits(data, kind), counted["train"]
     single = np.count_nonzero(train.low == train.high)
     if len(train) > 1 and 2 * single > len(train):
         log.warning("%d of %d shards of %s have one class only: write them in mixed order, since a stream mixes only "
@@ -69,7 +69,7 @@ def load(data: str, size: tuple[int, int], kind: str = "") -> ImageSet:
     before = size_before_crop(size)
     stamps = [stamp(file) for file in found.splits["test"]]
     key = "stream1-" + hashlib.sha256(f"{found.identity} {stamps}".encode()).hexdigest()[:16]
-    sources, names, labels = _kept(found, counted["test"], key)
+    sources, names, labels = _test_split(found, counted["test"], key)
     test = own.from_files(sources, names, labels, before, "stop", f"{key}-test")
     stream = Stream.of(train, len(classes), before)
     return ImageSet(found.identity, classes, stream, test, hashlib.sha256(found.identity.encode()).hexdigest())
@@ -91,7 +91,7 @@ class Numbers(Rows):
         return f"image {self.rows[row]} of the test split of {self.title}"
 
 
-def _kept(found: Found, shards: Shards, key: str) -> tuple[Rows, Rows, np.ndarray]:
+def _test_split(found: Found, shards: Shards, key: str) -> tuple[Rows, Rows, np.ndarray]:
     """Images, names and labels of a test split, of which every image can be read by its number.
 
     `.tar` files of this machine are read in place; all others are copied into one file in the cache.
@@ -103,19 +103,19 @@ def _kept(found: Found, shards: Shards, key: str) -> tuple[Rows, Rows, np.ndarra
     index = path.with_suffix(".npy")
     table = read_array(index)
     if table is None or table.shape != (shards.images, 3) or not is_whole(path):
-        table = _copied(shards, path, index)
+        table = _copy(shards, path, index)
     start, length, labels = table.T.copy()
     members = Members((path,), np.zeros(len(table), np.int32), start, length)
     return members, Numbers(found.title, np.arange(len(table))), labels
 
 
-def _copied(shards: Shards, path: Path, index: Path) -> np.ndarray:
+def _copy(shards: Shards, path: Path, index: Path) -> np.ndarray:
     """Start, bytes and label of each image, (n, 3), after all have been written one after another."""
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
         with part.open("w+b") as target:
-            table = np.array(list(_written(shards, target)), np.int64).reshape(-1, 3)
+            table = np.array(list(_write(shards, target)), np.int64).reshape(-1, 3)
             add_digest(target, path.name)
         part.replace(path)
         write_array(index, table)
@@ -124,7 +124,7 @@ def _copied(shards: Shards, path: Path, index: Path) -> np.ndarray:
     return table
 
 
-def _written(shards: Shards, target: IO[bytes]) -> Iterator[tuple[int, int, int]]:
+def _write(shards: Shards, target: IO[bytes]) -> Iterator[tuple[int, int, int]]:
     line = ProgressLine()
     for shard in range(len(shards)):
         for _, image, label in shards.read(shard):

@@ -20,7 +20,7 @@ from regard.images.images import check_labels
 from regard.images.progress import ProgressLine
 
 from . import tables
-from .files import Found, is_remote, opened, stamp
+from .files import Found, is_remote, open_file, stamp
 from .tables import Columns
 
 THREADS = 8
@@ -80,7 +80,7 @@ class Shards:
         if self.columns is not None:
             yield from tables.in_order(file, int(self.group[shard]), self.columns, skip)
             return
-        with opened(file) as stream:
+        with open_file(file) as stream:
             for number, sample in enumerate(archives.in_order(file, stream)):
                 if number >= skip:
                     yield sample
@@ -122,7 +122,7 @@ def _count(file: str, columns: Columns | None) -> list[Count]:
     if columns is not None:
         return tables.measure(file, columns)
     if is_remote(file) or not file.lower().endswith(".tar"):
-        with opened(file) as stream:
+        with open_file(file) as stream:
             labels = [label for _, _, label in archives.in_order(file, stream)]
     else:
         labels = [label for _, _, label in archives.index(Path(file))]

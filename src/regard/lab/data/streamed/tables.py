@@ -10,7 +10,7 @@ from typing import Any
 from regard.core import DataError, require
 from regard.images import own
 
-from .files import is_remote, opened, stamp
+from .files import is_remote, open_file, stamp
 from .names import Name
 
 ROWS = 32
@@ -63,7 +63,7 @@ def _metadata(file: str, stamp: tuple[int, ...]) -> Any:
     require("pyarrow")
     from pyarrow.parquet import read_metadata
 
-    with _errors(file), opened(file) as stream:
+    with _errors(file), open_file(file) as stream:
         return read_metadata(stream)
 
 
@@ -124,7 +124,7 @@ def _batches(file: str, group: int, names: list[str], skip: int = 0) -> Iterator
 
     from pyarrow.parquet import ParquetFile
 
-    with _errors(file), opened(file) as stream:
+    with _errors(file), open_file(file) as stream:
         table = ParquetFile(stream, metadata=metadata(file), pre_buffer=False, buffer_size=2**20)
         if group >= table.num_row_groups:
             raise DataError(f"{file} has no row group {group}, and had it when it was counted; write it again")

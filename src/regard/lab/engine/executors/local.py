@@ -23,7 +23,7 @@ from regard.lab.engine.jobs import Job, JobResult, execute_job
 from regard.lab.results.results import Results
 from regard.lab.train.child_processes import check_workers, end_with_parent, process_environment
 from regard.lab.train.distributed import check_number
-from regard.lab.train.signals import handled, interrupt, without_interrupts
+from regard.lab.train.signals import handle_signals, interrupt, without_interrupts
 
 from .base import Ending, Executor, Handle
 
@@ -229,5 +229,5 @@ def _prepare() -> None:
 
 def _execute(job: Job, root: str, devices: int) -> JobResult:
     """In the child: a run that SIGTERM interrupts. Between runs SIGTERM ends the process, without a traceback."""
-    with handled(interrupt, signal.SIGTERM):
+    with handle_signals(interrupt, signal.SIGTERM):
         return execute_job(job, root, devices)

@@ -272,7 +272,7 @@ class SlurmCall:
     def __call__(self) -> None:
         """Raises: KeyboardInterrupt after SIGTERM; SystemExit after SIGUSR2."""
         from regard.lab.engine.jobs import execute_job
-        from regard.lab.train.signals import handled, interrupt
+        from regard.lab.train.signals import handle_signals, interrupt
         from regard.lab.train.torchrun import launch
 
         if self.nodes > 1:
@@ -285,7 +285,7 @@ class SlurmCall:
             signal.raise_signal(signal.SIGTERM)
 
         try:
-            with handled(interrupt, signal.SIGTERM), handled(save, signal.SIGUSR2):
+            with handle_signals(interrupt, signal.SIGTERM), handle_signals(save, signal.SIGUSR2):
                 patience = STALE_SECONDS + 2 * RENEW_SECONDS  # so long the lock of a lost node looks alive
                 ending = execute_job(self.job, self.root, self.devices, patience)
         except KeyboardInterrupt:

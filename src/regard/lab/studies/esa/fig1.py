@@ -26,7 +26,7 @@ from regard.explain.views import KERNELS_NOTE, POINTS_NOTE, Row, kernel_rows, po
 from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.studies.overlays import SMOKE_NOTE, Photograph, cell_frame, first_runs, overlay, photograph
 from regard.lab.studies.papers import ESA_PAPER
-from regard.lab.train.load import trained
+from regard.lab.train.load import load_trained
 from regard.pages.sheets import Cell, Chart, Picture, Sheet
 
 QUERIES = 3
@@ -53,7 +53,7 @@ class Network:
         """The photograph in colour."""
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(self.photograph.image))).convert("RGB"))
 
-    def drawn(self, title: str, rows: Sequence[Row], note: str, side: float = 1.9) -> Picture:
+    def draw(self, title: str, rows: Sequence[Row], note: str, side: float = 1.9) -> Picture:
         """Rows of panels as a picture of the page. side: of a panel, in inches."""
         image = figure(rows, self.picture, title, trained=True, note=note, side=side)
         return Picture(title=title, image=base64.b64encode(image).decode(), note=self.photograph.note)
@@ -74,7 +74,7 @@ def network(source: Source, study: str, rows: Sequence[str]) -> Network:
     for row in rows:
         if row in keys:
             run = source.run(keys[row])
-            model, picture = trained(run, source.store), photograph(run.task)
+            model, picture = load_trained(run, source.store), photograph(run.task)
             return Network(label=f"{row} ({study})", model=model, photograph=picture)
     raise StoreError(f"no finished run of {study} ({source.scale} scale) in a row of the figure: {', '.join(rows)}; "
                      f"regard study run {study} --scale {source.scale} --rows '{rows[0]}'")  # fmt: skip
@@ -153,7 +153,7 @@ def read_offsets(net: Network) -> list[Sheet | Picture]:
     """Where the taps of the middle cell sample, and how those of all cells move on average, layer by layer."""
     layers = sampling_points(net.model, net.image)
     rows = [row for points in layers for row in point_rows(points, net.picture)]
-    drawn = net.drawn(f"Taps of {net.label}", rows, POINTS_NOTE, side=2.6)
+    drawn = net.draw(f"Taps of {net.label}", rows, POINTS_NOTE, side=2.6)
     sheet = Sheet(
         title=f"Taps of {net.label}",
         columns=("layer", "moved on average", "moved at most", "in the framed cell", "all in one direction", "cells"),
@@ -191,7 +191,7 @@ def read_kernels(net: Network) -> list[Sheet | Picture]:
         )
         lines.append((shown.layer, *(round(value, 4) for value in values), rows * columns))
         panels += [(name, row[:GROUPS]) for name, row in kernel_rows(shown, net.picture, "all")[:1]]
-    drawn = net.drawn(f"Kernels of {net.label}", panels, KERNELS_NOTE)
+    drawn = net.draw(f"Kernels of {net.label}", panels, KERNELS_NOTE)
     sheet = Sheet(
         title=f"Kernels of {net.label}",
         columns=("layer", "taps covered", "weight of the own cell", "weight beyond the border", "taps"),

@@ -16,7 +16,7 @@ from regard.lab.studies.papers import ESA_PAPER
 from regard.lab.tasks.classification import Classification
 from regard.lab.train.checkpoint import trained_weights
 from regard.lab.train.initial_weights import copy_weights
-from regard.lab.train.load import trained
+from regard.lab.train.load import load_trained
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.mixers import DeformableConv, Factors
@@ -117,7 +117,7 @@ def curve(source: Source, study: Study = STUDY) -> Sequence[Sheet | Picture]:
         if not isinstance(run.start, Run):
             continue
         if run.start.key not in plain:
-            plain = {run.start.key: trained(source.run(run.start.key), source.store)}
+            plain = {run.start.key: load_trained(source.run(run.start.key), source.store)}
         effect = compare_insertion(run, plain[run.start.key])
         accuracies = _accuracies(source, run)
         for epoch, value in {0: effect.after, **accuracies}.items():

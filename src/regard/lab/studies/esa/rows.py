@@ -32,7 +32,7 @@ class Printed:
         return values | ({"macs": 1e9 * self.macs[label]} if label in self.macs else {})
 
 
-def printed(metric: str) -> Printed:
+def printed_values(metric: str) -> Printed:
     """The printed values of the task with this metric."""
     layout, column = _COLUMN[metric]
     values = [[float(value) for value in pair[column].split(" -> ")] for pair in PRINTED_PAIRS]
@@ -43,7 +43,7 @@ def printed(metric: str) -> Printed:
 
 def values_at(metric: str, scale: str) -> Printed:
     """The printed values of the task with this metric at paper scale, none at the others."""
-    return printed(metric) if scale == "paper" else Printed(metric=metric)
+    return printed_values(metric) if scale == "paper" else Printed(metric=metric)
 
 
 def controls(values: Printed) -> tuple[Row, ...]:

@@ -35,7 +35,7 @@ from regard.explain.pictures import png
 from regard.files.records import read_record_if_present, write_record
 from regard.images.imagenet import NORMAL
 from regard.images.images import Images, read_image
-from regard.images.normalise import normalised
+from regard.images.normalise import normalise
 from regard.lab.data import catalog
 from regard.lab.engine.analysis import Analysis, Source, analysis_path
 from regard.measure.intervals import Interval, interval
@@ -150,7 +150,7 @@ class _Size:
     @cached_property
     def seen(self) -> Tensor:
         """The pictures that judge."""
-        return self.user.prepared(tensors(pictures(self.size, "test", JUDGED)))
+        return self.user.prepare(tensors(pictures(self.size, "test", JUDGED)))
 
     @cached_property
     def before(self) -> Outputs:
@@ -252,7 +252,7 @@ def compute(source: Source) -> Sequence[Sheet | Picture]:
             note="On the quarter of the pictures that does not teach, as `regard distill` prints it: the error of all "
             "maps, divided by their deviation, and the correlation. A step that leads away is left out.",
         ),
-        *_drawn(sizes),
+        *_draw(sizes),
     ]  # fmt: skip
 
 
@@ -268,16 +268,16 @@ def _sample_map(model: FocusViT, size: int) -> str:
     pixels = _sample(size)
     if pixels is None:
         return ""
-    image = normalised(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None], NORMAL, torch.device("cpu"))
+    image = normalise(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None], NORMAL, torch.device("cpu"))
     grey = (255 * model(image)[0, 0].numpy()).astype(np.uint8)
-    return _encoded(np.repeat(grey[..., None], 3, -1))
+    return _encode(np.repeat(grey[..., None], 3, -1))
 
 
-def _encoded(pixels: np.ndarray) -> str:
+def _encode(pixels: np.ndarray) -> str:
     return base64.b64encode(png(np.ascontiguousarray(pixels))).decode()
 
 
-def _drawn(sizes: Sequence[_Size]) -> list[Picture]:
+def _draw(sizes: Sequence[_Size]) -> list[Picture]:
     """The sample and its maps before and after, each size side by side."""
     found = []
     for one in sizes:
@@ -287,7 +287,7 @@ def _drawn(sizes: Sequence[_Size]) -> list[Picture]:
             maps = {"original": _sample_map(one.model, one.size)} | maps
             strip = [pixels, *(np.asarray(Image.open(io.BytesIO(base64.b64decode(text)))) for text in maps.values())]
             names = ", ".join(["picture", *maps])
-            drawn = _encoded(np.concatenate(strip, 1))
+            drawn = _encode(np.concatenate(strip, 1))
             found.append(Picture(title=f"Saliency at {one.size} pixels: {names}", image=drawn))
     return found
 

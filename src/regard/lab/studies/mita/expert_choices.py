@@ -53,5 +53,5 @@ def _recorder(chosen: dict[str, Choice], name: str) -> Callable[..., None]:
 
 def _choice(mixer: Any, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Choice:
     heads, config = mixer.project_heads(x, grid, rope), mixer.config
-    landmarks, _ = mixer.operator.pooled(heads["q"], grid)
+    landmarks, _ = mixer.operator.pool(heads["q"], grid)
     return Choice(plan=mita_plan(heads["q"], heads["k"], landmarks, config.k, experts=config.experts), grid=grid)

@@ -6,7 +6,7 @@ from statistics import fmean
 from regard.core import ConfigError, StoreError
 from regard.lab.engine.analysis import Analysis, Source, trained_runs
 from regard.lab.studies.papers import MITA_SOURCE
-from regard.measure.intervals import paired
+from regard.measure.intervals import paired_interval
 from regard.pages.sheets import Cell, Picture, Sheet
 
 from .table5 import PRINTED, TASKS
@@ -45,7 +45,7 @@ def sheets(source: Source) -> Sequence[Sheet | Picture]:
     rows: list[tuple[Cell, ...]] = []
     for label, (printed, _, hours) in PRINTED.items():
         means = [fmean(task[label].values()) if task.get(label) else None for task in of_tasks]
-        gain = paired(averages["MiTA"], averages[label]) if label != "MiTA" else None
+        gain = paired_interval(averages["MiTA"], averages[label]) if label != "MiTA" else None
         average = fmean(averages[label].values()) if averages[label] else None
         difference = (None, None, None) if gain is None else (gain.mean, gain.low, gain.high)
         rows.append((label, *means, average, *difference, round(fmean(printed), 2), hours))

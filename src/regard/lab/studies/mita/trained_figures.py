@@ -18,7 +18,7 @@ from regard.lab.engine.analysis import Analysis, Source, trained_runs
 from regard.lab.studies.overlays import SMOKE_NOTE, first_inputs, overlay, photograph
 from regard.lab.studies.papers import MITA_SOURCE
 from regard.lab.tasks.classification import Classification
-from regard.lab.train.load import trained
+from regard.lab.train.load import load_trained
 from regard.lab.train.run import Run
 from regard.mixers import MiTA
 from regard.mixers.shared.landmarks import landmark_windows, pool_matrix
@@ -65,10 +65,10 @@ def _accuracy(model: nn.Module, run: Run) -> float:
 
 def keys_of(choice: Choice) -> Tensor:
     """The patch tokens that each expert gathers, (B, H, m, cells) of 0 and 1."""
-    return _gathered(choice)[..., choice.grid.span]
+    return _membership(choice)[..., choice.grid.span]
 
 
-def _gathered(choice: Choice) -> Tensor:
+def _membership(choice: Choice) -> Tensor:
     """The same of all tokens, (B, H, m, N)."""
     keys = choice.plan.keys
     return torch.zeros(*keys.shape[:3], choice.grid.tokens).scatter(-1, keys, 1.0)
@@ -92,7 +92,7 @@ def figure3(source: Source) -> Sequence[Sheet | Picture]:
     picture = photograph(run.task)
     parts: list[Sheet | Picture] = []
     lines: list[tuple[Cell, ...]] = []
-    for layer, choice in choices(trained(run, source.store), picture.inputs).items():
+    for layer, choice in choices(load_trained(run, source.store), picture.inputs).items():
         expert = middle(mixer, choice.grid)
         keys, queries = (tokens[0, :, expert].mean(0) for tokens in (keys_of(choice), queries_of(choice)))
         frame = _window(mixer, choice, expert)
@@ -131,7 +131,7 @@ def _window(mixer: MixerConfig | None, choice: Choice, expert: int) -> Tensor | 
 def figure4(source: Source) -> Sequence[Sheet | Picture]:
     """How often each patch token is gathered, and the share that no expert of any head gathers, layer by layer."""
     run = _first(source, "MiTA")
-    model, picture = trained(run, source.store), photograph(run.task)
+    model, picture = load_trained(run, source.store), photograph(run.task)
     parts: list[Sheet | Picture] = []
     lines: list[tuple[Cell, ...]] = []
     tested = _choices_on_test_images(run, model)
@@ -164,7 +164,7 @@ def _extra(choice: Choice) -> float | None:
         return None
     patches = torch.zeros(grid.tokens, dtype=torch.bool)
     patches[grid.span] = True
-    return _share(_gathered(choice).amax((1, 2))[:, ~patches])
+    return _share(_membership(choice).amax((1, 2))[:, ~patches])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ def figure8(source: Source) -> Sequence[Sheet | Picture]:
     run = _first(source, "MiTA")
     lines: list[tuple[Cell, ...]] = []
     empty: list[tuple[Cell, ...]] = []
-    for depth, (layer, choice) in enumerate(_choices_on_test_images(run, trained(run, source.store)).items(), 1):
+    for depth, (layer, choice) in enumerate(_choices_on_test_images(run, load_trained(run, source.store)).items(), 1):
         result = overlap(keys_of(choice), queries_of(choice))
         shares = {"trained": result.measured, "random sets": result.by_chance, "hard clustering": 1.0}
         lines += [(depth, layer, name, round(value, 4)) for name, value in shares.items()]
@@ -234,7 +234,7 @@ def figure9(source: Source) -> Sequence[Sheet | Picture]:
     for row, runs in runs_of.items():
         accuracies: dict[str, list[float]] = {label: [] for label in mixers}
         for run in runs:
-            model = trained(run, source.store)
+            model = load_trained(run, source.store)
             for label, mixer in mixers.items():
                 network = model if label == row or mixer is None else exchange(model, mixer)
                 accuracies[label].append(_accuracy(network, run))
@@ -289,7 +289,7 @@ def figure10(source: Source) -> Sequence[Sheet | Picture]:
     """Accuracy of a trained network over (m, k) at inference, with the point of training and two boundaries."""
     run = _first(source, "MiTA")
     mixer: Any = run.mixer
-    model = trained(run, source.store)
+    model = load_trained(run, source.store)
     tokens = next(iter(choices(model, first_inputs(run.task, 1)).values())).grid.tokens
     numbers = sorted({number for number in (*_NUMBERS, mixer.number, mixer.k) if number <= tokens})
     accuracies = accuracies_at(model, run, [(m, k) for m in numbers for k in numbers])

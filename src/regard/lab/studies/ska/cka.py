@@ -16,7 +16,7 @@ from regard.explain.cka import LayerSimilarity, compare_layers
 from regard.lab.engine.analysis import Analysis, Source, trained_runs
 from regard.lab.engine.study import Setting, Study
 from regard.lab.studies.overlays import SMOKE_NOTE, first_inputs
-from regard.lab.train.load import trained
+from regard.lab.train.load import load_trained
 from regard.lab.train.recipe import Recipe
 from regard.pages.sheets import Cell, Chart, Picture, Sheet
 
@@ -67,7 +67,7 @@ def similarities(source: Source) -> dict[str, list[LayerSimilarity]]:
     if len(seeds) < 2:
         raise StoreError(f"{NAME} has {len(seeds)} finished runs of {_SOFTMAX}; the comparison needs two seeds")
     runs = {key: source.run(key) for row in (_SOFTMAX, *_OTHERS) for key in keys.get(row, {}).values()}
-    models = {key: trained(run, source.store) for key, run in runs.items()}
+    models = {key: load_trained(run, source.store) for key, run in runs.items()}
     images = first_inputs(runs[next(iter(seeds.values()))].task, TEST_IMAGES)
     found: dict[str, list[LayerSimilarity]] = {}
     for row in (_SOFTMAX, *_OTHERS):

@@ -18,7 +18,7 @@ from regard.explain.pictures import SAMPLES
 from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.studies.papers import SKA_PAPER
 from regard.lab.tasks.base import Task
-from regard.lab.train.load import trained
+from regard.lab.train.load import load_trained
 from regard.lab.train.run import Run
 from regard.pages.sheets import Cell, Chart, Picture, Sheet
 from regard.swapping.capture import capture, with_regard_softmax
@@ -168,7 +168,7 @@ def figure5(source: Source) -> Sequence[Sheet | Picture]:
     pictures: list[Picture] = []
     remarks = [f"Not trained yet: {'; '.join(missing)}."] if missing else []
     for network in trained_networks:
-        model = trained(network.run, source.store)
+        model = load_trained(network.run, source.store)
         try:
             maps = maps_of(model, first_inputs(network.run.task, TEST_IMAGES), network.layers)
         except UnsupportedError as error:

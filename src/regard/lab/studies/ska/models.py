@@ -62,7 +62,7 @@ def paper_stages(stages: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{stage.upper()}(init='paper')" if stage.endswith("ska") else stage for stage in stages)
 
 
-def printed(host: str, kind: str) -> Printed:
+def printed_row(host: str, kind: str) -> Printed:
     """The row of Table 1 of a host of `NAMES` and a kind: "" (the host's own attention), "SKA a", "SKA b", "CSKA"."""
     mechanism, _, size = kind.partition(" ")
     return _PRINTED["-".join(filter(None, (mechanism, NAMES[host]))) + (f" {size}" if size else "")]
@@ -76,7 +76,7 @@ def model_row(
 
     against: the row of the same host with its own attention.
     """
-    row = printed(host, kind)
+    row = printed_row(host, kind)
     mixer = parse_mixer(row.mixer) if row.mixer else None
     params = row.counts[0 if classes == 10 else 1]
     return Row(

@@ -6,7 +6,7 @@ from regard.lab.studies.papers import SKA_PAPER
 from regard.lab.tasks.classification import Classification
 from regard.mixers import CSKA, SKA, Softmax
 
-from .models import RECIPE, RECIPE_NOTE, START_NOTE, model_row, printed
+from .models import RECIPE, RECIPE_NOTE, START_NOTE, model_row, printed_row
 
 _PLAIN = {"init": "fan_in"}
 _SHORT = {"epochs": 3}
@@ -50,7 +50,7 @@ def _paper() -> tuple[Row, ...]:
     on_10, on_100 = [], []
     for host, (*printed_top1, speeds) in _PRINTED.items():
         for kind, top1_10, top1_100, speed in zip(_KINDS, *printed_top1, speeds, strict=True):
-            label, base, row = _label(host, kind), _label(host, ""), printed(host, kind)
+            label, base, row = _label(host, kind), _label(host, ""), printed_row(host, kind)
             paper = {"params": float(row.params.removesuffix("M")) * 1e6, "macs": float(row.gflops) * 1e9 / 2,
                      "top1": top1_10, "inference_per_second": speed}  # fmt: skip
             on_10.append(model_row(label, host, kind, paper, base, recipe=_ON_10.get(host, {})))

@@ -25,7 +25,7 @@ from .models import (
 _ROWS = (*(Row(label, Softmax(projection=projection)) for label, projection in SMALL.items()), *CONTROLS)
 
 
-def _distilled(teacher: Row) -> tuple[Row, ...]:
+def _distillation_rows(teacher: Row) -> tuple[Row, ...]:
     return tuple(replace(row, teacher=teacher) for row in _ROWS)
 
 
@@ -44,8 +44,8 @@ TABLE3 = Study(
     question="Do non-linear queries, keys and values keep their gains under distillation?",
     baseline="linear",
     settings={
-        "smoke": Setting(DIGITS, DIGITS_RECIPE, _distilled(_SMOKE_TEACHER), seeds=2),
-        "desk": Setting(CIFAR, CIFAR_RECIPE, _distilled(_DESK_TEACHER), seeds=5),
+        "smoke": Setting(DIGITS, DIGITS_RECIPE, _distillation_rows(_SMOKE_TEACHER), seeds=2),
+        "desk": Setting(CIFAR, CIFAR_RECIPE, _distillation_rows(_DESK_TEACHER), seeds=5),
         "paper": Setting(IMAGENET, XCIT_RECIPE, _PAPER3),
     },
     claims=paper_claims(_PAPER3),
@@ -61,7 +61,7 @@ TABLE3 = Study(
 )
 
 
-def _transferred(pretraining: dict[str, object], lr: float) -> tuple[Row, ...]:
+def _transfer_rows(pretraining: dict[str, object], lr: float) -> tuple[Row, ...]:
     return tuple(replace(row, start=replace(row, task=pretraining), recipe={"lr": lr}) for row in _ROWS)
 
 
@@ -127,11 +127,11 @@ TABLE4 = Study(
     baseline="linear",
     settings={
         "smoke": Setting(
-            replace(CANVAS, data="digits"), DIGITS_RECIPE, _transferred({"data": "digits-canvas"}, 1e-3), seeds=2
+            replace(CANVAS, data="digits"), DIGITS_RECIPE, _transfer_rows({"data": "digits-canvas"}, 1e-3), seeds=2
         ),
         "desk": Setting(
             replace(CIFAR, data="cifar100_small"), replace(CIFAR_RECIPE, epochs=20),
-            _transferred({"data": "cifar10"}, 5e-4),
+            _transfer_rows({"data": "cifar10"}, 5e-4),
         ),
         "paper": Setting(
             replace(IMAGENET, data="CIFAR100", classes=100),

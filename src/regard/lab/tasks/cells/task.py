@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, DataError, MixerConfig
 from regard.images.feed import to_tensor
-from regard.images.normalise import Statistics, normalised
+from regard.images.normalise import Statistics, normalise
 from regard.images.order import Part, check_parts, part_of
 from regard.lab.data.boards import (
     ABILITIES,
@@ -104,9 +104,9 @@ class Cells(ValidationPart, Task):
         return same
 
     def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> CellScores:
-        return self._built(mixer, removed)
+        return self._build(mixer, removed)
 
-    def _built(self, mixer: MixerConfig | None, removed: bool, pretrained: bool = True) -> CellScores:
+    def _build(self, mixer: MixerConfig | None, removed: bool, pretrained: bool = True) -> CellScores:
         made = make_cell_scores(
             self.host, mixer, classes=self.boards.classes, size=self.boards.size, removed=removed,
             pretrained=pretrained, extra=self.extra,
@@ -122,7 +122,7 @@ class Cells(ValidationPart, Task):
 
     def trial(self, mixer: MixerConfig | None, removed: bool = False, outputs: int = 0, augment: str = "") -> Trial:
         """As in `Task`; the number of classes is that of the boards."""
-        model, data = self._built(mixer, removed, pretrained=False), self.boards
+        model, data = self._build(mixer, removed, pretrained=False), self.boards
 
         def forward(n: int) -> Tensor:
             return model(torch.randn(n, 1, *data.size))
@@ -141,19 +141,19 @@ class Cells(ValidationPart, Task):
         self, model: nn.Module, batch: Boards, recipe: Training, device: torch.device, teacher: nn.Module | None = None
     ) -> Tensor:
         """Cross-entropy of the cells that ask."""
-        scores = model(self.prepared(to_tensor(batch.images), device))
+        scores = model(self.prepare(to_tensor(batch.images), device))
         return pixel_loss(scores, torch.from_numpy(batch.answers).to(device), recipe.smoothing)
 
-    def prepared(self, images: Tensor, device: torch.device, record: Record | None = None) -> Tensor:
-        return normalised(images, _NORMAL, device)
+    def prepare(self, images: Tensor, device: torch.device, record: Record | None = None) -> Tensor:
+        return normalise(images, _NORMAL, device)
 
     def score(self, model: nn.Module, device: torch.device) -> Score:
         model.eval()
         number, shares = self.sample_counts()[1], list[np.ndarray]()
         for start in range(0, number, _TOGETHER):
-            made = self._evaluated(start, min(start + _TOGETHER, number))
+            made = self._evaluated_boards(start, min(start + _TOGETHER, number))
             with torch.inference_mode():
-                scores = model(self.prepared(to_tensor(made.images), device))
+                scores = model(self.prepare(to_tensor(made.images), device))
             right = (scores.argmax(1).cpu().numpy() == made.answers) & (made.answers != NOTHING)
             shares.append(100 * right.sum((1, 2)) / self.boards.asking)
         samples = np.concatenate(shares)
@@ -175,11 +175,11 @@ class Cells(ValidationPart, Task):
         return 100 / self.boards.classes
 
     def example(self) -> tuple[Tensor]:
-        made = self._evaluated(0, 1)
-        return (self.prepared(to_tensor(made.images), torch.device("cpu")),)
+        made = self._evaluated_boards(0, 1)
+        return (self.prepare(to_tensor(made.images), torch.device("cpu")),)
 
-    def _evaluated(self, start: int, stop: int) -> Boards:
-        return _evaluated(self.boards, self.split, start, stop, self.download, folder_in_use())
+    def _evaluated_boards(self, start: int, stop: int) -> Boards:
+        return _read_boards(self.boards, self.split, start, stop, self.download, folder_in_use())
 
     def sample_counts(self) -> tuple[int, int]:
         return (min(self.limit, EPOCH), min(self.limit, TESTED)) if self.limit else (EPOCH, TESTED)
@@ -213,6 +213,6 @@ class BoardBatches:
 
 
 @lru_cache(maxsize=8)
-def _evaluated(data: BoardSet, split: str, start: int, stop: int, download: bool, folder: str) -> Boards:
+def _read_boards(data: BoardSet, split: str, start: int, stop: int, download: bool, folder: str) -> Boards:
     """Boards of the evaluated split, which is read several times in a run."""
     return boards(data, split, 0, start, stop, download)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, DataError, DeviceError, MixerConfig
 from regard.core.eval_mode import eval_mode
-from regard.images.augment import BATCHWISE, augmented, by_image, centre, check_augment, placed, transform
+from regard.images.augment import BATCHWISE, augment_batch, by_image, centre, check_augment, place_on_canvas, transform
 from regard.images.cores import loaders
 from regard.images.feed import Batches, evaluation_batches, to_tensor
 from regard.images.imagenet import NORMAL
 from regard.images.images import Images, ImageSet, read_image
-from regard.images.normalise import Statistics, is_pretrained, normalised
+from regard.images.normalise import Statistics, is_pretrained, normalise
 from regard.images.order import Part, check_parts
 from regard.images.own import Lazy
 from regard.images.streams import generator
@@ -43,7 +43,7 @@ from regard.swapping.swap import remove
 
 from ..base import Prediction, Record, Samples, Score, Training, Trial
 from ..class_scores import best_classes, check_subset, majority, top1_score
-from ..drawing import captioned
+from ..drawing import add_caption
 from ..image_task import ImageTask, same_data
 from ..validation import ValidationPart
 from ..weights import Init
@@ -156,10 +156,10 @@ class Classification(ValidationPart, ImageTask):
         Raises: ConfigError if that part has all images of a class, unless a limit leaves few of them.
         """
         image_set = self.data_set()
-        images = self._limited(image_set.train)
+        images = self._limit_images(image_set.train)
         if not self.val or _own_part(image_set) is not None:
             return images
-        part = images.take(self.divided(len(images))[0])
+        part = images.take(self.divide(len(images))[0])
         lost = np.setdiff1d(images.labels, part.labels)
         if len(lost) and not self.limit:
             raise ConfigError(
@@ -176,19 +176,19 @@ class Classification(ValidationPart, ImageTask):
         images = image_set.test if self.split == "test" else image_set.held
         if images is None:
             raise DataError(f'{image_set.name} has no images reserved for tuning; use split="test"')
-        return self._limited(images)
+        return self._limit_images(images)
 
     def _validation_images(self, image_set: ImageSet) -> Images:
         """The part of the training images that is not trained on; on a canvas each has one fixed position."""
         if (own := _own_part(image_set)) is not None:
-            return self._limited(own)
-        images = self._limited(image_set.train)
-        images = images.take(self.divided(len(images))[1])
+            return self._limit_images(own)
+        images = self._limit_images(image_set.train)
+        images = images.take(self.divide(len(images))[1])
         if not image_set.canvas:
             return images
-        return Images(placed(images.pixels, self.size, generator("validation", self.val_seed)), images.labels)
+        return Images(place_on_canvas(images.pixels, self.size, generator("validation", self.val_seed)), images.labels)
 
-    def _limited(self, images: Images) -> Images:
+    def _limit_images(self, images: Images) -> Images:
         """The first `limit` images; evenly spaced ones if the set is sorted by class."""
         number = len(images)
         if not self.limit or self.limit >= number:
@@ -201,14 +201,14 @@ class Classification(ValidationPart, ImageTask):
     def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
         outputs = self.outputs if record is None else self.classes or len(record["class_names"])
         channels = self.channels if record is None else len(record["normal"][0])
-        model = self.built(mixer, outputs, channels, removed)
+        model = self.build(mixer, outputs, channels, removed)
         if mixer is None and not removed:  # a swap has checked the inputs already
             image = torch.zeros(1, channels, *self.size)
             with explain_inputs(model, image), eval_mode(model):
                 model(image)
         return model
 
-    def built(
+    def build(
         self, mixer: MixerConfig | None, outputs: int, channels: int, removed: bool = False, *, pretrained: bool = True
     ) -> nn.Module:
         """The host with these numbers of outputs and input channels, for images of `size` if it has such an option.
@@ -245,7 +245,7 @@ class Classification(ValidationPart, ImageTask):
         """As in `Task`. Augmentations of single images (`by_image`) are left out."""
         classes, channels = classes_and_channels(self.data)
         outputs = outputs or self.classes or classes
-        model = self.built(mixer, outputs, channels, removed, pretrained=False)
+        model = self.build(mixer, outputs, channels, removed, pretrained=False)
         channels = input_channels(model)
         rng = np.random.default_rng(0)
 
@@ -254,7 +254,7 @@ class Classification(ValidationPart, ImageTask):
             if not augment or by_image(augment):
                 return F.cross_entropy(model(torch.randn(n, channels, *self.size)).float(), labels)
             pixels = rng.integers(0, 256, (n, *self.size, channels), dtype=np.uint8)
-            images = to_tensor(augmented(pixels, self.size, augment, False, rng))
+            images = to_tensor(augment_batch(pixels, self.size, augment, False, rng))
             return F.cross_entropy(model(images.float() / 255).float(), labels)
 
         def forward(n: int) -> Tensor:
@@ -290,7 +290,7 @@ class Classification(ValidationPart, ImageTask):
     ) -> Tensor:
         """Cross-entropy. With a teacher: its mean with the cross-entropy to the classes that the teacher predicts for
         the same images, after mixup (hard distillation, DeiT Eq. 3, with one head)."""
-        images, labels = self.prepared(batch[0], device), batch[1].to(device)
+        images, labels = self.prepare(batch[0], device), batch[1].to(device)
         weights = self._class_weights(device)
         if recipe.erasing:
             from timm.data.random_erasing import RandomErasing
@@ -348,7 +348,7 @@ class Classification(ValidationPart, ImageTask):
         model.eval()
         for images, labels in evaluation_batches(test, self.size):
             with torch.inference_mode():
-                scores = model(normalised(images, statistics, device)).float()
+                scores = model(normalise(images, statistics, device)).float()
             yield scores, labels.to(device)
 
     def score(self, model: nn.Module, device: torch.device) -> Score:
@@ -369,7 +369,7 @@ class Classification(ValidationPart, ImageTask):
         return top1_score(
             scores
             for part in parts
-            for scores in self._scores(model, device, self._limited(part), self.statistics(record))
+            for scores in self._scores(model, device, self._limit_images(part), self.statistics(record))
         )
 
     def _whole(self, data: str, record: Record) -> list[Images]:
@@ -394,7 +394,7 @@ class Classification(ValidationPart, ImageTask):
 
     def example(self) -> tuple[Tensor]:
         images, _ = next(evaluation_batches(self.test_images().take(slice(0, 1)), self.size))
-        return (self.prepared(images, torch.device("cpu")),)
+        return (self.prepare(images, torch.device("cpu")),)
 
     def record(self) -> dict[str, Any]:
         return self.record_of(len(self.train_images()), len(self.test_images()))
@@ -415,15 +415,15 @@ class Classification(ValidationPart, ImageTask):
         statistics = self.statistics(record)
         predictions = []
         for source in sources:
-            image = normalised(to_tensor(self._pixels(source, len(statistics[0]))[None]), statistics, device)
+            image = normalise(to_tensor(self._pixels(source, len(statistics[0]))[None]), statistics, device)
             with torch.inference_mode():
                 scores = model(image)[0].float()
             predictions.append({"file": str(source), **best_classes(scores, record["class_names"])})
         return predictions
 
-    def drawn(self, source: str | Path, prediction: Mapping[str, Any]) -> Image:
+    def draw(self, source: str | Path, prediction: Mapping[str, Any]) -> Image:
         lines = [f"{item['label']} {100 * item['probability']:.0f} %" for item in prediction["top"][:3]]
-        return captioned(self._pixels(source, 3), lines)
+        return add_caption(self._pixels(source, 3), lines)
 
     def _pixels(self, source: str | Path, channels: int) -> np.ndarray:
         """A file's pixels (h, w, channels), cropped at the centre like the test images of the task's data."""

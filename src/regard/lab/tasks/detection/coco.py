@@ -102,7 +102,7 @@ def scenes_of(
             reading.mended |= (
                 not annotation.get("bbox") or annotation.get("iscrowd", 0) is None or ids != (image, category)
             )
-            row = _checked(place, annotation, sizes[image], reading)
+            row = _check_annotation(place, annotation, sizes[image], reading)
             if row is not None:
                 rows[image].append({**row, "label": labels[category]})
     _check_corners(file, boxes)
@@ -325,7 +325,7 @@ class _Finder:
                 if path.is_file():
                     self.reading.mended |= folder not in self.folders or "\\" in given
                     return path
-        elsewhere = self._named(name.name) if self.root is not None else []
+        elsewhere = self._files_named(name.name) if self.root is not None else []
         if len(elsewhere) == 1:
             self.reading.note(ELSEWHERE, elsewhere[0])
             return elsewhere[0]
@@ -338,7 +338,7 @@ class _Finder:
         )
         return None
 
-    def _named(self, name: str) -> list[Path]:
+    def _files_named(self, name: str) -> list[Path]:
         if self.below is None:
             self.below = {}
             for path in files_below(self.root or Path(), SUFFIXES):
@@ -346,7 +346,7 @@ class _Finder:
         return self.below.get(name, [])
 
 
-def _checked(
+def _check_annotation(
     place: str, annotation: Mapping[str, Any], size: tuple[int, int], reading: Reading
 ) -> dict[str, Any] | None:
     """Box, crowd, area and mask of an annotation; None if it is wrong and skipped. place: for messages."""

@@ -19,12 +19,12 @@ from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.lab.data.cued import COUNTS, CUED, SOURCES, canvas
 from regard.lab.data.cued import SIZE as CUED_SIZE
 from regard.lab.data.cued import checksum as cued_checksum
-from regard.lab.data.generated import revised
+from regard.lab.data.generated import with_revision
 
 from ..class_scores import check_subset
 from . import coco, masks, voc
 from .coco import Reading
-from .feed import fitted
+from .feed import fitted_size
 from .formats import Splits, format_of
 from .scenes import Scene, SceneSet, objects_of
 
@@ -51,7 +51,7 @@ def identity(data: str, with_masks: bool, corrupt: str, kind: str = "", exif: st
     The arguments and errors are those of `load`; annotations are checked before the bytes of images are read.
     """
     if data in NAMED:
-        return revised(data)
+        return with_revision(data)
     path, choices = path_of(data), Choices(with_masks, corrupt, exif, kind)
     own = own_splits(path, choices)
     return f"own:{digest(path, choices)}{'@2' if corrupt == 'skip' and own.mended else ''}{'@3' if own.renamed else ''}"
@@ -68,7 +68,7 @@ def load(data: str, with_masks: bool, corrupt: str, kind: str = "", exif: str = 
     whole: without a division and without the checks of what a training needs, to be scored. Raises: DataError.
     """
     if data in CUED:
-        return _cued(data, with_masks, folder_in_use())
+        return _load_cued(data, with_masks, folder_in_use())
     choices = Choices(with_masks, corrupt, exif, kind)
     path = folder_of(data) if data in FOLDERS else path_of(data)
     total = _named_digest(path) if data in FOLDERS else digest(path, choices, whole)
@@ -87,7 +87,7 @@ def _load(path: Path, name: str, choices: Choices, total: str, whole: bool) -> S
     if name:
         corrupt = "leave out" if name == "coco" and choices.corrupt == "stop" else choices.corrupt
         reading = Reading(corrupt, choices.with_masks, "turn")
-        categories, splits = _with_objects(path, *_divided(*format_of(path).read(path, reading)))
+        categories, splits = _with_objects(path, *_divide(*format_of(path).read(path, reading)))
     else:
         own = own_splits(path, choices, whole)
         categories, splits = own.categories, own.splits
@@ -140,13 +140,13 @@ def read_own(path: Path, choices: Choices, whole: bool = False) -> OwnSplits:
         )
         as_stored = annotated_as_stored(path, sizes, choices.exif, reading.notes)
         if as_stored:
-            splits = {split: [_kept(scene, reading) for scene in scenes] for split, scenes in splits.items()}
+            splits = {split: [_keep_as_stored(scene, reading) for scene in scenes] for split, scenes in splits.items()}
         if not whole:
             if "train" not in splits:
                 raise DataError(
                     f"{path} has a split {', '.join(splits)}, but no train.json or other images for training"
                 )
-            categories, splits = _divided(categories, splits)
+            categories, splits = _divide(categories, splits)
         _count_crowds(splits, reading.notes)
     finally:
         reading.notes.warn()
@@ -157,7 +157,7 @@ def _annotated_size(scene: Scene, reading: Reading) -> tuple[int, int] | None:
     return None if scene.source in reading.measured else scene.size
 
 
-def _kept(scene: Scene, reading: Reading) -> Scene:
+def _keep_as_stored(scene: Scene, reading: Reading) -> Scene:
     """A scene whose image is not turned."""
     source = AsStored(scene.file)
     size = size_of(source) if scene.source in reading.measured else scene.size
@@ -186,7 +186,7 @@ def tiny(split: str, scenes: Sequence[Scene], size: tuple[int, int], resize: str
     """A sentence on objects with a side of less than a pixel when images are resized; "" without any."""
     number = total = 0
     for scene in scenes:
-        inside = fitted(scene.size, size, resize)
+        inside = fitted_size(scene.size, size, resize)
         sides = scene.objects.boxes[:, 2:] - scene.objects.boxes[:, :2]
         scaled = sides * (inside[1] / scene.size[1], inside[0] / scene.size[0])
         number += int((scaled < 1).any(1).sum())
@@ -199,7 +199,7 @@ def tiny(split: str, scenes: Sequence[Scene], size: tuple[int, int], resize: str
     )
 
 
-def _divided(categories: coco.Categories, splits: Splits) -> tuple[coco.Categories, Splits]:
+def _divide(categories: coco.Categories, splits: Splits) -> tuple[coco.Categories, Splits]:
     """Training and validation: without another split every fifth scene of a fixed permutation is for the validation."""
     if len(splits) > 1:
         return categories, splits
@@ -299,6 +299,6 @@ class _Canvases(Sequence[Scene]):
 
 
 @lru_cache(maxsize=4)
-def _cued(data: str, with_masks: bool, folder: str) -> SceneSet:
+def _load_cued(data: str, with_masks: bool, folder: str) -> SceneSet:
     splits: dict[str, Sequence[Scene]] = {split: _Canvases(data, split, with_masks) for split in COUNTS}
     return SceneSet(data, ("match",), (1,), 1, splits, cued_checksum(data))

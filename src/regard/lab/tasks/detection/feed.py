@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.core import DataError
 from regard.images.augment import scaled_pixels
 from regard.images.feed import LoadedBatches
-from regard.images.images import Images, cached, decode, readable_rows
+from regard.images.images import Images, decode, load_or_make, readable_rows
 from regard.images.order import Part, batch_rows, batches_in_epoch, part_of
 from regard.images.own import IN_MEMORY
 from regard.images.streams import generator
@@ -29,7 +29,7 @@ MULTIPLE = 32
 """Sides of images at another scale, and of those that keep their own size, are multiples of so many pixels."""
 
 
-def fitted(original: tuple[int, int], size: tuple[int, int], resize: str) -> tuple[int, int]:
+def fitted_size(original: tuple[int, int], size: tuple[int, int], resize: str) -> tuple[int, int]:
     """(height, width) of an image in its tensor: `size` for "stretch", else of the same shape as before.
 
     "fit": inside `size`. "sides": the shorter side is that of `size`, unless the longer one would then be longer than
@@ -48,14 +48,14 @@ def canvas(original: tuple[int, int], size: tuple[int, int], resize: str) -> tup
     """(height, width) of an image's tensor: `size`, or for "sides" that of the image, as multiples of `MULTIPLE`."""
     if resize != "sides":
         return size
-    height, width = (-(-side // MULTIPLE) * MULTIPLE for side in fitted(original, size, resize))
+    height, width = (-(-side // MULTIPLE) * MULTIPLE for side in fitted_size(original, size, resize))
     return height, width
 
 
-def resized(pixels: UInt8[np.ndarray, "h w C"], size: tuple[int, int], resize: str) -> UInt8[np.ndarray, "H W C"]:
+def resize_image(pixels: UInt8[np.ndarray, "h w C"], size: tuple[int, int], resize: str) -> UInt8[np.ndarray, "H W C"]:
     """An image in its `canvas`, bilinear with antialiasing; what it leaves free at the right and the bottom is 0."""
     original = (pixels.shape[0], pixels.shape[1])
-    (height, width), whole = fitted(original, size, resize), canvas(original, size, resize)
+    (height, width), whole = fitted_size(original, size, resize), canvas(original, size, resize)
     pixels = scaled_pixels(pixels, (height, width))
     if (height, width) == whole:
         return pixels
@@ -64,13 +64,15 @@ def resized(pixels: UInt8[np.ndarray, "h w C"], size: tuple[int, int], resize: s
     return padded
 
 
-def stacked(images: Sequence[UInt8[Tensor, "C _h _w"]], size: tuple[int, int] = (0, 0)) -> UInt8[Tensor, "n C H W"]:
+def stack_images(
+    images: Sequence[UInt8[Tensor, "C _h _w"]], size: tuple[int, int] = (0, 0)
+) -> UInt8[Tensor, "n C H W"]:
     """Images as one tensor of the largest height and width among them and `size`; the rest is 0."""
     height, width = (max(side, *(image.shape[1 + axis] for image in images)) for axis, side in enumerate(size))
-    return torch.stack([_padded(image, (height, width)) for image in images])
+    return torch.stack([_pad(image, (height, width)) for image in images])
 
 
-def _padded(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+def _pad(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     """A tensor (..., h, w) with zeros at the right and the bottom up to `size`; the same one if it has that size."""
     height, width = pixels.shape[-2:]
     return pixels if (height, width) == size else F.pad(pixels, (0, size[1] - width, 0, size[0] - height))
@@ -105,7 +107,7 @@ class Split:
             return self._read(self.scenes[row])
         if not self._decoded:
             side = f"{self.size[0]}x{self.size[1]}-{self.resize}"
-            self._decoded.append(cached(f"detection-{self.key}-{side}", self._read_all))
+            self._decoded.append(load_or_make(f"detection-{self.key}-{side}", self._read_all))
         image: np.ndarray = self._decoded[0].pixels[row]
         return image
 
@@ -116,11 +118,11 @@ class Split:
         return Images(pixels, np.arange(len(self)))
 
     def _read(self, scene: Scene) -> np.ndarray:
-        return resized(read_pixels(scene, self.channels), self.size, self.resize)
+        return resize_image(read_pixels(scene, self.channels), self.size, self.resize)
 
     def inside(self, scene: Scene) -> tuple[int, int]:
         """(height, width) of the scene's image in its tensor."""
-        return fitted(scene.size, self.size, self.resize)
+        return fitted_size(scene.size, self.size, self.resize)
 
     def item(self, row: int) -> tuple[Tensor, dict[str, Tensor], tuple[int, int]]:
         """Image (C, H, W) uint8, target and (height, width) of the image in it; objects of a crowd are left out."""
@@ -160,7 +162,7 @@ def target_of(
     target = {"boxes": boxes, "labels": torch.from_numpy(objects.labels[rows] + 1)}
     if objects.masks is not None:
         whole = torch.from_numpy(masks.decode([objects.masks[row] for row in rows], original))
-        target["masks"] = _padded(_resized_masks(whole, inside), size)
+        target["masks"] = _pad(_resized_masks(whole, inside), size)
     return target
 
 
@@ -197,18 +199,18 @@ class Batches(LoadedBatches):
         for place in range(len(rows))[part_of(len(rows), self.part)]:
             image, target, inside = self.split.item(int(rows[place]))
             if self.augment != "none" and flips[place, 0]:
-                image, target = flipped(image, target, inside, -1)
+                image, target = reflect(image, target, inside, -1)
             if self.augment == "flips" and flips[place, 1]:
-                image, target = flipped(image, target, inside, -2)
+                image, target = reflect(image, target, inside, -2)
             items.append((image, target, inside))
         images, targets, insides = (list(part) for part in zip(*items, strict=True))
-        whole = stacked(images, self._size(rows))
+        whole = stack_images(images, self._size(rows))
         size = (whole.shape[2], whole.shape[3])
         targets = [
-            {**target, "masks": _padded(target["masks"], size)} if "masks" in target else target for target in targets
+            {**target, "masks": _pad(target["masks"], size)} if "masks" in target else target for target in targets
         ]
         batch: Batch = (whole, targets, insides)
-        return batch if scale == 1.0 else scaled(batch, scale)
+        return batch if scale == 1.0 else scale_batch(batch, scale)
 
     def _size(self, rows: np.ndarray) -> tuple[int, int]:
         """(height, width) of the tensor of a batch, also for a part of it."""
@@ -219,7 +221,7 @@ class Batches(LoadedBatches):
         return max(height for height, _ in sizes), max(width for _, width in sizes)
 
 
-def flipped(
+def reflect(
     image: Tensor, target: dict[str, Tensor], inside: tuple[int, int], axis: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """An image (C, H, W) and its target reflected: axis -1 exchanges left and right, -2 top and bottom.
@@ -240,7 +242,7 @@ def flipped(
     return image, changed
 
 
-def scaled(batch: Batch, scale: float) -> Batch:
+def scale_batch(batch: Batch, scale: float) -> Batch:
     """A batch whose sides are multiplied by about `scale`: the nearest multiples of `MULTIPLE`."""
     images, targets, insides = batch
     old = (images.shape[-2], images.shape[-1])

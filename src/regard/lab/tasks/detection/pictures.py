@@ -16,10 +16,10 @@ OPACITY = 0.45
 """Of the colour of a mask."""
 
 
-def drawn(pixels: UInt8[np.ndarray, "h w C"], prediction: Mapping[str, Any]) -> Image.Image:
+def draw_prediction(pixels: UInt8[np.ndarray, "h w C"], prediction: Mapping[str, Any]) -> Image.Image:
     """A prediction of `predict` on its image: masks, boxes, labels and scores in the colours of the classes."""
     items = [item for item in prediction["objects"] if item["score"] >= SHOWN]
-    image, factor = canvas(_tinted(pixels, [item for item in items if "mask" in item]))
+    image, factor = canvas(_tint(pixels, [item for item in items if "mask" in item]))
     draw = ImageDraw.Draw(image)
     font = font_of(max(image.width // 60, 11))
     for item in items:
@@ -34,7 +34,7 @@ def drawn(pixels: UInt8[np.ndarray, "h w C"], prediction: Mapping[str, Any]) -> 
     return image
 
 
-def _tinted(pixels: np.ndarray, items: Sequence[Mapping[str, Any]]) -> np.ndarray:
+def _tint(pixels: np.ndarray, items: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """The pixels with the colour of the class on the mask of each item, and the outline of each mask."""
     if not items:
         return pixels

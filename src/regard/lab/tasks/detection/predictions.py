@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
-from regard.images.normalise import Statistics, normalised
+from regard.images.normalise import Statistics, normalise
 
-from .feed import Split, fitted, stacked
+from .feed import Split, fitted_size, stack_images
 from .masks import as_text, encode
 from .scenes import Rle
 from .score import Found
@@ -28,9 +28,9 @@ class Frame:
     resize: str
     statistics: Statistics
 
-    def padded(self, images: Tensor, sizes: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
+    def pad(self, images: Tensor, sizes: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
         """uint8 images (n, C, H, W) normalised on the device, with zeros beside the (height, width) of each."""
-        prepared = normalised(images, self.statistics, device)
+        prepared = normalise(images, self.statistics, device)
         for image, (height, width) in zip(prepared, sizes, strict=True):
             image[:, height:] = 0.0
             image[:, :, width:] = 0.0
@@ -43,7 +43,7 @@ def predictions_of(frame: Frame, model: nn.Module, split: Split, device: torch.d
     found: list[Found] = []
     for start in range(0, len(split), AT_ONCE):
         rows = range(start, min(start + AT_ONCE, len(split)))
-        images = stacked([torch.from_numpy(np.array(split.pixels(row))).permute(2, 0, 1) for row in rows])
+        images = stack_images([torch.from_numpy(np.array(split.pixels(row))).permute(2, 0, 1) for row in rows])
         found += found_in(frame, model, images, [split.scenes[row].size for row in rows], device)
     return found
 
@@ -52,9 +52,9 @@ def found_in(
     frame: Frame, model: nn.Module, images: Tensor, originals: Sequence[tuple[int, int]], device: torch.device
 ) -> list[Found]:
     """The predictions in uint8 images (n, C, H, W), resized for the frame, in pixels of the original images."""
-    sizes = [fitted(original, frame.size, frame.resize) for original in originals]
+    sizes = [fitted_size(original, frame.size, frame.resize) for original in originals]
     with torch.inference_mode():
-        predictions = model(frame.padded(images, sizes, device), None, sizes)
+        predictions = model(frame.pad(images, sizes, device), None, sizes)
         return [
             _in_original(prediction, size, original)
             for prediction, size, original in zip(predictions, sizes, originals, strict=True)

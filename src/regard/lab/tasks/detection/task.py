@@ -31,7 +31,7 @@ from ..validation import ValidationPart
 from . import data as data_sets
 from . import presets
 from .data import tiny, with_classes
-from .feed import AUGMENTS, Batch, Batches, Split, canvas, readable, resized, scaled_size
+from .feed import AUGMENTS, Batch, Batches, Split, canvas, readable, resize_image, scaled_size
 from .networks import Detector, Heads, detection_backbone, make_detector
 from .networks.padding import cannot_hide
 from .networks.rcnn import Targets
@@ -136,9 +136,9 @@ class Boxes(ValidationPart, ImageTask):
 
     def data_set(self) -> SceneSet:
         """The data set. Raises: DataError."""
-        return self._loaded()
+        return self._load()
 
-    def _loaded(self, whole: bool = False) -> SceneSet:
+    def _load(self, whole: bool = False) -> SceneSet:
         return data_sets.load(self.data, self.kind == "segm", self.corrupt, self.digest, self.exif, whole)
 
     def part(self, split: str) -> Split:
@@ -179,11 +179,11 @@ class Boxes(ValidationPart, ImageTask):
     def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> Detector:
         record = self.record() if record is None else record
         channels = len(record["normal"][0])
-        model = self.built(mixer, len(record["class_names"]), channels, record["detections"], removed)
+        model = self.build(mixer, len(record["class_names"]), channels, record["detections"], removed)
         self._try(model, channels)
         return model
 
-    def built(
+    def build(
         self,
         mixer: MixerConfig | None,
         classes: int,
@@ -231,7 +231,7 @@ class Boxes(ValidationPart, ImageTask):
     def trial(self, mixer: MixerConfig | None, removed: bool = False, outputs: int = 0, augment: str = "") -> Trial:
         """As in `Task`; three objects in an image. inputs: operations are counted on the largest number of boxes."""
         classes, channels = (1, 1) if self.data.startswith("cued") else ({"bccd": 3, "nuclei": 1}.get(self.data, 80), 3)
-        model = self.built(mixer, outputs or classes, channels, self.detections or 100, removed, pretrained=False)
+        model = self.build(mixer, outputs or classes, channels, self.detections or 100, removed, pretrained=False)
         rng = generator("trial")
         height, width = self.size
 
@@ -258,7 +258,7 @@ class Boxes(ValidationPart, ImageTask):
         image = torch.from_numpy(np.array(self.part(self.split).pixels(0))).permute(2, 0, 1)[None]
         if self.resize == "sides":  # its size depends on the image
             image = image.new_zeros(1, self.channels, *canvas(self.size, self.size, self.resize))
-        return (self.prepared(image, torch.device("cpu")), None, None, True)
+        return (self.prepare(image, torch.device("cpu")), None, None, True)
 
     def loss(
         self, model: nn.Module, batch: Batch, recipe: Training, device: torch.device, teacher: nn.Module | None = None
@@ -266,7 +266,7 @@ class Boxes(ValidationPart, ImageTask):
         """The sum of the losses of torchvision's detectors: objectness, proposals, classes, boxes, masks."""
         images, targets, sizes = batch
         moved = [{name: value.to(device) for name, value in target.items()} for target in targets]
-        losses: dict[str, Tensor] = model(self.frame().padded(images, sizes, device), Targets(moved), sizes)
+        losses: dict[str, Tensor] = model(self.frame().pad(images, sizes, device), Targets(moved), sizes)
         return torch.stack([value.float() for value in losses.values()]).sum()
 
     def frame(self, record: Mapping[str, Any] | None = None) -> Frame:
@@ -275,16 +275,16 @@ class Boxes(ValidationPart, ImageTask):
 
     # evaluation
 
-    def found(self, model: nn.Module, device: torch.device) -> list[Found]:
+    def find_objects(self, model: nn.Module, device: torch.device) -> list[Found]:
         """The model's predictions in the images of the evaluated split, in their order."""
         return predictions_of(self.frame(), model, self.part(self.split), device)
 
     def score(self, model: nn.Module, device: torch.device) -> Score:
         """Average precision of boxes (masks) in the original images; `Score.samples` are jackknife values."""
         most = self.detections or _most(self, self.data_set())
-        return self._scored(self.test_scenes(), self.found(model, device), self.data_set().classes, most)
+        return self._score(self.test_scenes(), self.find_objects(model, device), self.data_set().classes, most)
 
-    def _scored(self, scenes: Sequence[Scene], found: list[Found], classes: tuple[str, ...], most: int) -> Score:
+    def _score(self, scenes: Sequence[Scene], found: list[Found], classes: tuple[str, ...], most: int) -> Score:
         score = evaluate(scenes, found, classes, self.kind, most).score()
         if self.kind == "bbox":
             return score
@@ -299,18 +299,18 @@ class Boxes(ValidationPart, ImageTask):
         """
         other = self.on(data)
         own = data not in self.sets and not same_data(self.data, data)
-        scene_set = other._loaded(whole=own)
+        scene_set = other._load(whole=own)
         split: str = other.split
         if own:
             if scene_set.name == record.get("name"):  # a copy of the training data
-                scene_set = other._loaded()
+                scene_set = other._load()
             scene_set = with_classes(data, scene_set, record["class_names"])
             if split not in scene_set.splits:
                 split = next(name for name in ("test", "val", "train") if name in scene_set.splits)
         self.check_fits(data, scene_set, record)
         part = _split(other, split, scene_set)
         found = predictions_of(self.frame(record), model, part, device)
-        return self._scored(part.scenes, found, scene_set.classes, record["detections"])
+        return self._score(part.scenes, found, scene_set.classes, record["detections"])
 
     @property
     def chance(self) -> float:
@@ -325,16 +325,16 @@ class Boxes(ValidationPart, ImageTask):
         for source in sources:
             pixels = read_image(source, None, len(frame.statistics[0]))
             original = (pixels.shape[0], pixels.shape[1])
-            image = torch.from_numpy(np.array(resized(pixels, self.size, self.resize))).permute(2, 0, 1)[None]
+            image = torch.from_numpy(np.array(resize_image(pixels, self.size, self.resize))).permute(2, 0, 1)[None]
             (found,) = found_in(frame, model, image, [original], device)
             predictions.append(as_json(str(source), original, found, record["class_names"], record["category_ids"]))
         return predictions
 
-    def drawn(self, source: str | Path, prediction: Mapping[str, Any]) -> Image:
+    def draw(self, source: str | Path, prediction: Mapping[str, Any]) -> Image:
         """The objects with scores of at least 0.5, in the colours of their classes."""
-        from .pictures import drawn
+        from .pictures import draw_prediction
 
-        return drawn(read_image(source, None, 3), prediction)
+        return draw_prediction(read_image(source, None, 3), prediction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +377,7 @@ def _split(task: Boxes, split: str, scene_set: SceneSet) -> Split:
         log.warning("%s", said)
     key = "" if task.data.startswith("cued") else f"{scene_set.checksum[:16]}-{split}-{task.limit}-{task.corrupt}"
     if task.val and name == "train":
-        scenes = Subset(scenes, task.divided(len(scenes))[split == "held"])
+        scenes = Subset(scenes, task.divide(len(scenes))[split == "held"])
         key += f"-{task.val:g}-{task.val_seed}" if key else ""
     return Split(scenes, task.size, scene_set.channels, task.resize, key)
 

@@ -91,7 +91,7 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
     images = files_below(path, SUFFIXES)
     listed: dict[str, list[str]] = {}
     for split, file in _lists(path).items():
-        for name in _listed(file):
+        for name in _listed_names(file):
             listed.setdefault(name, []).append(split)
     alike = Counter(image.name for image in images)
     for name in sorted(listed.keys() - alike.keys()):
@@ -172,7 +172,7 @@ def _names_in(config: dict[str, Any]) -> list[str]:
     return [numbers.get(str(label), str(label)) for label in range(count)]
 
 
-def _listed(file: Path) -> set[str]:
+def _listed_names(file: Path) -> set[str]:
     """The names of the images that a list of paths names, without their folders."""
     return {line.replace("\\", "/").rpartition("/")[2] for line in words_in(file)} - {""}
 

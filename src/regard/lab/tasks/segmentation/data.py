@@ -23,7 +23,7 @@ from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.models.segmentation import VOID
 
 from ..class_scores import check_subset
-from .layouts import LAYOUT, Drawn, Layout, Mask, divided, read_layout, read_mask
+from .layouts import LAYOUT, Drawn, Layout, Mask, divide, read_layout, read_mask
 
 Colours = Mapping[tuple[int, int, int], int]
 Photographs = list[tuple[Path | AsStored, Mask]]
@@ -196,7 +196,7 @@ def load(data: str, void: int, classes: int, kind: str = "", exif: str = "", who
     Raises: DataError.
     """
     if data in cued.CUED:
-        return _cued(data, folder_in_use())
+        return _load_cued(data, folder_in_use())
     named = data in FOLDERS
     path = folder_of(data, LAYOUT) if named else path_of(data)
     names = CAMVID if data == "camvid" else ()
@@ -216,7 +216,7 @@ def path_of(data: str) -> Path:
 
 
 @lru_cache(maxsize=2)
-def _cued(data: str, folder: str) -> MaskSet:
+def _load_cued(data: str, folder: str) -> MaskSet:
     splits: dict[str, Sequence[Sample]] = {split: Canvases(data, split) for split in cued.COUNTS}
     return MaskSet(data, cued.CLASSES, 1, splits, cued.checksum(data), ignored=(0,))
 
@@ -248,7 +248,7 @@ def class_labels(
         number = len(names) or classes
         if number in (0, 2) and first == 0 and found() == {0, 255}:
             return names or ("0", "255"), [0, 255], None
-        number = number or _counted(folder, found(), void, first)
+        number = number or _count_classes(folder, found(), void, first)
         labels = list(range(first, number + first))
     if labels and labels[-1] >= VOID or len(labels) < 2:
         hint = f"; label {void} is void and does not count (task.void)" if len(labels) < 2 else ""
@@ -268,7 +268,7 @@ def layout_of(path: Path, void: int, exif: str, whole: bool = False) -> tuple[La
     notes = Notes()
     try:
         layout = read_layout(path, notes, void)
-        pairs = layout.pairs if whole else divided(path, layout.pairs)
+        pairs = layout.pairs if whole else divide(path, layout.pairs)
         files = [(image, partial(_mask_size, mask)) for part in layout.pairs.values() for image, mask in part]
         keep = annotated_as_stored(path, files, exif, notes)
         read: dict[int, Photographs] = {  # "test" may be "val"
@@ -366,7 +366,7 @@ def own_digest(path: Path, kind: str = "", whole: bool = False) -> str:
     """
     layout = read_layout(path, Notes())
     if not whole:
-        divided(path, layout.pairs)
+        divide(path, layout.pairs)
     _names(path)
     texts = digest.relative(path, layout.texts)
     total = digest.identity_of(path, _files(path), kind, texts or digest.NO_FILES)
@@ -408,7 +408,7 @@ def _labels_in(pairs: Sequence[tuple[Any, Mask]], colours: Colours) -> set[int]:
     return found
 
 
-def _counted(folder: Path, found: set[int], void: int, first: int) -> int:
+def _count_classes(folder: Path, found: set[int], void: int, first: int) -> int:
     """The number of classes, whose labels in masks begin at `first`. Raises: DataError for a label that is left out."""
     largest = max(found - {void}, default=0)
     missing = next((label for label in range(first, largest) if label not in found), None)

@@ -52,9 +52,9 @@ class Batches(LoadedBatches):
         sample = self.split[row]
         image, mask = sample.image, sample.mask
         factor = rng.uniform(*self.scales) if self.augment.startswith("scale") else 1.0
-        target = fitted(image.shape[:2], self.shorter, factor)
+        target = fitted_size(image.shape[:2], self.shorter, factor)
         image, mask = scaled_pixels(image, target), scaled_pixels(mask, target, smooth=False)
-        image, mask = padded(image, self.size, 0), padded(mask, self.size, VOID)
+        image, mask = pad(image, self.size, 0), pad(mask, self.size, VOID)
         spare = [side - crop for side, crop in zip(mask.shape, self.size, strict=True)]
         if self.augment == "none":
             top, left = (side // 2 for side in spare)
@@ -64,16 +64,16 @@ class Batches(LoadedBatches):
         image, mask = image[window], mask[window]
         if self.augment != "none" and rng.random() < 0.5:
             image, mask = image[:, ::-1], mask[:, ::-1]
-        return coloured(image, rng) if self.augment.endswith("colour") else image, mask
+        return jitter_colours(image, rng) if self.augment.endswith("colour") else image, mask
 
 
-def fitted(shape: tuple[int, ...], shorter: int, factor: float = 1.0) -> tuple[int, int]:
+def fitted_size(shape: tuple[int, ...], shorter: int, factor: float = 1.0) -> tuple[int, int]:
     """(height, width) of an image whose shorter side becomes factor * shorter."""
     scale = factor * shorter / min(shape)
     return max(round(shape[0] * scale), 1), max(round(shape[1] * scale), 1)
 
 
-def padded(pixels: np.ndarray, size: tuple[int, int], value: int) -> np.ndarray:
+def pad(pixels: np.ndarray, size: tuple[int, int], value: int) -> np.ndarray:
     """Pixels with a border of this value below and to the right, at least of `size`."""
     missing = [max(side - now, 0) for side, now in zip(size, pixels.shape, strict=False)]
     if not any(missing):
@@ -81,7 +81,7 @@ def padded(pixels: np.ndarray, size: tuple[int, int], value: int) -> np.ndarray:
     return np.pad(pixels, [(0, side) for side in missing] + [(0, 0)] * (pixels.ndim - 2), constant_values=value)
 
 
-def coloured(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def jitter_colours(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Random brightness (+- 1/8), contrast and saturation (factors 0.5 to 1.5), each with probability 1/2."""
     pixels = image.astype(np.float32)
     shift, contrast, saturation = rng.uniform(-32, 32), rng.uniform(0.5, 1.5), rng.uniform(0.5, 1.5)

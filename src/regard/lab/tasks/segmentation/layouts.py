@@ -339,7 +339,7 @@ LAYOUTS: tuple[tuple[str, Callable[[Path], bool], Callable[[Path, Notes, int], L
 """Name, whether a folder has the layout, and its reader; the first one that fits is taken."""
 
 
-def divided(path: Path, pairs: Pairs) -> Pairs:
+def divide(path: Path, pairs: Pairs) -> Pairs:
     """The splits "train" and "test", and "val" if there is one.
 
     Without a folder for the test, "test" is "val"; without any split every fifth image of a fixed permutation is for

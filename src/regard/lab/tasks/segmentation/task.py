@@ -20,7 +20,7 @@ from regard.images.normalise import Statistics
 from regard.images.order import Part, check_parts
 from regard.images.rows import Subset
 from regard.lab.data import cued
-from regard.lab.data.generated import revised
+from regard.lab.data.generated import with_revision
 from regard.measure.mean_iou import margins, miou
 from regard.models.segmentation import Segmenter, make_segmenter
 from regard.swapping.inspect import input_channels
@@ -29,7 +29,7 @@ from ..base import Prediction, Record, Samples, Score, Training, Trial
 from ..image_task import ImageTask, same_data
 from ..validation import ValidationPart
 from .data import CAMVID, NAMED, MaskSet, Photos, Sample, load, own_digest, path_of, with_classes
-from .feed import AUGMENTS, Batches, fitted, padded
+from .feed import AUGMENTS, Batches, fitted_size, pad
 from .pictures import mask_of, runs, sheet
 from .score import confusion, score_of
 from .windows import classes_of
@@ -106,7 +106,7 @@ class Segmentation(ValidationPart, ImageTask):
 
     def identity(self) -> "Segmentation":
         if self.data in NAMED:
-            return dataclasses.replace(self, data=revised(self.data), digest="", extra=())
+            return dataclasses.replace(self, data=with_revision(self.data), digest="", extra=())
         total = own_digest(path_of(self.data), self.digest)
         return dataclasses.replace(self, data=f"own:{total}", digest="", extra=())
 
@@ -129,15 +129,15 @@ class Segmentation(ValidationPart, ImageTask):
         if self.limit:
             images = Subset(images, range(min(self.limit, len(images))))
         if drawn and name == "train":
-            images = Subset(images, self.divided(len(images))[split == "held"])
+            images = Subset(images, self.divide(len(images))[split == "held"])
         return images
 
     def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
         names = self.data_set().classes if record is None else record["class_names"]
         channels = self.channels if record is None else len(record["normal"][0])
-        return self._built(mixer, len(names), channels, removed)
+        return self._build(mixer, len(names), channels, removed)
 
-    def _built(
+    def _build(
         self, mixer: MixerConfig | None, classes: int, channels: int, removed: bool = False, pretrained: bool = True
     ) -> Segmenter:
         return make_segmenter(
@@ -149,7 +149,7 @@ class Segmentation(ValidationPart, ImageTask):
         """As in `Task`; nothing is augmented."""
         generated = self.data in cued.CUED
         classes = outputs or self.classes or (len(cued.CLASSES) if generated else len(CAMVID))
-        model = self._built(mixer, classes, 1 if generated else 3, removed, pretrained=False)
+        model = self._build(mixer, classes, 1 if generated else 3, removed, pretrained=False)
         channels = input_channels(model)
 
         def loss(n: int) -> Tensor:
@@ -186,9 +186,9 @@ class Segmentation(ValidationPart, ImageTask):
         self, model: nn.Module, batch: Samples, recipe: Training, device: torch.device, teacher: nn.Module | None = None
     ) -> Tensor:
         """Cross-entropy of the pixels that are not void, plus 0.4 times that of the auxiliary head of "conv"."""
-        return model(self.prepared(batch[0], device), batch[1].to(device), recipe.smoothing)
+        return model(self.prepare(batch[0], device), batch[1].to(device), recipe.smoothing)
 
-    def predicted(
+    def predict_masks(
         self, model: nn.Module, device: torch.device, part: Sequence[Sample], statistics: Statistics, together: int = 32
     ) -> Iterator[np.ndarray]:
         """The classes (height, width) uint8 of each image of a split; neighbours of one size share a forward pass."""
@@ -206,7 +206,7 @@ class Segmentation(ValidationPart, ImageTask):
     ) -> np.ndarray:
         """The classes (n, h, w) of images of one size."""
         height, width = images[0].shape[:2]
-        target = fitted((height, width), self._shorter)
+        target = fitted_size((height, width), self._shorter)
         small = to_tensor(np.stack([scaled_pixels(image, target) for image in images]))
         return classes_of(model, small, statistics, self.size, self.stride, (height, width), device).numpy()
 
@@ -217,7 +217,7 @@ class Segmentation(ValidationPart, ImageTask):
         together = 32 if self.data in cued.CUED else 4
         rows = [
             margins(confusion(sample.mask, classes, number))
-            for sample, classes in zip(images, self.predicted(model, device, images, normal, together), strict=True)
+            for sample, classes in zip(images, self.predict_masks(model, device, images, normal, together), strict=True)
         ]
         return score_of(np.stack(rows), mask_set.classes, mask_set.ignored)
 
@@ -257,9 +257,9 @@ class Segmentation(ValidationPart, ImageTask):
 
     def example(self) -> tuple[Tensor]:
         image = self.part(self.split)[0].image
-        small = scaled_pixels(image, fitted(image.shape[:2], self._shorter))
-        crop = padded(small, self.size, 0)[: self.size[0], : self.size[1]]
-        return (self.prepared(to_tensor(crop[None]), torch.device("cpu")),)
+        small = scaled_pixels(image, fitted_size(image.shape[:2], self._shorter))
+        crop = pad(small, self.size, 0)[: self.size[0], : self.size[1]]
+        return (self.prepare(to_tensor(crop[None]), torch.device("cpu")),)
 
     def record(self) -> dict[str, Any]:
         return self.record_of(len(self.part("train")), len(self.part(self.split)))
@@ -284,7 +284,7 @@ class Segmentation(ValidationPart, ImageTask):
             predictions.append({"file": str(source), **more})
         return predictions
 
-    def drawn(self, source: str | Path, prediction: Mapping[str, Any]) -> Image:
+    def draw(self, source: str | Path, prediction: Mapping[str, Any]) -> Image:
         mask = mask_of(prediction["runs"], prediction["size"])
         hidden = (0,) if self.data in cued.CUED else ()
         return sheet(read_image(source, None, 3), [("prediction", mask)], prediction["class_names"], hidden)

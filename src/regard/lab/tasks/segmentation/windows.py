@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from regard.images.normalise import Statistics, normalised
-from regard.models.segmentation.segmenter import enlarged
+from regard.images.normalise import Statistics, normalise
+from regard.models.segmentation.segmenter import enlarge
 
 WINDOWS = 32
 """Largest number of windows in a forward pass."""
@@ -58,5 +58,5 @@ def classes_of(
     height, width = images.shape[-2:]
     images = nn.functional.pad(images, (0, max(size[1] - width, 0), 0, max(size[0] - height, 0)))
     with torch.inference_mode():
-        scores = window_scores(model, normalised(images, statistics, device), size, stride)[..., :height, :width]
-        return torch.cat([enlarged(one, original).argmax(1).to(torch.uint8).cpu() for one in scores.split(1)])
+        scores = window_scores(model, normalise(images, statistics, device), size, stride)[..., :height, :width]
+        return torch.cat([enlarge(one, original).argmax(1).to(torch.uint8).cpu() for one in scores.split(1)])

@@ -24,7 +24,7 @@ from .tokens import Split, Tokens
 log = logging.getLogger("regard.data")
 
 
-def generated(key: str, parts: int, make: Callable[[int], Split]) -> Split:
+def load_or_make(key: str, parts: int, make: Callable[[int], Split]) -> Split:
     """The parts 0 .. parts-1 that `make` returns, joined; read from `cache_folder()` where they are stored.
 
     If the cache cannot be written, there is a warning and the samples stay in memory.
@@ -48,19 +48,19 @@ def generated(key: str, parts: int, make: Callable[[int], Split]) -> Split:
                 per_part = (time.monotonic() - started) / made
                 log.info("%s: about %.0f s of generation left", key, per_part * (parts - len(found) - 1))
         found[index] = part
-    return joined([found[index] for index in range(parts)])
+    return concatenate([found[index] for index in range(parts)])
 
 
 def generated_splits(name: str, sizes: tuple[int, int, int], part: int, make: Callable[[str], Split]) -> list[Split]:
     """The splits train, held and test of a generated set. make: returns `part` samples of a seed, such as "held0"."""
 
-    def made(split: str, size: int) -> Split:
-        return generated(f"{name}-{REVISIONS[name]}-{split}", -(-size // part), lambda n: make(f"{split}{n}"))
+    def split_of(split: str, size: int) -> Split:
+        return load_or_make(f"{name}-{REVISIONS[name]}-{split}", -(-size // part), lambda n: make(f"{split}{n}"))
 
-    return [made(split, size) for split, size in zip(("train", "held", "test"), sizes, strict=True)]
+    return [split_of(split, size) for split, size in zip(("train", "held", "test"), sizes, strict=True)]
 
 
-def joined(splits: list[Split]) -> Split:
+def concatenate(splits: list[Split]) -> Split:
     """The samples of several splits, one after the other."""
     lengths = np.concatenate([split.tokens.lengths for split in splits])
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from regard.lab.data import catalog
-from regard.lab.data.generated import revised
+from regard.lab.data.generated import with_revision
 
 from . import listops, matching, pathfinder, pixels, text
 from .tokens import SequenceSet
@@ -80,7 +80,7 @@ def known_counts(data: str) -> tuple[int, int] | None:
 
 def identity(data: str) -> str:
     """The data in a run's key: the name of a named set, or a digest of the user's own tables. Raises: DataError."""
-    return revised(data) if data in NAMED else f"own:{text.digest(path_of(data))}"
+    return with_revision(data) if data in NAMED else f"own:{text.digest(path_of(data))}"
 
 
 def path_of(data: str) -> Path:

@@ -8,7 +8,7 @@ from . import listops
 from .data import Facts
 
 
-def encoded(line: str, facts: Facts, where: str) -> list[np.ndarray]:
+def encode(line: str, facts: Facts, where: str) -> list[np.ndarray]:
     """The symbols (n,) uint8 of a line, two arrays for a pair. where: its place, for errors. Raises: DataError."""
     parts = line.split("\t") if facts.pairs else [line]
     if len(parts) != 1 + facts.pairs:

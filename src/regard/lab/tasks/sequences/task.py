@@ -129,7 +129,7 @@ class Sequences(ValidationPart, Task):
         """The training samples, at most `limit`, without the validation part."""
         sequences = self.data_set()
         samples = _first(sequences.train, self.limit)
-        return samples.take(self.divided(len(samples))[0]) if self.val and sequences.held is None else samples
+        return samples.take(self.divide(len(samples))[0]) if self.val and sequences.held is None else samples
 
     def test_split(self) -> Split:
         """The samples that are evaluated, at most `limit` and `tested`. Raises: DataError without a "held" split."""
@@ -139,7 +139,7 @@ class Sequences(ValidationPart, Task):
         samples = sequences.test if split == "test" else sequences.held
         if samples is None and self.val:
             first = _first(sequences.train, self.limit)
-            samples = first.take(self.divided(len(first))[1])
+            samples = first.take(self.divide(len(first))[1])
         if samples is None:
             raise DataError(f'{sequences.name} has no samples reserved for tuning; use split="test", or set val')
         return _first(samples, min(filter(None, (self.limit, self.tested)), default=0))
@@ -161,7 +161,7 @@ class Sequences(ValidationPart, Task):
             "padded": facts.padded,
             "pairs": facts.pairs,
             "length": self.tokens,
-            "truncated": {"train": train.truncated(self.tokens), "test": test.truncated(self.tokens)},
+            "truncated": {"train": train.count_truncated(self.tokens), "test": test.count_truncated(self.tokens)},
         }
 
     def sample_counts(self) -> tuple[int, int]:
@@ -183,7 +183,7 @@ class Sequences(ValidationPart, Task):
     # the model
 
     def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
-        return self.built(mixer, *self._facts(record), removed)
+        return self.build(mixer, *self._facts(record), removed)
 
     def _facts(self, record: Record | None) -> tuple[data_sets.Facts, int]:
         """The facts and the length that a record holds; those of the data without one."""
@@ -192,7 +192,7 @@ class Sequences(ValidationPart, Task):
         names = ("alphabet", "vocabulary", "padded", "pairs")
         return data_sets.Facts(len(record["class_names"]), *(record[name] for name in names)), record["length"]
 
-    def built(self, mixer: MixerConfig | None, facts: data_sets.Facts, length: int, removed: bool = False) -> nn.Module:
+    def build(self, mixer: MixerConfig | None, facts: data_sets.Facts, length: int, removed: bool = False) -> nn.Module:
         """The host with the mechanism for such data; needs none. Raises: ConfigError."""
         spelled = parse_host(self.host)[1]
         for name in LEFT_TO_DATA:
@@ -211,7 +211,7 @@ class Sequences(ValidationPart, Task):
     def trial(self, mixer: MixerConfig | None, removed: bool = False, outputs: int = 0, augment: str = "") -> Trial:
         facts = data_sets.known_facts(self.data)
         facts = dataclasses.replace(facts, classes=outputs or facts.classes)
-        model, rng = self.built(mixer, facts, self.tokens, removed), np.random.default_rng(0)
+        model, rng = self.build(mixer, facts, self.tokens, removed), np.random.default_rng(0)
 
         def ids(n: int) -> Tensor:
             shape = (n, 2, self.tokens) if facts.pairs else (n, self.tokens)
@@ -275,7 +275,7 @@ class Sequences(ValidationPart, Task):
             with torch.inference_mode():
                 scores = model(ids.to(device))[0].float()
             return best_classes(scores, record["class_names"]) | (
-                {"truncated": True} if split.truncated(length) else {}
+                {"truncated": True} if split.count_truncated(length) else {}
             )
 
         predictions: list[dict[str, Any]] = []
@@ -287,7 +287,7 @@ class Sequences(ValidationPart, Task):
             lines = read_lines(path) if path else [str(source)]
             where = str(path) if path else "the text"
             parts = [
-                inputs.encoded(line, facts, f"{where}, line {row}" if path else where)
+                inputs.encode(line, facts, f"{where}, line {row}" if path else where)
                 for row, line in enumerate(lines, 1)
             ]
             answers = [{"text": line, **answer(part)} for line, part in zip(lines, parts, strict=True)]

@@ -198,7 +198,7 @@ def _rows(file: Path, problems: Problems) -> Iterator[Row]:
                 'breaks in double quotes, and write a double quote inside as ""'
             )
             continue
-        with problems.collected():
+        with problems.collect():
             texts = tuple(_text(record[index], f"{place}, column {header[index]}") for index in places)
             yield Row(texts, _label(record[label], place), place)
 

@@ -38,7 +38,7 @@ class Tokens:
         """The sequences of these indices."""
         return Tokens.of([self.symbols[self.starts[row] : self.starts[row + 1]] for row in rows])
 
-    def padded(self, rows: np.ndarray, length: int) -> np.ndarray:
+    def pad(self, rows: np.ndarray, length: int) -> np.ndarray:
         """Ids (len(rows), length) int64 of these sequences, cut after `length` symbols and padded with 0."""
         ids = np.zeros((len(rows), length), np.int64)
         for target, row in zip(ids, rows, strict=True):
@@ -72,17 +72,17 @@ class Split:
 
     def ids(self, rows: np.ndarray, length: int) -> np.ndarray:
         """Padded ids (len(rows), length), or (len(rows), 2, length) of pairs."""
-        ids = self.tokens.padded(self._sequences(rows), length)
+        ids = self.tokens.pad(self._sequences(rows), length)
         return ids.reshape(len(rows), 2, length) if self.pairs else ids
 
-    def truncated(self, length: int) -> int:
+    def count_truncated(self, length: int) -> int:
         """Number of sequences with more than `length` symbols."""
         return int((self.tokens.lengths > length).sum())
 
     def counts(self, length: int, vocabulary: int) -> np.ndarray:
         """How often each symbol occurs among the first `length`, (n, vocabulary - 1) float32; a pair counts as one."""
         size = vocabulary
-        ids = (self.tokens.padded(np.array([row]), length)[0] for row in range(len(self.tokens)))
+        ids = (self.tokens.pad(np.array([row]), length)[0] for row in range(len(self.tokens)))
         counts = np.stack([np.bincount(row, minlength=size)[1:size] for row in ids]).astype(np.float32)
         return counts.reshape(len(self), -1)
 

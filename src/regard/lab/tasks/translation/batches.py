@@ -45,7 +45,7 @@ class Encoded:
 
 
 @lru_cache(maxsize=8)
-def encoded(sentences: Sentences, vocabulary: Vocabulary, longest: int) -> Encoded:
+def encode(sentences: Sentences, vocabulary: Vocabulary, longest: int) -> Encoded:
     """Raises: DataError for a sentence of more than `longest` tokens, with its file and line."""
     sides: list[list[array]] = []
     for lines, file in zip((sentences.source, sentences.target), sentences.files, strict=True):
@@ -134,13 +134,13 @@ def tensors(pairs: Encoded, rows: np.ndarray) -> tuple[Int[Tensor, "B M"], Int[T
     """Source, target from `START`, and labels up to `END`, of some pairs."""
     labels = [pairs.target[row] for row in rows]
     return (
-        padded([pairs.source[row] for row in rows]),
-        padded([[START, *tokens[:-1]] for tokens in labels]),
-        padded(labels),
+        pad([pairs.source[row] for row in rows]),
+        pad([[START, *tokens[:-1]] for tokens in labels]),
+        pad(labels),
     )
 
 
-def padded(sentences: Sequence[Sequence[int]]) -> Int[Tensor, "B N"]:
+def pad(sentences: Sequence[Sequence[int]]) -> Int[Tensor, "B N"]:
     """Sentences of tokens, filled up with `PAD`."""
     longest = max(map(len, sentences))
     return torch.tensor([[*tokens, *[PAD] * (longest - len(tokens))] for tokens in sentences])

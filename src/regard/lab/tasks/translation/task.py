@@ -23,12 +23,12 @@ from ..text_inputs import file_of, read_lines
 from ..validation import ValidationPart
 from . import texts
 from .alignment import alignments, picture
-from .batches import Batch, Batches, Encoded, check_length, encoded, evaluation_batches, padded, tensors
+from .batches import Batch, Batches, Encoded, check_length, encode, evaluation_batches, pad, tensors
 from .bleu import bleu, chrf, signature, statistics
 from .loss import cross_entropy
 from .networks.translator import END, PAD, SPECIAL, START, translator
 from .texts import Corpus, Sentences
-from .vocabulary import Vocabulary, trained
+from .vocabulary import Vocabulary, train_vocabulary
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -117,7 +117,7 @@ class Translation(ValidationPart, Task):
     def train_sentences(self) -> Sentences:
         """The training sentences, at most `limit`, without the validation part."""
         sentences = self.corpus().split("train").first(self.limit)
-        return sentences.take(self.divided(len(sentences))[0]) if self._draws else sentences
+        return sentences.take(self.divide(len(sentences))[0]) if self._draws else sentences
 
     def test_sentences(self) -> Sentences:
         """The sentences of the split that is evaluated, at most `limit`. Raises: DataError without this split."""
@@ -125,7 +125,7 @@ class Translation(ValidationPart, Task):
             return self.corpus().split(self.split).first(self.limit)
         if self._draws:
             sentences = self.corpus().split("train").first(self.limit)
-            return sentences.take(self.divided(len(sentences))[1])
+            return sentences.take(self.divide(len(sentences))[1])
         return self.corpus().split("val" if "val" in self.corpus().splits else "held").first(self.limit)
 
     @property
@@ -136,14 +136,14 @@ class Translation(ValidationPart, Task):
     def words(self, record: Record | None = None) -> Vocabulary:
         """The vocabulary. record: None = trained on the training texts."""
         if record is not None:
-            return _recorded(record["merges"])
+            return _read_vocabulary(record["merges"])
         sentences = self.train_sentences()
-        return trained((sentences.source, sentences.target), self.vocabulary)
+        return train_vocabulary((sentences.source, sentences.target), self.vocabulary)
 
     def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
-        return self.built(mixer, len(self.words(record)), removed)
+        return self.build(mixer, len(self.words(record)), removed)
 
-    def built(self, mixer: MixerConfig | None, tokens: int, removed: bool = False) -> nn.Module:
+    def build(self, mixer: MixerConfig | None, tokens: int, removed: bool = False) -> nn.Module:
         """The host with the mechanism for a vocabulary of so many tokens; needs no data. Raises: ConfigError."""
         name, options = parse_host(self.host)
         hosts = {HOST: translator} | {item.__name__: item for item in self.extra}
@@ -179,7 +179,7 @@ class Translation(ValidationPart, Task):
     def trial(self, mixer: MixerConfig | None, removed: bool = False, outputs: int = 0, augment: str = "") -> Trial:
         """As in `Task`, with sentences of 16 tokens. outputs: size of the vocabulary."""
         tokens = outputs or self.vocabulary
-        model = self.built(mixer, tokens, removed)
+        model = self.build(mixer, tokens, removed)
 
         def sentences(n: int) -> Tensor:
             return torch.randint(SPECIAL, tokens, (n, 16))
@@ -195,7 +195,7 @@ class Translation(ValidationPart, Task):
 
     def feed(self, recipe: Training, seed: int, part: Part = (0, 1)) -> Batches:
         """As in `Task`. recipe.batch: as `sentences` of `Batches`."""
-        return Batches(encoded(self.train_sentences(), self.words(), self.longest), recipe.batch, seed, part)
+        return Batches(encode(self.train_sentences(), self.words(), self.longest), recipe.batch, seed, part)
 
     def loss(
         self, model: nn.Module, batch: Batch, recipe: Training, device: torch.device, teacher: nn.Module | None = None
@@ -206,8 +206,8 @@ class Translation(ValidationPart, Task):
 
     def translations(self, model: nn.Module, device: torch.device) -> list[str]:
         """The translations of the test sentences, in their order."""
-        pairs = encoded(self.test_sentences(), self.words(), self.longest)
-        return self.words().decode(self._written(model, device, pairs.source))
+        pairs = encode(self.test_sentences(), self.words(), self.longest)
+        return self.words().decode(self._translate(model, device, pairs.source))
 
     def _mean_loss(self, model: nn.Module, device: torch.device, pairs: Encoded) -> float:
         """The mean loss of a token of the references."""
@@ -232,8 +232,11 @@ class Translation(ValidationPart, Task):
     ) -> Score:
         """samples: what each sentence contributes to the BLEU of the set (`jackknife_values`)."""
         words = self.words(record)
-        pairs = encoded(sentences, words, self.longest)
-        loss, outputs = self._mean_loss(model, device, pairs), words.decode(self._written(model, device, pairs.source))
+        pairs = encode(sentences, words, self.longest)
+        loss, outputs = (
+            self._mean_loss(model, device, pairs),
+            words.decode(self._translate(model, device, pairs.source)),
+        )
         counts = statistics(outputs, sentences.target, self.target)
         total = counts.sum(0)
         metrics = {"bleu": bleu(total), "chrf": chrf(outputs, sentences.target), "loss": loss}
@@ -246,7 +249,7 @@ class Translation(ValidationPart, Task):
         return bleu(statistics(sentences.source, sentences.target, self.target).sum(0))
 
     def example(self) -> tuple[Tensor, Tensor]:
-        source, target, _ = tensors(encoded(self.test_sentences(), self.words(), self.longest), np.arange(1))
+        source, target, _ = tensors(encode(self.test_sentences(), self.words(), self.longest), np.arange(1))
         return source, target
 
     def record(self) -> dict[str, Any]:
@@ -291,7 +294,7 @@ class Translation(ValidationPart, Task):
         tokens = words.encode([line for line, _, _ in sentences])
         for item, (_, where, _) in zip(tokens, sentences, strict=True):
             check_length(item, self.longest, where)
-        written = self._written(model, device, tokens)
+        written = self._translate(model, device, tokens)
         outputs = zip(sentences, words.decode(written), strict=True)
         predictions = [{"text": line, "translation": output, **place} for (line, _, place), output in outputs]
         if len(predictions) <= DRAWN:
@@ -300,7 +303,7 @@ class Translation(ValidationPart, Task):
                     prediction["alignment"] = _alignment(model, device, words, item, [*output, END])
         return predictions
 
-    def _written(self, model: nn.Module, device: torch.device, sources: Sequence[Sequence[int]]) -> list[list[int]]:
+    def _translate(self, model: nn.Module, device: torch.device, sources: Sequence[Sequence[int]]) -> list[list[int]]:
         """The translations of some sentences as tokens, without `END`."""
         model.eval()
         outputs: list[list[int]] = [[] for _ in sources]
@@ -311,7 +314,7 @@ class Translation(ValidationPart, Task):
                 outputs[row] = item[: item.index(END)] if END in item else item
         return outputs
 
-    def drawn(self, source: str | Path, prediction: Mapping[str, Any]) -> "Image":
+    def draw(self, source: str | Path, prediction: Mapping[str, Any]) -> "Image":
         """The alignment: a row for each piece of the translation, a column for each piece of the source."""
         if "alignment" not in prediction:
             raise UnsupportedError(
@@ -324,11 +327,11 @@ def _alignment(
     model: nn.Module, device: torch.device, words: Vocabulary, source: list[int], output: list[int]
 ) -> dict[str, Any]:
     """Pieces of both texts, and the weights of the last layer's cross-attention; output ends with `END`."""
-    target = padded([[START, *output[:-1]]]).to(device)
-    weights = alignments(model, padded([source]).to(device), target)[0].cpu().numpy()
+    target = pad([[START, *output[:-1]]]).to(device)
+    weights = alignments(model, pad([source]).to(device), target)[0].cpu().numpy()
     return {"source": words.pieces(source), "target": words.pieces(output), "weights": weights.round(3).tolist()}
 
 
 @lru_cache(maxsize=4)
-def _recorded(merges: str) -> Vocabulary:
+def _read_vocabulary(merges: str) -> Vocabulary:
     return Vocabulary.from_text(merges)

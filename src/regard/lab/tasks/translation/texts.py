@@ -10,7 +10,7 @@ from regard.core import ConfigError, DataError
 from regard.files.paths import user_path
 from regard.images.folders import SPLITS
 from regard.lab.data.catalog import folder_in_use, folder_of, own_path
-from regard.lab.data.generated import revised
+from regard.lab.data.generated import with_revision
 
 from ..text_inputs import read_lines
 from .numbers_text import number_sentences
@@ -88,7 +88,7 @@ def _load(data: str, source: str, target: str, folder: str) -> Corpus:
 
 def identity(data: str, source: str, target: str) -> str:
     """The data in a run's key: the name of a named set, or a digest of the user's texts. Raises: DataError."""
-    return revised(data) if data in NAMED else load(data, source, target).name
+    return with_revision(data) if data in NAMED else load(data, source, target).name
 
 
 def check_languages(source: str, target: str) -> None:
@@ -114,8 +114,8 @@ def _from_folder(folder: Path, source: str, target: str, name: str) -> Corpus:
     for split, expected in (("train", "train"), ("test", "val or test")):
         if split not in splits and not (split == "test" and "val" in splits):
             raise DataError(
-                f"{folder} has no {expected} texts; expected {_expected(expected.split()[0], source, target)} (.gz is "
-                "allowed). Other languages: --set task.source=... --set task.target=..."
+                f"{folder} has no {expected} texts; expected {_expected_files(expected.split()[0], source, target)} "
+                "(.gz is allowed). Other languages: --set task.source=... --set task.target=..."
             )
     if "test" not in splits:
         splits["test"] = splits.pop("val")
@@ -127,7 +127,7 @@ def _from_folder(folder: Path, source: str, target: str, name: str) -> Corpus:
     return Corpus(name or f"own:{checksum[:12]}", splits, checksum)
 
 
-def _expected(split: str, source: str, target: str) -> str:
+def _expected_files(split: str, source: str, target: str) -> str:
     return f"{split}.{source} and {split}.{target}"
 
 

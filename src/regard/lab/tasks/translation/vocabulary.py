@@ -63,7 +63,7 @@ class Vocabulary:
 
 
 @lru_cache(maxsize=4)
-def trained(sentences: tuple[tuple[str, ...], ...], size: int) -> Vocabulary:
+def train_vocabulary(sentences: tuple[tuple[str, ...], ...], size: int) -> Vocabulary:
     """The vocabulary of at most `size` tokens that joins the most frequent pairs of pieces in some texts.
 
     Deterministic: ties are resolved by the order of the pieces. Raises: ConfigError for a size below `SMALLEST`.

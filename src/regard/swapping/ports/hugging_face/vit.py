@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.core import Grid, Mixer, MixerConfig, Site
 from regard.swapping.grid_source import watched_module
 from regard.swapping.layer import Port
-from regard.swapping.rotary import interleaved, rotate_halves
+from regard.swapping.rotary import interleave, rotate_halves
 from regard.swapping.separate_qkv import SEPARATE_MATRICES, SHORT_MATRICES
 
 from .base import Answer, HuggingPort, class_path, refuse_weights
@@ -80,7 +80,7 @@ class HuggingDINOv3(HuggingViT):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         cosines, sines = cast(tuple[Tensor, Tensor], position_embeddings)
-        rope = torch.cat([interleaved(sines), interleaved(cosines)], -1)
+        rope = torch.cat([interleave(sines), interleave(cosines)], -1)
         return self.mix(hidden_states, attention_mask, rope, kwargs)
 
 

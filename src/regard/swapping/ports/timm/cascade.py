@@ -70,7 +70,7 @@ class CascadeMixer(HostMixer):
         outputs: list[Tensor] = []
         for number, part in enumerate(map_of(x, grid).chunk(self.site.heads, 1)):
             made.append(self._head(number, part + map_of_heads(outputs[-1], grid) if outputs else part, grid))
-            outputs.append(self.operator.of_head(number, self._used(made[-1]), plain))
+            outputs.append(self.operator.of_head(number, self._drop_unused(made[-1]), plain))
         q, k, v = (torch.cat([getattr(inputs, role) for inputs in made], 1) for role in "qkv")
         return Inputs(q, k, v, grid, mask=self._bias()), torch.cat(outputs, 1)
 

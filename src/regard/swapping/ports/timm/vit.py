@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, Mixer, MixerConfig, Site
 from regard.swapping.layer import Port, library_mask
-from regard.swapping.rotary import interleaved, rotate_halves
+from regard.swapping.rotary import interleave, rotate_halves
 from regard.swapping.separate_qkv import SEPARATE_BIASES, SEPARATE_MATRICES
 
 from .extended import extended_mixer
@@ -73,7 +73,7 @@ class TimmRopeHalves(TimmRope):
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
         if rope is not None:
-            rope = interleaved(rope.unflatten(-1, (2, -1))).flatten(-2)
+            rope = interleave(rope.unflatten(-1, (2, -1))).flatten(-2)
         return super().forward(x, rope, attn_mask, is_causal)
 
 

@@ -112,7 +112,7 @@ def detection_backbone(
         if any(max(own[0], stride) % min(own[0], stride) for stride in strides):
             raise ConfigError(f"{host} has patches of {own[0]} pixels; strides={tuple(strides)} are no multiples of it")
     try:
-        body = _created(host, mixer, size, {**options, "out_indices": indices}, extra)
+        body = _build_host(host, mixer, size, {**options, "out_indices": indices}, extra)
     except SwapError as error:
         if len(indices) == len(own):
             raise
@@ -125,7 +125,7 @@ def detection_backbone(
     return Backbone(body, fpn, width, strides, computed)
 
 
-def _created(
+def _build_host(
     host: str, mixer: MixerConfig | None, size: tuple[int, int], options: dict[str, Any], extra: Extra
 ) -> nn.Module:
     spelled = parse_host(host)[1]
@@ -139,7 +139,7 @@ def _own_strides(host: str, size: tuple[int, int], options: dict[str, Any], extr
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         weightless = {"pretrained": False} if "pretrained" in parse_host(host)[1] else {}
         try:
-            model = _created(host, None, size, {**options, **weightless}, extra)
+            model = _build_host(host, None, size, {**options, **weightless}, extra)
         except TypeError as error:
             raise ConfigError(f"{host} cannot be the backbone of a detector: {error}") from error
     info = getattr(model, "feature_info", None)

@@ -63,7 +63,7 @@ class CascadeHeads(nn.Module):
         losses: dict[str, Tensor] = {}
         for number, (stage, weight) in enumerate(zip(self._stages, WEIGHTS, strict=True)):
             proposals, matched, labels, codes = stage.select_training_samples(proposals, targets)
-            logits, deltas = predicted(stage, features, proposals, image_shapes)
+            logits, deltas = predict(stage, features, proposals, image_shapes)
             classes, all_codes = torch.cat(labels), torch.cat(list(codes))
             positive = classes > 0
             box_loss = F.smooth_l1_loss(deltas[positive], all_codes[positive], beta=1 / 9, reduction="sum")
@@ -71,7 +71,7 @@ class CascadeHeads(nn.Module):
             losses[f"loss_box_reg_{number}"] = weight * box_loss / max(len(classes), 1)
             if number == 0 and stage.has_mask():
                 losses["loss_mask"] = _mask_loss(stage, features, proposals, image_shapes, targets, labels, matched)
-            proposals = refined(stage, deltas, proposals, image_shapes)
+            proposals = refine(stage, deltas, proposals, image_shapes)
         return losses
 
     def _predictions(
@@ -79,10 +79,10 @@ class CascadeHeads(nn.Module):
     ) -> list[dict[str, Tensor]]:
         scores, stages = [], self._stages
         for number, stage in enumerate(stages):
-            logits, deltas = predicted(stage, features, proposals, image_shapes)
+            logits, deltas = predict(stage, features, proposals, image_shapes)
             scores.append(logits.softmax(-1))
             if number < len(stages) - 1:
-                proposals = refined(stage, deltas, proposals, image_shapes)
+                proposals = refine(stage, deltas, proposals, image_shapes)
         mean = torch.stack(scores).mean(0)
         codes = deltas.repeat(1, mean.shape[-1])  # the same box for every class
         found = stages[-1].postprocess_detections(mean.log(), codes, proposals, image_shapes)
@@ -99,7 +99,7 @@ class CascadeHeads(nn.Module):
         return list(self.stages)
 
 
-def predicted(
+def predict(
     stage: Any, features: dict[str, Tensor], proposals: list[Tensor], image_shapes: list[tuple[int, int]]
 ) -> tuple[Tensor, Tensor]:
     """Class logits and box codes of a stage for all proposals of the batch."""
@@ -117,7 +117,7 @@ def mask_logits(
 
 
 @torch.no_grad()
-def refined(stage: Any, deltas: Tensor, proposals: list[Tensor], image_shapes: list[tuple[int, int]]) -> list[Tensor]:
+def refine(stage: Any, deltas: Tensor, proposals: list[Tensor], image_shapes: list[tuple[int, int]]) -> list[Tensor]:
     """The boxes that a stage predicts, without a gradient, inside the images and at least one pixel wide and high.
 
     A thinner box is widened: in evaluation every box has one score of each stage.

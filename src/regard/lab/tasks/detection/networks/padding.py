@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.core import Grid, UnsupportedError
 from regard.core.mask import NO_MASK
-from regard.swapping.grid_source import NO_BACKWARD, marked
+from regard.swapping.grid_source import NO_BACKWARD, nearest_marks
 from regard.swapping.inspect import attention_layers
 from regard.swapping.layer import Port
 
@@ -48,7 +48,7 @@ class Padding:
         if torch.compiler.is_compiling():
             return self._sizes
         if torch._C._current_graph_task_id() != NO_BACKWARD:
-            found = marked(torch._C._current_autograd_node(), self)
+            found = nearest_marks(torch._C._current_autograd_node(), self)
             return found.pop() if len(found) == 1 else self._last
         if x.grad_fn is not None:
             x.grad_fn.metadata[self] = self._sizes  # type: ignore[index]

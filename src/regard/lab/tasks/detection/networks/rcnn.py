@@ -143,7 +143,7 @@ class Detector(nn.Module):
     ) -> Any:
         whole = (images.shape[-2], images.shape[-1])
         if counted:
-            return features, self._counted(features, len(images), whole)
+            return features, self._largest_outputs(features, len(images), whole)
         if self.training and targets is None:
             raise ValueError("a detector in training mode needs targets; use eval() for predictions")
         batch = ImageList(images, sizes)
@@ -166,7 +166,7 @@ class Detector(nn.Module):
                 padding.end()
         return features
 
-    def _counted(self, features: dict[str, Tensor], images: int, size: tuple[int, int]) -> list[Any]:
+    def _largest_outputs(self, features: dict[str, Tensor], images: int, size: tuple[int, int]) -> list[Any]:
         """The outputs of all heads on the largest number of boxes, all equal."""
         outputs: list[Any] = [self.rpn.head(list(features.values()))]
         heads: Any = self.roi_heads

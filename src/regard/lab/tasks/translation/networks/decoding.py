@@ -36,21 +36,21 @@ class SelfCache:
     def step(self, x: Float[Tensor, "B 1 C"]) -> Float[Tensor, "B 1 C"]:
         """The output of the next token."""
         if not self.by_heads:
-            self.kept = _appended(self.kept, [x], 1)
+            self.kept = _append(self.kept, [x], 1)
             inputs = cast(Tensor, self.kept[0])
             length = inputs.shape[1]
             missing = max(-length % MULTIPLE, self.shortest - length)  # zeros follow, which change nothing
             return self.branch(F.pad(inputs, (0, 0, 0, missing)))[:, length - 1 : length]
         attn = cast(HeadMixer, self.branch.attn)
         q, *keys_and_values = attn.project_heads(x, ONE).values()
-        self.kept = _appended(self.kept, keys_and_values, 2)
+        self.kept = _append(self.kept, keys_and_values, 2)
         k, v = self.kept[0], cast(Tensor, self.kept[1])
         out = attn.operator.one_query(v.shape[2] - 1, q, k, v)
         return attn.project_output(x, merge(out))
 
     def select(self, rows: Int[Tensor, " R"]) -> None:
         """Keep these sequences, in this order; a sequence may be taken several times."""
-        self.kept = _selected(self.kept, rows)
+        self.kept = _select(self.kept, rows)
 
 
 class CrossCache:
@@ -78,7 +78,7 @@ class CrossCache:
     def step(self, x: Float[Tensor, "B 1 C"]) -> Float[Tensor, "B 1 C"]:
         """The output of the next token."""
         if not self.by_heads:
-            self.inputs = _appended(self.inputs, [x], 1)
+            self.inputs = _append(self.inputs, [x], 1)
             return attend(self.cross, cast(Tensor, self.inputs[0]), cast(Tensor, self.memory[0]), self.keep)[:, -1:]
         q = None
         if "q" in self.cross.config.roles:
@@ -90,9 +90,9 @@ class CrossCache:
 
     def select(self, rows: Int[Tensor, " R"], same_memory: bool) -> None:
         """As in `SelfCache`. same_memory: the memories in these rows are the old ones in their old order."""
-        self.inputs = _selected(self.inputs, rows)
+        self.inputs = _select(self.inputs, rows)
         if not same_memory:
-            self.memory = _selected(self.memory, rows)
+            self.memory = _select(self.memory, rows)
             self.keep, self.hidden = self.keep[rows], self.hidden[rows]
 
 
@@ -126,11 +126,11 @@ def decodes(layer: HeadLayer) -> bool:
     return layer.operator.one_by_one and layer.dwc is None
 
 
-def _appended(kept: list[Tensor | None], new: list[Tensor | None], axis: int) -> list[Tensor | None]:
+def _append(kept: list[Tensor | None], new: list[Tensor | None], axis: int) -> list[Tensor | None]:
     if not kept:
         return new
     return [b if a is None or b is None else torch.cat([a, b], axis) for a, b in zip(kept, new, strict=True)]
 
 
-def _selected(kept: list[Tensor | None], rows: Tensor) -> list[Tensor | None]:
+def _select(kept: list[Tensor | None], rows: Tensor) -> list[Tensor | None]:
     return [None if item is None else item.index_select(0, rows) for item in kept]
