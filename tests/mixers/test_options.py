@@ -12,6 +12,7 @@ from regard import Grid, MixerConfig, Site, parse
 from regard.mixers import MIXERS
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.testing.subject import gap, perturb
+from samples import texts
 
 GRID, LARGER, LINE = Grid(4, 6, 1, 1), Grid(6, 9, 1, 1), Grid(1, 14, 1)
 SHARED = {field.name for field in fields(HeadMixerConfig)}  # tests/mixers/shared/test_heads.py
@@ -78,14 +79,15 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 def sampled(kind: type[MixerConfig]) -> dict[str, dict[str, Any]]:
     """What the further samples of a mechanism change in its first one."""
-    first, *further = map(parse, kind.samples)
+    spelled = texts(kind)
+    first, *further = map(parse, spelled)
     found = {
         field.name: getattr(sample, field.name)
         for sample in further
         for field in fields(kind)
         if field.name not in SHARED and getattr(sample, field.name) != getattr(first, field.name)
     }
-    return {kind.samples[0]: found}
+    return {spelled[0]: found}
 
 
 LISTED = {type(parse(base)) for base in CHANGES}

@@ -118,10 +118,12 @@ FORMULAS: dict[str, str] = {
         r"y_i = W \sum_p \mathrm{softmax}_p\left(D h_i\right) h_{i+p}, \quad h = \mathrm{GLU}(x)"
     ),
 }  # fmt: skip
-"""As in the papers: q, k, v are queries, keys and values, i a query, j a key, p a tap of a kernel."""
+"""As in the papers, where the card's plain formula is hard to read: q, k, v are queries, keys and values, i a query, j a key, p a tap of a kernel."""
 
 
-def formula(name: str) -> str:
-    """The formula of a mechanism as MathML, to stand on a line of its own. Raises: KeyError for an unknown name."""
+def formula(name: str, plain: str) -> str:
+    """The formula of a mechanism as MathML, to stand on a line of its own; without one, the plain one of its card."""
+    if name not in FORMULAS:
+        return f"`{plain}`"
     math = convert(FORMULAS[name], display="block").replace(' xmlns="http://www.w3.org/1998/Math/MathML"', "")
     return f'<div class="formula">{math}</div>'

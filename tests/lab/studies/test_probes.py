@@ -31,17 +31,6 @@ def test_hypotheses_name_claims_of_the_studies() -> None:
     assert named == claimed
 
 
-NOT_PROBED = {"Axial", "CSWin", "DeformableDETR", "Differential", "Neighbourhood", "Routing", "Sparsifiner"}
-"""Newer than the runs of docs/probes.md; each is a row with the runs that it needs (28 of about a minute)."""
-
-
-def test_all_mechanisms_have_a_row() -> None:
-    from regard.mixers import MIXERS
-
-    rows = {type(row.mixer).__name__ for row in (*ROWS, *FURTHER)} - {"NoneType"}
-    assert rows == {kind.__name__ for kind in MIXERS} - NOT_PROBED
-
-
 @pytest.mark.parametrize("row", [*ROWS, *FURTHER], ids=lambda row: row.label)
 def test_every_row_fits_the_boards(row: Row) -> None:
     task = load_study("probes_content").setting("desk").task
