@@ -152,6 +152,15 @@ def test_merged_landmarks_are_means_of_their_members() -> None:
             assert gap(landmarks[b, :, i], q[b, :, 1:][:, owner[b] == i].mean(1)) < 1e-12
 
 
+def test_merged_landmarks_are_of_the_kept_tokens_alone() -> None:
+    grid, keep = Grid(4, 6, 1), torch.arange(25).expand(3, -1) == 7
+    q = draw(grid)[0]
+    landmarks, used = extracted("MiTA(m=5, k=3, landmarks='tome')", grid, q, keep)
+    assert used is not None
+    assert used.sum(-1).tolist() == [1, 1, 1]
+    assert gap(landmarks.transpose(1, 2)[used], q[:, :, 7]) < 1e-12
+
+
 def test_equal_tokens_merge_first() -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 10, 8)
