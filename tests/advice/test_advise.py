@@ -34,7 +34,7 @@ def test_the_sites_are_those_of_the_host() -> None:
     site = kind.site
     assert (number, kind.windows) == (2, 1)
     assert (site.dim, site.heads, site.grid.height, site.grid.width) == (16, 2, 4, 6)
-    ((larger, _),) = attention_kinds("deit_tiny_patch16_224", (64, 32)).items()
+    ((larger, _),) = attention_kinds("deit_tiny_patch16_224(depth=2)", (64, 32)).items()
     assert (larger.site.grid, larger.site.dim) == (Grid(4, 2, 1), 192)
     swin = {(kind.site.dim, kind.windows): number for kind, number in attention_kinds(SWIN).items()}
     assert swin == {(8, 8): 2, (16, 2): 1}
@@ -146,6 +146,7 @@ def test_hosts_whose_biases_a_port_copies_are_timed(host: str, masks: set[str]) 
 TINY_VIT = "tiny_vit_5m_224(embed_dims=(8, 16, 32), depths=(1, 1, 1), num_heads=(1, 2, 4), window_sizes=(4, 4, 3))"
 
 
+@pytest.mark.slow
 def test_layers_that_keep_modules_of_the_host_are_timed_on_what_they_get() -> None:
     kinds = attention_kinds(TINY_VIT)
     assert all(kind.weights for kind in kinds)

@@ -140,6 +140,7 @@ def test_wrong_numbers_are_refused(fields: dict[str, float]) -> None:
         Distillation(**fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_lora_learns_the_scores_and_leaves_no_adapter(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     model = user_model()

@@ -61,6 +61,7 @@ def test_a_loader_gives_its_images_and_wrong_ones_are_refused() -> None:
             distill(model, SKA(), wrong, normal=normal, **how)
 
 
+@pytest.mark.slow
 def test_a_judge_of_ones_own_gives_a_distance_of_each_image() -> None:
     how = {"size": (16, 16), "steps": 2, "output_steps": 2}
     learned = distill(network().eval(), SKA(), PIXELS, judge=lambda old, new: (new - old).square().mean(1), **how)

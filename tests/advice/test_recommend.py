@@ -102,7 +102,7 @@ def test_another_share_of_a_kind_is_answered_from_what_is_known(first: Recommend
     assert any("costs:" in line for line in lines)
 
 
-@pytest.mark.parametrize("stop", ["left out", "verifying"])
+@pytest.mark.parametrize("stop", [pytest.param("left out", marks=pytest.mark.slow), "verifying"])
 def test_an_interrupted_answer_goes_on(tmp_path: Path, stop: str) -> None:
     question = replace(QUESTION, mixers=(SKA(), Softmax(), Removed()))
 
@@ -132,6 +132,7 @@ def test_what_saves_nothing_is_left_out(tmp_path: Path) -> None:
     assert "Keep the model as it is" in render_advice(nothing)
 
 
+@pytest.mark.slow
 def test_windowed_hosts_are_described_as_such() -> None:
     """Swin's relative biases refuse Linear; its windows are no global attention, whatever their weights."""
     question = replace(QUESTION, mixers=(SKA(), Linear()))
@@ -288,6 +289,7 @@ def test_candidates_suit_the_layer_with_the_fewest_tokens() -> None:
         assert not substitutes.refused
 
 
+@pytest.mark.slow
 def test_layers_that_are_called_by_keyword_are_measured() -> None:
     sizes = {**SQUARE, "image_size": 16, "patch_size": 4, "projection_dim": 8}
     network = hugging("CLIPVisionModelWithProjection", 2, (16, 16), **sizes).model.eval()

@@ -113,7 +113,6 @@ def test_the_first_weights() -> None:
         pytest.param(MiTA(k=30), 4.47, "4.5G", marks=pytest.mark.slow),
         (MiTA(k=30, dwc=3), 4.48, "4.5G"),
     ],
-    ids=str,
 )
 def test_fact_section6_work_of_the_built_host(mixer: MiTA, macs: float, printed: str) -> None:
     """201 tokens; the built network has what the formula of the whole table says."""
