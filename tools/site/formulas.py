@@ -118,8 +118,8 @@ FORMULAS: dict[str, str] = {
         r"y_i = W \sum_p \mathrm{softmax}_p\left(D h_i\right) h_{i+p}, \quad h = \mathrm{GLU}(x)"
     ),
 }  # fmt: skip
-"""As in the papers, where the card's plain formula is hard to read: q, k, v are queries, keys and values, i a query, j a
-key, p a tap of a kernel."""
+"""As in the papers, where the card's plain formula is hard to read: q, k, v are queries, keys and values, i a query, j
+a key, p a tap of a kernel."""
 
 
 def formula(name: str, plain: str) -> str:

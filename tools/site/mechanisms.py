@@ -51,19 +51,15 @@ def page(cls: type[MixerConfig], evidence: Sequence[Evidence]) -> str:
     """The page of a mechanism with its default options."""
     config, name = cls(), cls.__name__
     sections = (facts(config), picture(config), costs(config), abilities(name, evidence), results(name, evidence))
-    return (
-        "\n\n".join(
-            [
-                f"# {name}",
-                config.card.title + ".",
-                formula(name, config.card.formula),
-                *sections,
-                options(cls),
-                api(name),
-            ]
-        )
-        + "\n"
-    )
+    parts = [
+        f"# {name}",
+        f"{config.card.title}.",
+        formula(name, config.card.formula),
+        *sections,
+        options(cls),
+        api(name),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def facts(config: MixerConfig) -> str:
