@@ -106,7 +106,7 @@ function sentence(model, layer, values) {
     return `${start}, ${at.reverse ? `queries that have it in "${view.name}"` : view.name}: ${about}.`;
   }
   const place = `row ${Math.floor(best / layer.columns)}, column ${best % layer.columns} (${percent(patches[best])})`;
-  const verb = at.reverse ? `is looked at most from ${place}` : `looks most at ${place}; ${percent(other)} on other tokens`;
+  const verb = at.reverse ? `is looked at most from ${place}` : `looks most at ${place}${layer.prefix + layer.suffix ? `; ${percent(other)} on other tokens` : ""}`;
   return `${start} ${verb}.`;
 }
 
