@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from regard.advice.fidelity import Fidelity
 from regard.advice.substitutes import Substitutes
 from regard.advice.user_model import tensors
-from regard.core import SwapError
+from regard.core import DataError, SwapError
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
@@ -70,6 +70,14 @@ def test_what_cannot_be_compared_is_refused() -> None:
     model = user_model()
     with pytest.raises(SwapError, match="share parameters"):
         Substitutes(model.network, [Softmax(projection=FSNE(code=4))], model.example)
+
+
+def test_outputs_that_are_nan_are_compared_with_nothing() -> None:
+    model = create_model("vit_desk(patch=8, dim=16, depth=1, heads=2)").eval()
+    with torch.no_grad():
+        model.head.weight[0] = torch.nan
+    with pytest.raises(DataError, match="the model's own output is NaN for some images"):
+        Fidelity(Substitutes(model, [SKA()], torch.zeros(1, 3, 32, 32)), torch.zeros(2, 3, 32, 32))
 
 
 def test_windows_of_an_image_are_one_image() -> None:

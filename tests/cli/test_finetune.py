@@ -203,14 +203,17 @@ def test_a_run_keeps_its_image_size(tmp_path: Path) -> None:
     assert execute(again, store, device="cpu")["status"] == "done"
 
 
-def test_a_segmenter_starts_from_a_classifier(saved: Path, tmp_path: Path) -> None:
+def test_a_segmenter_starts_from_a_classifier(saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     changes = ["task.limit=4", "recipe.epochs=1", "recipe.batch=2"]
     options = RunOptions(size="84x84", change=changes, results=tmp_path / "results")
     run = finetuning_run(str(saved), "", "cued-digits", options, task="segmentation")
     assert run.task.name == "segmentation"
     model, source = run.task.model(run.mixer, 0), load(saved)
-    copied, _ = copy_weights(source, model)
+    with caplog.at_level("WARNING"):
+        copied, _ = copy_weights(source, model)
     assert copied == len(source.state_dict()) - 5  # not the head (2), nor positions and static keys of another grid
+    assert "3 learned tensors of another shape are not taken and start anew" in caplog.text
+    assert "pos_embed is " in caplog.text
     weights = model.state_dict()
     name = next(name for name in weights if name.endswith("blocks.1.mlp.fc1.weight"))
     assert torch.equal(weights[name], source.state_dict()["blocks.1.mlp.fc1.weight"])

@@ -32,12 +32,14 @@ def test_an_exported_table_steers_no_terminal(
     assert not set("\x1b\x07\u202e\r") & set(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("text", ["=1+1", "@SUM(A1)", "+cmd|' /C calc'!A0", "-cmd"])
+@pytest.mark.parametrize(
+    "text", ["=1+1", "@SUM(A1)", "+cmd|' /C calc'!A0", "-cmd", "-2+3+cmd|' /C calc'!A0", "+1-1", "+ DWC"]
+)
 def test_a_spreadsheet_computes_no_text(text: str) -> None:
     assert spreadsheet_cell(text) == f"'{text}"
 
 
-@pytest.mark.parametrize("value", ["-1.5", "+ DWC", "SKA()", -1.5, None, ""])
+@pytest.mark.parametrize("value", ["-1.5", "+2.40 [-1.10, +3.70]", "-3 %", "SKA()", -1.5, None, ""])
 def test_other_cells_are_written_as_they_are(value: object) -> None:
     assert spreadsheet_cell(value) == value
 

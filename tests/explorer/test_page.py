@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
 from regard import MiTA, create_model
 from regard.cli.app import run
+from regard.core import ConfigError, DataError, UnsupportedError
 from regard.explorer.explore import explore
 from small_hosts import vit
 
@@ -67,6 +70,38 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert message in capsys.readouterr().err
         assert not (tmp_path / "other.html").exists()
     assert run(["explore", "resnet18(num_classes=2)", "flower", "--out", str(out)]) != 0
+
+
+def test_the_model_keeps_its_size() -> None:
+    model = create_model("vit_desk(patch=8, dim=16, depth=1, heads=2)").eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    explore(model, "china", size=(64, 64))
+    with pytest.raises(ConfigError):
+        explore(model, "china", size=(33, 33))
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+
+
+@pytest.mark.parametrize(
+    "picture", [np.zeros((32, 32, 3)), np.zeros((32, 32), np.uint8), np.zeros((32, 32, 4), np.uint8), [1, 2], None]
+)
+def test_what_is_no_picture_is_named(picture: Any) -> None:
+    with pytest.raises(DataError, match="a picture is a file"):
+        explore(create_model("vit_desk").eval(), picture)
+
+
+def test_a_layer_that_is_called_twice_is_left_out() -> None:
+    class Flipped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = create_model("vit_desk(patch=8, dim=16, depth=1, heads=2)")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + self.inner(x.flip(-1))
+
+    with pytest.raises(UnsupportedError, match="called more than once"):
+        explore(Flipped().eval(), np.zeros((32, 32, 3), np.uint8), size=(32, 32), normal=([0.5] * 3, [0.5] * 3))
 
 
 def test_a_model_of_your_own() -> None:

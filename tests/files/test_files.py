@@ -4,9 +4,17 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from regard.core import StoreError
 from regard.files.atomic import json_text, read_json, write_atomically
+from regard.files.tensor_files import read_state, write_state
+
+
+def test_a_state_keeps_types_of_numbers(tmp_path: Path) -> None:
+    """Some optimizers have one among their options."""
+    write_state(tmp_path / "a", {"kind": torch.bfloat16, "nested": [torch.int8]})
+    assert read_state(tmp_path / "a") == {"kind": torch.bfloat16, "nested": [torch.int8]}
 
 
 def test_folders_are_made_and_nothing_is_left_beside(tmp_path: Path) -> None:

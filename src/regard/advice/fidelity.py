@@ -14,14 +14,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import MixerConfig
+from regard.core import DataError, MixerConfig
 from regard.core.eval_mode import eval_mode
 from regard.measure.bench_model import output_tensor
 from regard.measure.intervals import Interval, interval, share_interval
 from regard.swapping.layer_plan import LayerPlan
 
 from .judges import Judge, choose
-from .judges.judge import concatenate
+from .judges.judge import concatenate, named_outputs
 from .substitutes import Substitutes
 
 
@@ -92,6 +92,7 @@ class Fidelity:
             for part in self.batches:
                 output = substitutes.model(part)
                 self.judges = self.judges or tuple(choose(output, part, substitutes.model))
+                check_finite(output)
                 self.original.append([judge.read(output) for judge in self.judges])
 
     def part(self, first: int, end: int) -> "Fidelity":
@@ -148,6 +149,16 @@ class Fidelity:
                 images = len(batch)
                 self.substitutes.model(batch)
         return {key: OutputChange(*map(_as_array, zip(*pairs, strict=True))) for key, pairs in errors.items()}
+
+
+def check_finite(output: Any) -> None:
+    """Raises: DataError if an output of the original is not finite, as nothing can be compared with it."""
+    for name, value in named_outputs(output).items():
+        if value.isnan().any():
+            raise DataError(
+                f"the model's own output{f' {name}' if name else ''} is NaN for some images, so that nothing can be "
+                "compared with it: look at its weights and at the normalisation of the images"
+            )
 
 
 def _answer(judge: Judge, parts: Sequence[tuple[Tensor, Tensor]]) -> AnswerChange:

@@ -1,5 +1,6 @@
 """The user's model and images: what swap-check, distill and advise look at."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,6 +150,8 @@ def as_user_model(
     if example.ndim != 4 or not example.is_floating_point():
         raise UnsupportedError(f"{text} takes {tuple(example.shape)} {example.dtype}, no images")
     if size is not None:
+        if tuple(example.shape[-2:]) != size:
+            network = copy.deepcopy(network)  # the caller's keeps its size
         example = _resize(network, example, size)
         if not checked:  # some of timm's own sizes lose a border
             _check_patches(network, example)

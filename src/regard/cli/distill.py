@@ -57,6 +57,8 @@ def distill(
     from regard.advice.distill import distill_model, how_to_load
     from regard.advice.learning import Distillation
 
+    if lora and not output_steps:
+        raise ConfigError("--lora is how the whole model learns, which --output-steps 0 leaves out: give one of them")
     extra = imported_items(modules)
     if out.exists() and out.resolve() == Path(model).expanduser().resolve():
         raise ConfigError(f"--out {out} is the folder of the model itself, which would be replaced; choose another")

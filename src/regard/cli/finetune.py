@@ -1,5 +1,6 @@
 """`regard finetune`: continue training from a saved model, a finished run, or timm's published weights."""
 
+import hashlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from regard.core import ConfigError, Extra
-from regard.files.paths import named_folder
+from regard.files.atomic import read_bytes
+from regard.files.paths import named_folder, user_path
 
 from .given import expand_groups
 from .run_display import execute_run
@@ -99,7 +101,8 @@ def _with_weights(start: str, weights: str, options: RunOptions) -> str:
         raise ConfigError(f"{start} has trained weights of its own: leave --weights out")
     _check_trainable(start)
     network = named_network(start, weights=weights, extra=options.extra).network
-    folder = save(network, options.results / f"weights-{Path(weights).stem}")
+    mark = hashlib.sha256(read_bytes(user_path(weights))).hexdigest()[:8]  # another file of this name is another start
+    folder = save(network, options.results / f"weights-{Path(weights).stem}-{mark}")
     progress(f"the weights of {weights} are kept in {folder}, from which the run starts")
     return str(folder)
 

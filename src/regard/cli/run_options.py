@@ -115,6 +115,12 @@ def saved_model(text: str) -> Path | None:
 def find_run(text: str, results: Path) -> "tuple[Results, str]":
     """`optional_run`. Raises: ConfigError if it is no run."""
     stored = optional_run(text, results)
+    folder = named_folder(text) or (results / text if Path(text).name == text else None)
+    if stored is None and folder is not None and os.path.exists(folder / "outcome.json"):
+        raise ConfigError(
+            f"{text} is a run without weights, whose outcome was imported or whose run.json is gone: delete its folder "
+            f"{folder} and train it here"
+        )
     if stored is None:
         raise ConfigError(
             f"{text!r} is not the folder of a run or of a saved model, and {results} has no run with this key; "

@@ -51,8 +51,13 @@ def explore(
 def picture_of(user: UserModel, picture: str | Path | Pixels) -> tuple[Pixels, str]:
     """Pixels of the model's size and channels, and the credit of a sample. Raises: DataError."""
     credit = ""
-    if isinstance(picture, np.ndarray):
-        pixels = picture
+    if not isinstance(picture, str | Path):
+        pixels = np.asarray(picture)
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] not in (1, 3, user.channels):
+            raise DataError(
+                "a picture is a file, a sample's name, or an array of uint8 (height, width, channels) in colour or "
+                f"grey, not {pixels.dtype} {'x'.join(map(str, pixels.shape)) or type(picture).__name__}"
+            )
     elif str(picture) in (*SAMPLES, "digit") and not Path(picture).exists():
         credit = CREDITS[str(picture)]
         pixels = sample_image(user.size, grey=picture == "digit", name=str(picture))

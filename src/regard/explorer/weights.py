@@ -174,6 +174,10 @@ def _places(reader: nn.Module, inputs: Tensor, layers: str, left_out: dict[str, 
     def record(name: str) -> Callable[..., None]:
         def hook(mixer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             grid = kwargs["grid"] if "grid" in kwargs else args[1]
+            if name in found or name in left_out:
+                found.pop(name, None)
+                left_out[name] = "is called more than once in a pass, so that its weights are of no single picture"
+                return
             windows = window_places(reader, name, grid, len(args[0])) if len(args[0]) != 1 else None
             if mixer.memory_grid(grid) is not None:
                 left_out[name] = "has keys on another grid"

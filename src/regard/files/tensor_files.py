@@ -21,6 +21,7 @@ NO_STATE = (ValueError, LookupError, TypeError, RecursionError, MemoryError, Saf
 _LENGTH = 8
 """Bytes of the length of the JSON part, little-endian, which come first."""
 _KINDS = {"list": list, "tuple": tuple}
+_DTYPES = {str(x).removeprefix("torch."): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
 
 
 def encode(state: Mapping[str, Any]) -> bytes:
@@ -89,6 +90,8 @@ def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {"mapping": [[_plain(key, tensors), _plain(item, tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         return {"tuple" if isinstance(value, tuple) else "list": [_plain(item, tensors) for item in value]}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"a checkpoint cannot hold {type(value).__name__}")
@@ -100,6 +103,8 @@ def _fill(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     ((kind, content),) = value.items()
     if kind == "tensor":
         return torch.clone(tensors[content])
+    if kind == "dtype":
+        return _DTYPES[content]
     if kind == "mapping":
         return {_fill(key, tensors): _fill(item, tensors) for key, item in content}
     return _KINDS[kind](_fill(item, tensors) for item in content)

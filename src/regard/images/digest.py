@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -121,6 +122,16 @@ class Look:
         took = time.monotonic() - start
         self.again = start + SELDOM * took if took > QUICK else 0.0
         return not settled or self.state != before
+
+
+_look = lru_cache(maxsize=16)(Look)
+
+
+def forget_if_changed(path: Path, *caches: Any) -> None:
+    """Clear what was read of the files below a path, in functions with a cache, if they may have changed since."""
+    if _look(path).has_changed():
+        for cache in caches:
+            cache.cache_clear()
 
 
 def _states(path: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[bytes, int]]:

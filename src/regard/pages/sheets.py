@@ -72,7 +72,10 @@ class Picture:
 
 def spreadsheet_cell(value: Cell) -> Cell:
     """A cell of a CSV file; a text that a spreadsheet would compute begins with an apostrophe."""
-    return f"'{value}" if isinstance(value, str) and re.match(r"[=@\t\r]|[+-][^ 0-9.]", value) else value
+    if not isinstance(value, str) or not re.match(r"[=@\t\r+-]", value):
+        return value
+    number = r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?"
+    return value if re.fullmatch(rf"{number}( ?%)?( \[{number}, {number}\])?|[+-]", value) else f"'{value}"
 
 
 def markdown_cell(text: str) -> str:

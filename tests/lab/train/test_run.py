@@ -405,8 +405,12 @@ def test_optimizers_keep_their_own_number_of_betas_or_are_refused() -> None:
     model = torch.nn.Linear(3, 2)
     assert make_optimizer(model, Recipe(optimizer="adamw")).defaults["betas"] == (0.9, 0.98)
     assert len(make_optimizer(model, Recipe(optimizer="adan")).defaults["betas"]) == 3
+    assert make_optimizer(model, Recipe(optimizer="adamw", betas=(0, 0.98))).defaults["betas"] == (0.0, 0.98)
     with pytest.raises(ConfigError, match="second derivatives"):
         make_optimizer(model, Recipe(optimizer="adahessian"))
+    for name in ("adan", "adagrad"):
+        with pytest.raises(ConfigError, match=f"{name} has no two betas.*leave betas out"):
+            make_optimizer(model, Recipe(optimizer=name, betas=(0.5, 0.6)))
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="fusedadam is not available here: CUDA"):
             make_optimizer(model, Recipe(optimizer="fusedadam"))

@@ -135,7 +135,10 @@ def _spelling(folder: Path) -> str | None:
 def _task(spelled: str | None) -> tuple[str | None, str | None]:
     """Name and data of a spelled task, 'Classification(data="digits", ...)'."""
     name, fields = spelled_call(spelled)
-    return name.lower() or None, str(ast.literal_eval(fields["data"])) if "data" in fields else None
+    try:
+        return name.lower() or None, str(ast.literal_eval(fields["data"])) if "data" in fields else None
+    except (ValueError, SyntaxError):  # of an imported run: shown as it is written
+        return name.lower() or None, fields["data"]
 
 
 def _state(store: Results, key: str) -> str:

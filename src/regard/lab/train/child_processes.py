@@ -47,11 +47,13 @@ def process_environment(threads: int, gpus: str = "") -> Iterator[None]:
     """Environment variables for child processes that start in the block, which is none of a launcher's.
 
     threads: of each numerical library. gpus: CUDA_VISIBLE_DEVICES, "" = those of this process. The memory allocator
-    keeps freed pages (`regard.core.allocator`).
+    keeps freed pages (`regard.core.allocator`). Python does not search the current folder first, where a file may have
+    the name of a module of its own; queues and pools start a process too, so that they are made in the block.
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     visible = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
-    with without_launcher(), _variables({**dict.fromkeys(names, str(threads)), **ALLOCATOR, **visible}):
+    fixed = {**ALLOCATOR, "PYTHONSAFEPATH": "1"}
+    with without_launcher(), _variables({**dict.fromkeys(names, str(threads)), **fixed, **visible}):
         yield
 
 

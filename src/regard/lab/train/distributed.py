@@ -59,8 +59,9 @@ def in_processes(
     from lightning_fabric.strategies import DDPStrategy
     from torch.multiprocessing.spawn import ProcessException
 
-    messages = multiprocessing.get_context("spawn").SimpleQueue()
     threads = max(1, torch.get_num_threads() // devices)
+    with process_environment(threads):
+        messages = multiprocessing.get_context("spawn").SimpleQueue()
     fabric = make_fabric(device, devices, precision, watch.loggers, DDPStrategy(start_method="spawn"))
     silent = dataclasses.replace(watch, report=None, say=None, loggers=())
     with _listen(messages, watch) as errors, _forwarded_signals(), process_environment(threads):

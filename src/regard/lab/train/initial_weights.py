@@ -43,15 +43,38 @@ def copy_weights(
     Raises: ConfigError if no tensor fits.
     """
     source_weights, target_weights = source.state_dict(), target.state_dict()
-    fitting = _match_weights(source_weights, target_weights)
+    prefix, fitting = _match_weights(source_weights, target_weights)
     if not fitting:
         raise ConfigError(f"no initial weight fits {type(target).__name__}; both runs need the same host")
     if classes is not None and list(classes[0]) != list(classes[1]):
         _match_classes(fitting, source_weights, target, *classes)
+    _warn_of_other_shapes({f"{prefix}{name}": value for name, value in source_weights.items()}, target, fitting)
     new = ", ".join(sorted(set(target_weights) - set(fitting))) or "none"
     log.info("%d of %d tensors start from the initial weights; new: %s", len(fitting), len(target_weights), new)
     target.load_state_dict(fitting, strict=False)
     return len(fitting), len(target_weights)
+
+
+def _warn_of_other_shapes(weights: Mapping[str, Tensor], target: nn.Module, fitting: Mapping[str, Tensor]) -> None:
+    """Say which tensors start anew because of their shape, but for those of a head of other classes."""
+    head = _head_name(target)
+    shapes = {
+        name: (tuple(weights[name].shape), tuple(value.shape))
+        for name, value in target.state_dict().items()
+        if name in weights and name not in fitting and (head is None or not name.startswith(f"{head}."))
+    }
+    if shapes:
+        first = "; ".join(f"{name} is {old} there and {new} here" for name, (old, new) in list(shapes.items())[:3])
+        more = f"; and {len(shapes) - 3} more" if len(shapes) > 3 else ""
+        log.warning("%d learned tensors of another shape are not taken and start anew: %s%s", len(shapes), first, more)
+
+
+def _head_name(model: nn.Module) -> str | None:
+    """The name of a model's linear classifier; None without one."""
+    classifier: Any = getattr(model, "get_classifier", None)
+    head = None if classifier is None else classifier()
+    name = next((name for name, module in model.named_modules() if module is head), None)
+    return name if isinstance(head, nn.Linear) else None
 
 
 def _match_classes(
@@ -61,11 +84,10 @@ def _match_classes(
 
     weights: of the source, whose head may have another number of rows.
     """
-    classifier: Any = getattr(target, "get_classifier", None)
-    head = None if classifier is None else classifier()
-    name = next((name for name, module in target.named_modules() if module is head), None)
-    if not isinstance(head, nn.Linear) or name is None:
+    name = _head_name(target)
+    if name is None:
         return
+    head = target.get_submodule(name)
     known = [index for index, label in enumerate(new) if label in old]
     kept = 0
     for part, rows in head.state_dict().items():
@@ -80,8 +102,8 @@ def _match_classes(
     )  # fmt: skip
 
 
-def _match_weights(weights: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights that fit, by their names in the target: with the prefix under which most of them fit.
+def _match_weights(weights: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
+    """The prefix under which most weights fit, and those that fit, by their names in the target.
 
     A prefix is used only if more than half of the weights fit with it.
     """
@@ -96,5 +118,5 @@ def _match_weights(weights: Mapping[str, Tensor], target: Mapping[str, Tensor]) 
         }
         for prefix in sorted(prefixes)
     }
-    inside = [fitting for prefix, fitting in found.items() if prefix and 2 * len(fitting) > len(weights)]
-    return max([found[""], *inside], key=len)
+    inside = [(prefix, fitting) for prefix, fitting in found.items() if prefix and 2 * len(fitting) > len(weights)]
+    return max([("", found[""]), *inside], key=lambda each: len(each[1]))

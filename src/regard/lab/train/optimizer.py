@@ -72,6 +72,9 @@ def check_optimizer(recipe: Recipe) -> Any:
         raise ConfigError(
             f"{recipe.optimizer} needs second derivatives, which the training loop does not compute; use another one"
         )
+    unused = info.num_betas != 2 if info.has_betas else not info.has_momentum
+    if unused and recipe.betas != Recipe.betas:
+        raise ConfigError(f"{recipe.optimizer} has no two betas and no momentum that a recipe sets: leave betas out")
     return info
 
 
@@ -83,9 +86,10 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Any:
     from timm.optim import create_optimizer_v2
 
     info = check_optimizer(recipe)
-    options: dict[str, Any] = {} if info.has_betas else {"momentum": recipe.betas[0]}
+    betas = tuple(map(float, recipe.betas))
+    options: dict[str, Any] = {} if info.has_betas else {"momentum": betas[0]}
     if info.has_betas and info.num_betas == 2:
-        options["betas"] = recipe.betas
+        options["betas"] = betas
     if recipe.optimizer in ("adam", "adamw") and recipe.precision != "16-mixed":  # fused 16-mixed cannot clip
         options["fused"] = True  # one kernel for all parameters: saves 1.5 ms a step on a small model
     try:

@@ -55,9 +55,11 @@ class WandbLogger(_ToolLogger):
     @cached_property
     def experiment(self) -> Any:
         """A run of the package wandb. Raises: ConfigError."""
+        offline = not any(os.environ.get(name) for name in WANDB_MODES)
+        if offline:
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it tells its makers when it is imported
         import wandb
 
-        offline = not any(os.environ.get(name) for name in WANDB_MODES)
         try:
             settings = wandb.Settings(
                 disable_git=True, save_code=False, console="off", silent=True, x_disable_stats=True,

@@ -203,6 +203,14 @@ ALTERED: dict[str, tuple[str, str, str, str, str]] = {
     "VOC, an empty list": ("VOC", LISTED, "", "", "names no images"),
     "table, an empty class": ("tables", "train.csv", "cat", "", "line 2: .*the name ''"),
     "table, a comma in a class": ("tables", "train.csv", "cat", "cat, small", "line 2 has more fields"),
+    "table, another width": ("tables", "train.csv", f".jpg,{WIDTH},", ".jpg,400,", f"has {WIDTH}x{HEIGHT} pixels"),
+    "table, a class without a box": (
+        "tables",
+        "train.csv",
+        "",
+        "file,class,xmin,ymin,xmax,ymax\n0.jpg,cat,,,,\n",
+        "no box",
+    ),
     "table, a column twice": ("tables", "train.csv", "width", "class", "'class' twice"),
     "table, a column split": ("tables", "train.csv", "width", "split", "line 2: .*no column split"),
     "table of the Hub, a key twice": (
@@ -226,6 +234,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "another category": (change("annotations", category_id=4), "annotation 1 has category 4; the categories are 1, 2"),
     "another image": (change("annotations", image_id=99), "annotation 1 is of image 99"),
     "an annotation's id twice": (change("annotations", id=0), "annotation id 0 occurs twice"),
+    "a file under two ids": (change("images", file_name="0.jpg"), "images 0 and 1 have one file"),
     "an image's id twice": (change("images", id=0), "image id 0 occurs twice"),
     "a category's id twice": (change("categories", id=1), "category id 1 occurs twice"),
     "a missing image": (change("images", file_name="gone.jpg"), "image 1, gone.jpg, is not in .*images"),

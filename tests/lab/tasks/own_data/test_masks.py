@@ -1,5 +1,6 @@
 """Images with masks as common tools write them: labels and classes are right, and check and training agree."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from regard.core import DataError
 from regard.images import digest, images
 from regard.lab.tasks.check_data import check_data
 from regard.lab.tasks.segmentation.data import load, own_digest
+from regard.lab.tasks.segmentation.task import Segmentation
 from regard.models.segmentation import VOID
 from small_masks import BESIDE, FOLDERS, SHAPE, labels, mask, pairs
 
@@ -293,6 +295,17 @@ def test_folders_that_are_refused_are_not_read_first(tmp_path: Path, monkeypatch
         own_digest.cache_clear()
         with pytest.raises(DataError, match=words):
             load(str(tmp_path), 255, 0)
+
+
+def test_a_set_that_changes_has_another_key_in_the_same_process(tmp_path: Path) -> None:
+    pairs(tmp_path, *BESIDE)
+    task = Segmentation(host="vit_desk", data=str(tmp_path), size=(32, 32))
+    before = task.identity()
+    for file in tmp_path.rglob("*.png"):
+        image = np.asarray(Image.open(file))
+        Image.fromarray(image[::-1].copy()).save(file)
+    assert task.identity() != before
+    assert task.identity() == dataclasses.replace(task).identity()
 
 
 @pytest.mark.parametrize("as_stored", [True, False])

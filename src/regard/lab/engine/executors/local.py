@@ -100,8 +100,8 @@ class Worker:
 
     def __init__(self, threads: int, gpus: str = "") -> None:
         self.gpus = gpus
-        self.pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_prepare)
         with process_environment(threads, gpus):  # the child reads these when it starts
+            self.pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_prepare)
             with without_interrupts():  # until `_prepare`, Ctrl-C would print tracebacks of imports
                 started = self.pool.submit(os.getpid)
             self.pid = started.result()

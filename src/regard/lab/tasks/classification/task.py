@@ -327,7 +327,14 @@ class Classification(ValidationPart, ImageTask):
     def check_teacher(self, teacher: nn.Module, student: nn.Module) -> None:
         """Raises: ConfigError if its number of classes is not the task's."""
         with eval_mode(student), eval_mode(teacher):
-            teacher_classes, classes = (model(*self.example())[0].numel() for model in (teacher, student))
+            classes = student(*self.example())[0].numel()
+            try:
+                teacher_classes = teacher(*self.example())[0].numel()
+            except (AssertionError, RuntimeError, ValueError) as error:
+                reason = " ".join(str(error).split())[:200]
+                raise ConfigError(
+                    f"the teacher takes no images of {'x'.join(map(str, self.size))}, the size of the task: {reason}"
+                ) from error
         if teacher_classes != classes:
             raise ConfigError(
                 f"the teacher has {teacher_classes} classes, the task has {classes}: train the teacher on this task"

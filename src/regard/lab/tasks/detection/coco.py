@@ -80,6 +80,10 @@ def scenes_of(
     annotations = _by_id(file, "annotation", content["annotations"], ("image_id", "category_id"))
     find = _Finder(file, folders, more, root, reading)
     sources = {number: source for number, image in images.items() if (source := find(number, image))}
+    seen: dict[Path, Any] = {}
+    for number, source in sources.items():
+        if (first := seen.setdefault(source, number)) != number:
+            raise DataError(f"{file}: images {first} and {number} have one file, {source}: give its objects one id")
     reading.named |= set(sources.values())
     sizes = {n: _size(file, n, images[n], source, reading) for n, source in sources.items()}
     rows: dict[Any, list[dict[str, Any]]] = {number: [] for number in images}

@@ -53,6 +53,7 @@ def identity(data: str, with_masks: bool, corrupt: str, kind: str = "", exif: st
     if data in NAMED:
         return with_revision(data)
     path, choices = path_of(data), Choices(with_masks, corrupt, exif, kind)
+    digests.forget_if_changed(path, own_splits, digest, _load)
     own = own_splits(path, choices)
     return f"own:{digest(path, choices)}{'@2' if corrupt == 'skip' and own.mended else ''}{'@3' if own.renamed else ''}"
 

@@ -7,7 +7,7 @@ from typing import Any
 from regard.core import DataError
 from regard.files.paths import files_below, subfolders, visible
 from regard.images.folders import split_of_name
-from regard.images.images import SUFFIXES
+from regard.images.images import SUFFIXES, size_of
 from regard.images.lists import FILES, KINDS, find_image, rows_in
 
 from .coco import Categories, Reading, class_name, splits_by_name
@@ -60,6 +60,9 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
             if isinstance(source, str):
                 reading.wrong(f"{place}: {source}", annotation=False)
                 continue
+            if source not in images and (problem := _other_size(row, source)):
+                reading.wrong(f"{place}: {problem}", annotation=False)
+                continue
             image_id = images.setdefault(source, len(images) + 1)
             try:
                 for name, box in _objects(row):
@@ -80,6 +83,20 @@ def _order(name: str) -> tuple[int, str]:
     return (int(name), "") if name.isascii() and name.isdigit() else (0, name)
 
 
+def _other_size(row: dict[str, Any], image: Path) -> str:
+    """What is wrong with the columns width and height, where a table has them: boxes of another size do not fit.
+
+    Which side is which depends on how the image is turned.
+    """
+    sides = [str(row.get(name) or "").strip() for name in ("width", "height")]
+    if not all(sides):
+        return ""
+    found = size_of(image)
+    if sorted(sides) == sorted(map(str, found)):
+        return ""
+    return f"{image.name} has {found[1]}x{found[0]} pixels, its width and height say {'x'.join(sides)}"
+
+
 def _objects(row: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
     """Class and [left, top, width, height] of each object of a row. Raises: ValueError, TypeError, KeyError."""
     if "objects" in row:
@@ -93,3 +110,5 @@ def _objects(row: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
             raise ValueError("its box is in fractions of the image; boxes are in pixels")
         label = class_name(next(row[name] for name in _CLASSES if name in row))
         yield label.strip(), [left, top, right - left, bottom - top]
+    elif label := next((str(row[name]) for name in _CLASSES if str(row.get(name) or "").strip()), ""):
+        raise ValueError(f"it has the class {label} and no box; an image without objects has neither")

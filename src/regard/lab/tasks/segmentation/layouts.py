@@ -324,6 +324,8 @@ def _read_polygons(path: Path, notes: Notes, void: int) -> Layout:
     if list(pairs) == ["train"]:
         pairs = {"all": pairs["train"]}
     names = own.categories.names
+    if void != 0 and "background" in names:
+        raise DataError(f"{path} has a class named background, which is the name of what no object covers: rename it")
     known = names if void == 0 else ("background", *names)
     labels = tuple(range(len(names) + 1))[-len(known) :]
     return Layout(pairs, known, labels, texts=format_of(path).files(path), renamed=own.renamed)

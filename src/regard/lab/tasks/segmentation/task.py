@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regard.core import ConfigError, DataError, MixerConfig
 from regard.images.augment import scaled_pixels
 from regard.images.cores import loaders
+from regard.images.digest import forget_if_changed
 from regard.images.feed import to_tensor
 from regard.images.images import read_image
 from regard.images.normalise import Statistics
@@ -28,7 +29,7 @@ from regard.swapping.inspect import input_channels
 from ..base import Prediction, Record, Samples, Score, Training, Trial
 from ..image_task import ImageTask, same_data
 from ..validation import ValidationPart
-from .data import CAMVID, NAMED, MaskSet, Photos, Sample, load, own_digest, path_of, with_classes
+from .data import CAMVID, NAMED, MaskSet, Photos, Sample, load, own_digest, own_set, path_of, with_classes
 from .feed import AUGMENTS, Batches, fitted_size, pad
 from .pictures import mask_of, runs, sheet
 from .score import confusion, score_of
@@ -107,7 +108,9 @@ class Segmentation(ValidationPart, ImageTask):
     def identity(self) -> "Segmentation":
         if self.data in NAMED:
             return dataclasses.replace(self, data=with_revision(self.data), digest="", extra=())
-        total = own_digest(path_of(self.data), self.digest)
+        path = path_of(self.data)
+        forget_if_changed(path, own_digest, own_set)
+        total = own_digest(path, self.digest)
         return dataclasses.replace(self, data=f"own:{total}", digest="", extra=())
 
     def data_set(self) -> MaskSet:
