@@ -91,6 +91,14 @@ def test_what_is_no_picture_is_named(picture: Any) -> None:
         explore(create_model("vit_desk").eval(), picture)
 
 
+def test_weights_that_are_nan_are_named() -> None:
+    model = create_model("vit_desk(patch=8, dim=16, depth=1, heads=2)").eval()
+    with torch.no_grad():
+        model.blocks[0].attn.qkv.weight[0] = torch.nan
+    with pytest.raises(UnsupportedError, match="output is not finite"):
+        explore(model, "china")
+
+
 def test_a_layer_that_is_called_twice_is_left_out() -> None:
     class Flipped(nn.Module):
         def __init__(self) -> None:

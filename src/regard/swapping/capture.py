@@ -37,7 +37,10 @@ def with_regard_softmax(model: nn.Module, inputs: Float[Tensor, "B ..."], layers
     hosts = {name: model.get_submodule(name) for name in unswapped}
     for name, (args, kwargs) in layer_calls(model, hosts, inputs).items():
         if not _same_output(hosts[name], softmax_model.get_submodule(name), args, kwargs):
-            raise UnsupportedError(f"{name} of {type(model).__name__} has an attention of its own, not plain softmax")
+            raise UnsupportedError(
+                f"{name} of {type(model).__name__} has an attention of its own, or none, and not plain softmax; the "
+                "weights of a mechanism that is swapped into it can be seen"
+            )
     return softmax_model
 
 
@@ -55,6 +58,10 @@ def _same_output(host: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwarg
         output = module(*args, **kwargs)
         outputs.append(output[0] if isinstance(output, tuple) else output)
     expected, out = outputs
+    if not expected.isfinite().all():
+        raise UnsupportedError(
+            "a layer's output is not finite: look at the weights, and at mean and deviation of images"
+        )
     return torch.allclose(out, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
 
 
