@@ -212,7 +212,7 @@ def test_a_segmenter_starts_from_a_classifier(saved: Path, tmp_path: Path, caplo
     with caplog.at_level("WARNING"):
         copied, _ = copy_weights(source, model)
     assert copied == len(source.state_dict()) - 5  # not the head (2), nor positions and static keys of another grid
-    assert "3 learned tensors of another shape are not taken and start anew" in caplog.text
+    assert "3 learned tensors of another shape are not taken, but drawn anew" in caplog.text
     assert "pos_embed is " in caplog.text
     weights = model.state_dict()
     name = next(name for name in weights if name.endswith("blocks.1.mlp.fc1.weight"))

@@ -66,7 +66,8 @@ def _warn_of_other_shapes(weights: Mapping[str, Tensor], target: nn.Module, fitt
     if shapes:
         first = "; ".join(f"{name} is {old} there and {new} here" for name, (old, new) in list(shapes.items())[:3])
         more = f"; and {len(shapes) - 3} more" if len(shapes) > 3 else ""
-        log.warning("%d learned tensors of another shape are not taken and start anew: %s%s", len(shapes), first, more)
+        which = "tensor of another shape is" if len(shapes) == 1 else "tensors of another shape are"
+        log.warning("%d learned %s not taken, but drawn anew: %s%s", len(shapes), which, first, more)
 
 
 def _head_name(model: nn.Module) -> str | None:
