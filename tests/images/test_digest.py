@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +295,14 @@ def test_links_and_names_that_cannot_be_read_are_refused(
 def test_a_path_that_cannot_be_one_is_refused(path: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         on(path).identity()
+
+
+def test_each_reader_of_a_folder_notices_that_it_changed(tmp_path: Path) -> None:
+    """Two tasks may read one folder: neither takes the change away from the other."""
+    (tmp_path / "a").write_text("1")
+    readers = [lru_cache(lambda path, mark=mark: mark + (path / "a").read_text()) for mark in "xy"]
+    for content in ("1", "22"):
+        (tmp_path / "a").write_text(content)
+        for mark, read in zip("xy", readers, strict=True):
+            digest.forget_if_changed(tmp_path, read)
+            assert read(tmp_path) == mark + content

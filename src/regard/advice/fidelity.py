@@ -92,7 +92,7 @@ class Fidelity:
             for part in self.batches:
                 output = substitutes.model(part)
                 self.judges = self.judges or tuple(choose(output, part, substitutes.model))
-                check_finite(output)
+                _refuse_nan(output)
                 self.original.append([judge.read(output) for judge in self.judges])
 
     def part(self, first: int, end: int) -> "Fidelity":
@@ -151,8 +151,8 @@ class Fidelity:
         return {key: OutputChange(*map(_as_array, zip(*pairs, strict=True))) for key, pairs in errors.items()}
 
 
-def check_finite(output: Any) -> None:
-    """Raises: DataError if an output of the original is not finite, as nothing can be compared with it."""
+def _refuse_nan(output: Any) -> None:
+    """Raises: DataError if an output of the original has NaN, with which nothing can be compared."""
     for name, value in named_outputs(output).items():
         if value.isnan().any():
             raise DataError(

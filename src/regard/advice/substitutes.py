@@ -24,9 +24,9 @@ class Substitutes:
     """Layers beside a model, which itself does not change: `layers[name][mechanism]` has weights of its own.
 
     The model may be swapped already: its present mechanisms are then what they replace. They start as a swap starts
-    them: with the weights of the layer as far as the mechanism has them. A plan of layers is `install` for the length
-    of a `with` block. refused: why a mechanism cannot stand at a layer. Close it at the end (or use it in a `with`
-    statement): it takes its hooks from the model. reinitialise: as for `swap`.
+    them: with the weights of the layer as far as the mechanism has them. `install` puts a plan of layers into the model
+    for the length of a `with` block. refused: why a mechanism cannot stand at a layer. Close it at the end (or use it
+    in a `with` statement): it takes its hooks from the model. reinitialise: as for `swap`.
     Raises: SwapError if the model has no attention that can be replaced, or no mechanism fits any layer.
     """
 

@@ -124,12 +124,15 @@ class Look:
         return not settled or self.state != before
 
 
-_look = lru_cache(maxsize=16)(Look)
+@lru_cache(maxsize=16)
+def _look(path: Path, *caches: Any) -> Look:
+    """One for each group of caches, so that none takes a change away from another."""
+    return Look(path)
 
 
 def forget_if_changed(path: Path, *caches: Any) -> None:
     """Clear what was read of the files below a path, in functions with a cache, if they may have changed since."""
-    if _look(path).has_changed():
+    if _look(path, *caches).has_changed():
         for cache in caches:
             cache.cache_clear()
 

@@ -127,13 +127,9 @@ def _name_of(split: str, part: Sequence[Path], file: Path) -> str:
     return split if len(part) == 1 else f"{split}/{file.name}"
 
 
-_look = lru_cache(maxsize=16)(digests.Look)
-
-
 def present_digest(path: Path, kind: str = "", reserved: bool = False) -> str:
     """`digest`, which is kept in this process, computed anew if the files have changed meanwhile. Raises: DataError."""
-    if _look(path if path.suffix not in lists.KINDS else path.parent).has_changed():
-        digest.cache_clear()
+    digests.forget_if_changed(path if path.suffix not in lists.KINDS else path.parent, digest)
     return digest(path, kind, reserved)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from cska_variants import VARIANTS
 from operators import check_error, check_hidden, check_same, count_flops
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers.spelling import spell
@@ -18,13 +19,6 @@ from regard.mixers.static_keys.ska import SKA, ska
 from regard.testing.subject import perturb
 
 GRIDS = (Grid(3, 5), Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(1, 12))
-EVERY = (
-    CSKA(),
-    CSKA(rows="centre", cols="conv"),
-    CSKA(rows="centre", bias=False),
-    CSKA(factorised=True),
-    CSKA(factorised=True, rows="centre"),
-)
 PATHS = ("conv", "patches", "lean")
 F64 = torch.float64
 
@@ -142,7 +136,7 @@ def test_c8_heads_of_width_1_are_depthwise_convolutions():
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize("config", EVERY, ids=spell)
+@pytest.mark.parametrize("config", VARIANTS, ids=spell)
 def test_parameters_and_macs_are_those_of_the_formula(config, grid):
     site = Site(dim=18, heads=2, width=8, grid=grid)
     cells, extra = grid.cells, grid.extra
@@ -155,7 +149,7 @@ def test_parameters_and_macs_are_those_of_the_formula(config, grid):
 
 
 @pytest.mark.parametrize("activation", ["relu", "none"])
-@pytest.mark.parametrize("config", EVERY, ids=spell)
+@pytest.mark.parametrize("config", VARIANTS, ids=spell)
 def test_a_layer_with_another_activation(config, activation):
     """Equals its plain form, also divided by the number of keys, in windows and hidden; its cost is exact."""
     home = Grid(3, 5, 1, 1)
@@ -195,7 +189,7 @@ def test_centre_taps_are_ska():
     grid = Grid(3, 5, 1, 2)
     keys = torch.randn(2, 18, 8, dtype=F64)
     q, v = torch.randn(3, 2, 18, 8, dtype=F64), torch.randn(3, 2, 18, 8, dtype=F64)
-    for config in EVERY:
+    for config in VARIANTS:
         operator = mixer(config, grid).operator
         operator.set_keys(keys)
         assert torch.allclose(operator(q, None, v, grid=grid), ska(q, keys, v), atol=1e-12)
@@ -224,7 +218,7 @@ def test_another_grid_resamples_keys_and_biases_but_not_taps():
     assert torch.equal(operator.on(Grid(3, 5))["weight"], operator.weight)
 
 
-@pytest.mark.parametrize("config", EVERY, ids=spell)
+@pytest.mark.parametrize("config", VARIANTS, ids=spell)
 @pytest.mark.parametrize("grid", [Grid(7, 9, 1, 1), Grid(6, 10, 1, 1), Grid(2, 3, 1, 1)], ids=str)
 def test_windows_of_the_trained_grid_cover_others(config, grid):
     """Each window alone gives the same, also where windows stand out of the grid, with padding and without."""

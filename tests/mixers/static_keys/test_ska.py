@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import regard
+from cska_variants import VARIANTS
 from operators import check_error, check_hidden, count_flops
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, SwapError, UnsupportedError, merge
 from regard.measure.cost import count_macs
@@ -25,13 +26,6 @@ from regard.testing.subject import perturb
 
 GRIDS = (Grid(3, 5), Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(1, 12))
 F64 = torch.float64
-EVERY = (
-    CSKA(),
-    CSKA(rows="centre", cols="conv"),
-    CSKA(rows="centre", bias=False),
-    CSKA(factorised=True),
-    CSKA(factorised=True, rows="centre"),
-)
 
 
 def tensors(n=17, m=17, heads=2, batch=3, d=8, e=8):
@@ -325,7 +319,7 @@ def test_the_papers_swin_has_a_key_for_each_window():
 # export and keys from a teacher
 
 
-@pytest.mark.parametrize("config", [SKA(), SKA(resize="window"), *EVERY], ids=spell)
+@pytest.mark.parametrize("config", [SKA(), SKA(resize="window"), *VARIANTS], ids=spell)
 def test_frozen_keys_are_constants_for_one_grid(config):
     layer = perturb(mixer(config, Grid(3, 5, 1)))
     new, x = Grid(5, 6, 1), torch.randn(2, 31, 16, dtype=F64)
