@@ -297,8 +297,9 @@ def test_a_path_that_cannot_be_one_is_refused(path: str, message: str) -> None:
         on(path).identity()
 
 
-def test_each_reader_of_a_folder_notices_that_it_changed(tmp_path: Path) -> None:
+def test_each_reader_of_a_folder_notices_that_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tasks may read one folder: neither takes the change away from the other."""
+    monkeypatch.setattr(digest, "UNSETTLED", -1.0)  # files that were just written count as settled
     (tmp_path / "a").write_text("1")
     readers = [lru_cache(lambda path, mark=mark: mark + (path / "a").read_text()) for mark in "xy"]
     for content in ("1", "22"):
