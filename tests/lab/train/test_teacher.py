@@ -2,9 +2,11 @@ import dataclasses
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import nn
 
 from regard.core import ConfigError
@@ -69,11 +71,45 @@ def _modes(model: nn.Module) -> set[bool]:
     return {module.training for module in model.modules()}
 
 
-def test_a_teacher_of_other_classes_is_refused(tmp_path: Path) -> None:
-    host = "vit_tiny_patch16_224(img_size=8, patch_size=4, depth=1, in_chans=1, num_classes=7)"
-    taught = Run(task=Tiny(), recipe=SHORT, teacher=host)
-    with pytest.raises(ConfigError, match="7 classes, the task has 10"):
+class seven(nn.Module):
+    """A host of the user with seven classes, whatever is asked for."""
+
+    def __init__(self, num_classes: int = 10, in_chans: int = 1, img_size: tuple[int, int] = (8, 8)) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 7)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(images.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("teacher", "extra", "message"),
+    [
+        ("seven", (seven,), "7 classes, the task has 10"),
+        ("vit_tiny_patch16_224(img_size=8, patch_size=4, in_chans=1)", (), "random weights: write pretrained=True"),
+    ],
+)
+def test_a_host_that_cannot_teach_is_refused(
+    tmp_path: Path, teacher: str, extra: tuple[type, ...], message: str
+) -> None:
+    taught = Run(task=Tiny(extra=extra), recipe=SHORT, teacher=teacher)
+    with pytest.raises(ConfigError, match=message):
         execute(taught, Results(tmp_path), device="cpu")
+
+
+def test_a_teacher_of_the_same_number_of_other_classes_is_refused(tmp_path: Path) -> None:
+    """Its answers would name the wrong classes."""
+    runs = []
+    for number, names in enumerate((("cat", "dog"), ("ant", "cat"))):
+        for label, name in enumerate(names):
+            (tmp_path / str(number) / name).mkdir(parents=True)
+            for image in range(10):
+                pixels = np.full((8, 8, 3), 100 * label + 5 * image + number, np.uint8)
+                Image.fromarray(pixels).save(tmp_path / str(number) / name / f"{image}.png")
+        task = Tiny(data=str(tmp_path / str(number)), colours=3)
+        runs.append(Run(task=task, recipe=SHORT, teacher=runs[0] if runs else None))
+    with pytest.raises(ConfigError, match=r"teacher's classes are \['cat', 'dog'\], the task's \['ant', 'cat'\]"):
+        execute(runs[1], Results(tmp_path / "results"), device="cpu")
 
 
 def test_a_run_waits_for_what_another_process_is_carrying_out(tmp_path: Path) -> None:

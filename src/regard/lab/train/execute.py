@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.core import DataError, DeviceError, RegardError, require
+from regard.core import ConfigError, DataError, DeviceError, RegardError, require
+from regard.core.validation import short_repr
 from regard.files.records import write_record
 from regard.images.normalise import Renormalised, Statistics, is_pretrained, pretrained_statistics
 from regard.lab.results.lock import Busy, check_held
@@ -144,8 +145,14 @@ def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
         return None
     if isinstance(run.teacher, Run):
         teacher = load_trained(run.teacher, store)
-    else:
+        names = _class_names(run, run.teacher, store)
+        if names and names[0] != names[1]:
+            given, own = (short_repr(each, 60) for each in names)
+            raise ConfigError(f"the teacher's classes are {given}, the task's {own}: train the teacher on this task")
+    elif is_pretrained(run.teacher) or run.task.extra:  # the user's own host may load its weights by itself
         teacher = create_model(run.teacher, None, extra=run.task.extra).eval()
+    else:
+        raise ConfigError(f"the teacher {run.teacher!r} has random weights: write pretrained=True into its spelling")
     run.task.check_teacher(teacher, student)
     if not isinstance(run.task, ImageTask):
         return teacher
@@ -153,15 +160,15 @@ def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
     return teacher if own == given else Renormalised(teacher, given, own)
 
 
-def _class_names(run: Run, store: Results) -> tuple[list[str], list[str]] | None:
-    """The classes that the weights were trained on, and the run's own; None unless both tasks classify images."""
+def _class_names(run: Run, needed: Run | Saved, store: Results) -> tuple[list[str], list[str]] | None:
+    """The classes of the run that this one needs, and its own; None unless both tasks classify images."""
     if not isinstance(run.task, Classification):
         return None
     data: Mapping[str, Any] = {}
-    if isinstance(run.start, Saved):
-        data = read_description(run.start.folder).get("data") or {}
-    elif isinstance(run.start, Run) and isinstance(run.start.task, Classification):
-        data = store.data(run.start.key)
+    if isinstance(needed, Saved):
+        data = read_description(needed.folder).get("data") or {}
+    elif isinstance(needed.task, Classification):
+        data = store.data(needed.key)
     old = data.get("class_names")
     return (old, run.task.record()["class_names"]) if old else None
 
@@ -218,7 +225,7 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
     if run.start is not None:
         start = run.start
         source = load_trained(start, store) if isinstance(start, Run) else load(start.folder, run.task.extra)
-        copy_weights(source, model, _class_names(run, store))
+        copy_weights(source, model, _class_names(run, start, store))
     loop = Loop(run.task, run.recipe, run.seed, model, fabric, folder, watch, peak, _teacher(run, store, model))
     loop.resume()
     if watch.say is not None and fabric.is_global_zero:
