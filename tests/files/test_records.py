@@ -84,8 +84,9 @@ def test_a_line_that_a_kill_cut_at_any_byte_is_left_out(tmp_path: Path) -> None:
         ('{"version": true}', "has version True"),
         ("[" * 100_000, "is not JSON"),
         ("{", "is not JSON"),
+        ('{"version": 2, "a": 1' + "0" * 400 + "}", "a number of 401 digits"),
     ],
-    ids=["none", "not its end", "twice", "later", "other", "list", "no number", "deep", "cut"],
+    ids=["none", "not its end", "twice", "later", "other", "list", "no number", "deep", "cut", "large"],
 )
 def test_a_record_that_is_none_is_named(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "x.json").write_text(text)

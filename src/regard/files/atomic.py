@@ -140,16 +140,23 @@ def read_json(path: Path | str) -> Any:
 
 
 def parse_json(path: Path | str, data: bytes) -> Any:
-    """The value of a JSON text in which no name occurs twice in an object.
+    """The value of a JSON text in which no name occurs twice in an object and whole numbers fit into 64 bits.
 
     path: named in errors. Raises: StoreError if it is not JSON.
     """
     try:
-        return json.loads(data.decode(), object_pairs_hook=without_repetition)
+        return json.loads(data.decode(), object_pairs_hook=without_repetition, parse_int=_parse_int)
     except (ValueError, RecursionError) as error:
         raise StoreError(
             f"{path} is not JSON ({error}); it is damaged or another program wrote it: delete it or run again"
         ) from error
+
+
+def _parse_int(digits: str) -> int:
+    """Raises: ValueError for a number that later arithmetic in floating point may not hold."""
+    if len(digits) > 20:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pilot_store import PILOT, key_of, make_store
-from regard.core import ConfigError, StoreError
+from regard.core import ConfigError, RegardError, StoreError
 from regard.files.records import read_record, write_record
 from regard.lab.engine.claims import claim_text, sample_values
 from regard.lab.engine.export import csv_text, evidence, import_runs, json_text, latex, markdown
@@ -122,12 +122,23 @@ def test_a_claim_with_two_differences_has_no_margin() -> None:
         Claim("a", "b", "top1", within=1.0, than=("c", "d"))
 
 
-@pytest.mark.parametrize("damage", [{"runs": [{"row": "SKA", "seed": 0}]}, {"rows": [{}]}, {"claims": [{"a": "SKA"}]}])
-def test_a_damaged_snapshot_is_named(tmp_path: Path, damage: dict) -> None:
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"runs": [{"row": "SKA", "seed": 0}]}, "pilot-desk.json: a run of a snapshot lacks key"),
+        ({"rows": [{}]}, "pilot-desk.json: a row of a snapshot lacks label"),
+        ({"claims": [{"a": "SKA"}]}, "pilot-desk.json: a claim of a snapshot lacks b, metric"),
+        ({"decide": {"pairs": [3]}}, "pilot-desk.json: the entry decide lacks shares, level"),
+        ({"decide": {"pairs": 3, "shares": [1.0], "level": 0.05}}, "pairs of the entry decide is of type int"),
+        ({"decide": {"pairs": ["3"], "shares": [1.0], "level": 0.05}}, r"pairs=\('3',\)"),
+        ({"decide": {"pairs": [3], "shares": [0.5], "level": 0.05}}, "shares are positive and sum up to 1"),
+    ],
+)
+def test_a_damaged_snapshot_is_named(tmp_path: Path, damage: dict, message: str) -> None:
     make_store(tmp_path)
     path = snapshot_path(tmp_path, "pilot", "desk")
     write_record(path, read_record(path) | damage)
-    with pytest.raises(StoreError, match=r"pilot-desk.json: a (run|row|claim) of a snapshot lacks"):
+    with pytest.raises(RegardError, match=message):
         load(tmp_path)
 
 

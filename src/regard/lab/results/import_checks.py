@@ -54,6 +54,7 @@ _CARD = {"title": _TEXT}
 _FACTS = {field.name for field in fields(Card) if field.type in (bool, "bool")}
 """Entries of a card that are true or false."""
 _DATA = {"name": _OPTIONAL_TEXT, "train": _INTEGER, "test": _INTEGER, "unit": _OPTIONAL_TEXT}
+_DECIDE = {"pairs": _LIST, "shares": _LIST, "level": (float,)}
 _RUN = {"key": _TEXT, "row": _TEXT, "seed": (int,)}
 _CLAIM = {"a": _TEXT, "b": _TEXT, "metric": _TEXT, "within": _NUMBER, "by": _NUMBER, "than": (list, type(None))}
 _NAME_CHARACTERS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.+")
@@ -151,6 +152,8 @@ def check_snapshot(path: Path, value: Any) -> None:
             raise StoreError(f"{path}: a claim has than {than!r}, expected two labels; the file is damaged")
     _check(path, "the data", value.get("data") or {}, _DATA, ())
     _check_texts(path, "notes", value.get("notes"))
+    if (analyses := value.get("decide")) is not None:
+        _check(path, "the entry decide", analyses, _DECIDE, tuple(_DECIDE))
     for row in value["rows"]:
         for name in ("paper", "exact"):
             _check_numbers(path, f"the {name} number", row.get(name))

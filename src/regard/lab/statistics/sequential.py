@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.core import ConfigError
+from regard.core.validation import check_fields
 from regard.measure.intervals import FEWEST, LEVEL, Interval, holm, powers, quantiles, seed_pairs
 
 from .verdicts import Verdict, claim_p, numbers_of
@@ -41,6 +42,7 @@ class Looks:
     level: float = 1 - LEVEL
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.pairs or self.pairs[0] < FEWEST or any(np.diff(self.pairs) <= 0):
             raise ConfigError(f"interim analyses are rising numbers of pairs from {FEWEST}, not {self.pairs}")
         if len(self.shares) != len(self.pairs) or min(self.shares) <= 0 or not math.isclose(sum(self.shares), 1):
