@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pilot_store import make_store
+from regard.cli import run_display, study_display
 from regard.cli.app import run
 from regard.cli.tables import show
 from regard.pages.sheets import markdown_cell, spreadsheet_cell
@@ -16,7 +17,11 @@ STEERING = "\x1b]0;title\x07\x1b[2J\u202egnp.exe\r"
 def test_tables_and_errors_show_escapes_instead_of_following_them(capsys: pytest.CaptureFixture[str]) -> None:
     show([{"name": STEERING, "n": 1}], notes=[f"first {STEERING}\nsecond"])
     assert run(["data", "check", f"no{STEERING}"]) != 0  # its message has the name as it is
+    with study_display.Display(live=False) as display, run_display.progress() as (_, say):
+        display.print_line(STEERING)
+        say(STEERING)
     shown = capsys.readouterr()
+    assert shown.err.count("\\x1b]0;title\\x07") == 3
     for text in (shown.out, shown.err):
         assert "\\x1b]0;title\\x07" in text
         assert not set("\x1b\x07\u202e\r") & set(text)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from regard.files.paths import printable_lines
+
 from .run_options import TrainingOptions, find_device
 
 FEW = 3
@@ -78,7 +80,7 @@ def progress() -> "Iterator[Any]":
     console = Console(stderr=True)
 
     def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(printable_lines(line), highlight=False, markup=False, soft_wrap=True)
 
     if not console.is_terminal:
         shown = time.monotonic()
@@ -117,7 +119,7 @@ def show_outcome(run: "Run", outcome: dict[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps({name: value for name, value in outcome.items() if name not in ("bits", "samples")}))
         return
     if outcome["status"] != "done":
-        typer.echo(f"run {run.key} failed: {outcome['error']}", err=True)
+        typer.echo(printable_lines(f"run {run.key} failed: {outcome['error']}"), err=True)
         return
     scores = ", ".join(f"{name} {value:.4f}" for name, value in outcome["metrics"].items() if value is not None)
     task, chance = run.task, outcome.get("chance")

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.files.paths import printable_lines
 from regard.lab.engine.progress import STATES, Event
 from regard.measure.intervals import deviation_bounds
 
@@ -113,7 +114,8 @@ class Display:
             self.bar.stop()
 
     def print_line(self, text: str) -> None:
-        """Print a line, above the bar if there is one."""
+        """Print a line, above the bar if there is one; names of imported studies and errors are texts from outside."""
+        text = printable_lines(text)
         if self.bar is not None:
             self.bar.console.print(text, markup=False, highlight=False)
         else:
@@ -133,7 +135,7 @@ class Display:
         if self.bar is not None:
             states = f"{counts['done']} done, {counts['running']} running, {counts['waiting']} waiting{left}"
             text = f"{states}; {event.text}" if event.kind == "tick" and event.text else states
-            self.bar.update(self.task, total=max(total, 1), completed=ended, description=text)
+            self.bar.update(self.task, total=max(total, 1), completed=ended, description=printable_lines(text))
 
 
 def _duration(seconds: float) -> str:

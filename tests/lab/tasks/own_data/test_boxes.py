@@ -344,6 +344,14 @@ def test_skipped_data_that_are_read_now_have_another_key(tmp_path: Path) -> None
     assert len({data.identity(str(tmp_path / "right"), False, corrupt) for corrupt in ("skip", "stop")}) == 1
 
 
+def test_yolo_may_begin_with_many_images_of_background(tmp_path: Path) -> None:
+    LAYOUTS[YOLO](tmp_path)
+    for number in range(101):
+        picture(tmp_path / f"images/train/--{number}.jpg", 0, (8, 8))
+        write(tmp_path / f"labels/train/--{number}.txt", "")
+    assert tuple(data.load(str(tmp_path), False, "stop").classes) == tuple(NAMES)
+
+
 def test_names_of_yolo_are_the_texts_that_are_written(tmp_path: Path) -> None:
     """Older versions read False and 8; what they read as now keeps its key."""
     keys = []

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def label_files(path: Path) -> list[Path]:
     """The names of the classes and the files with labels, if the folder has the format; else none."""
     named = [*_yaml_files(path), *(path / name for name in _NAMES if (path / name).is_file())]
     labels = [label for image in files_below(path, SUFFIXES) if (label := label_of(path, image)).is_file()]
-    if not any(_looks_right(label) for label in labels[:100]):
+    with_objects = (label for label in labels if label.stat().st_size)
+    if not any(_looks_right(label) for label in islice(with_objects, 100)):
         return []
     return [*named, *(file for file in _lists(path).values() if file.is_file()), *labels]
 
