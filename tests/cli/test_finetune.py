@@ -7,13 +7,14 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from timm.layers import resample_abs_pos_embed
 
 from command_line import answer, refused
 from photos import class_folders
 from regard.cli.app import run as command
 from regard.cli.finetune import DEFAULTS, bring_start, finetuning_run
 from regard.cli.run_options import RunOptions, make_run
-from regard.core import ConfigError
+from regard.core import ConfigError, Grid
 from regard.files.records import write_record
 from regard.images.normalise import pretrained_statistics
 from regard.lab.data.cued import canvas
@@ -27,6 +28,7 @@ from regard.lab.train.run import Run, read_run
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
+from regard.mixers.static_keys.grids import resample
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
 from regard.models.saving import load, save
@@ -210,13 +212,25 @@ def test_a_segmenter_starts_from_a_classifier(saved: Path, tmp_path: Path, caplo
     assert run.task.name == "segmentation"
     model, source = run.task.model(run.mixer, 0), load(saved)
     with caplog.at_level("WARNING"):
-        copied, _ = copy_weights(source, model)
-    assert copied == len(source.state_dict()) - 5  # not the head (2), nor positions and static keys of another grid
-    assert "3 learned tensors of another shape are not taken, but drawn anew" in caplog.text
-    assert "pos_embed is " in caplog.text
-    weights = model.state_dict()
+        copied, _ = copy_weights(source, model, size=(84, 84))
+    assert copied == len(source.state_dict()) - 2  # not the head
+    assert "not taken" not in caplog.text
+    weights, before = model.state_dict(), load(saved).state_dict()["pos_embed"]
+    positions = next(weights[name] for name in weights if name.endswith("pos_embed"))
+    assert torch.equal(positions, resample_abs_pos_embed(before, (21, 21), num_prefix_tokens=source.num_prefix_tokens))
+    with torch.no_grad():
+        keys = [each.blocks[1].attn.regard.operator.keys for each in (load(saved), model.encoder.model)]
+        assert torch.equal(keys[1], resample(keys[0], Grid(3, 3), Grid(21, 21)))
     name = next(name for name in weights if name.endswith("blocks.1.mlp.fc1.weight"))
     assert torch.equal(weights[name], source.state_dict()["blocks.1.mlp.fc1.weight"])
+
+
+def test_what_does_not_fit_another_size_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    source, target = (create_model(HOST.replace("12", size), SKA(resize="window")) for size in ("12", "24"))
+    with caplog.at_level("WARNING"):
+        copy_weights(source, target, size=(24, 24))
+    assert "2 learned tensors of another shape are not taken, but drawn anew" in caplog.text
+    assert "blocks.1.attn.regard.operator.keys is (2, 9, 8) there and (2, 36, 8) here" in caplog.text
 
 
 def test_a_small_layer_does_not_fit_by_chance() -> None:

@@ -225,7 +225,8 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
     if run.start is not None:
         start = run.start
         source = load_trained(start, store) if isinstance(start, Run) else load(start.folder, run.task.extra)
-        copy_weights(source, model, _class_names(run, start, store))
+        size = run.task.size if isinstance(run.task, ImageTask) else None
+        copy_weights(source, model, _class_names(run, start, store), size)
     loop = Loop(run.task, run.recipe, run.seed, model, fabric, folder, watch, peak, _teacher(run, store, model))
     loop.resume()
     if watch.say is not None and fabric.is_global_zero:

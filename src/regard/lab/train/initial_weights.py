@@ -3,14 +3,17 @@
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from regard.core import ConfigError
+from regard.core import ConfigError, SwapError
 from regard.core.validation import check_fields
+from regard.mixers.static_keys.keys import StaticOperator
 from regard.models.saving import read_description
+from regard.models.sizes import set_size
 
 log = logging.getLogger("regard.lab.engine")
 
@@ -32,20 +35,28 @@ class Saved:
 
 
 def copy_weights(
-    source: nn.Module, target: nn.Module, classes: tuple[Sequence[str], Sequence[str]] | None = None
+    source: nn.Module,
+    target: nn.Module,
+    classes: tuple[Sequence[str], Sequence[str]] | None = None,
+    size: tuple[int, int] | None = None,
 ) -> tuple[int, int]:
     """Copy tensors of the same name and shape; others of the target (a new head, a mechanism's parameters) stay.
 
     A target that contains the source's network, such as a detector around the backbone of a classifier, takes the
     tensors under their names there. classes: names of the outputs of both, if they are known; an output of the head
-    starts from that of the same name, and a class without one from new weights. Returns the numbers of tensors copied
-    and of all tensors in the target.
+    starts from that of the same name, and a class without one from new weights. size: (height, width) of the target's
+    images, to which timm's networks resize positions of the source, which is changed; static keys are resampled too.
+    Returns the numbers of tensors copied and of all tensors in the target.
     Raises: ConfigError if no tensor fits.
     """
+    if size is not None:
+        with suppress(AssertionError, RuntimeError, SwapError, ValueError):  # the tensors are then named below
+            set_size(source, size)
     source_weights, target_weights = source.state_dict(), target.state_dict()
     prefix, fitting = _match_weights(source_weights, target_weights)
     if not fitting:
         raise ConfigError(f"no initial weight fits {type(target).__name__}; both runs need the same host")
+    fitting |= _static_keys(source_weights, target, prefix)
     if classes is not None and list(classes[0]) != list(classes[1]):
         _match_classes(fitting, source_weights, target, *classes)
     _warn_of_other_shapes({f"{prefix}{name}": value for name, value in source_weights.items()}, target, fitting)
@@ -53,6 +64,18 @@ def copy_weights(
     log.info("%d of %d tensors start from the initial weights; new: %s", len(fitting), len(target_weights), new)
     target.load_state_dict(fitting, strict=False)
     return len(fitting), len(target_weights)
+
+
+def _static_keys(weights: Mapping[str, Tensor], target: nn.Module, prefix: str) -> dict[str, Tensor]:
+    """Parameters of static keys that were learned on another grid, resampled to the target's."""
+    found = {}
+    for layer, module in target.named_modules():
+        for name, parameter in module.named_parameters(recurse=False) if isinstance(module, StaticOperator) else ():
+            value = weights.get(f"{layer}.{name}".removeprefix(prefix))
+            if value is not None and value.shape != parameter.shape:
+                resampled = module.transfer_parameter(name, value)
+                found |= {} if resampled is None else {f"{layer}.{name}": resampled}
+    return found
 
 
 def _warn_of_other_shapes(weights: Mapping[str, Tensor], target: nn.Module, fitting: Mapping[str, Tensor]) -> None:
