@@ -29,6 +29,15 @@ def coloured(root: Path, file: str, content: str, mode: str = "RGB") -> None:
     write(root / file, content)
 
 
+def turned(number: int) -> np.ndarray:
+    return np.array([1, 2, 0], np.uint8)[labels(number)]
+
+
+def greys(root: Path, mode: str) -> None:
+    pairs(root, *FOLDERS, lambda n: np.array([(0,) * 3, (128,) * 3, (255,) * 3], np.uint8)[labels(n)], mode)
+    write(root / "classes.csv", "road,255,255,255\nsky,0,0,0\ntree,128,128,128\n")
+
+
 LIST = "name,r,g,b\nsky,0,0,0\nroad,128,0,0\ntree,0,128,0\n"
 RAW = np.array([7, 8, 26, 0, 4, 255], np.uint8)
 """Labels of Cityscapes: road, sidewalk, car, and three that do not count."""
@@ -104,6 +113,8 @@ CASES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], Callable[[int]
     "colours": (lambda root: coloured(root, "classes.csv", LIST), ("sky", "road", "tree"), labels),
     "colours of CamVid": (lambda root: coloured(root, "class_dict.csv", LIST), ("sky", "road", "tree"), labels),
     "colours, palette": (lambda root: coloured(root, "classes.csv", LIST, "P"), ("sky", "road", "tree"), labels),
+    "greys": (lambda root: greys(root, "L"), ("road", "sky", "tree"), turned),
+    "greys in colour": (lambda root: greys(root, "RGB"), ("road", "sky", "tree"), turned),
     "colours of CVAT": (
         lambda root: coloured(root, "labelmap.txt", "# label:color\nsky:0,0,0::\nroad:128,0,0::\ntree:0,128,0::\n"),
         ("sky", "road", "tree"),
@@ -155,6 +166,13 @@ def test_masks_are_read(tmp_path: Path, case: str) -> None:
         assert found.classes == names
     if not case.startswith("polygons"):
         assert check_data(str(tmp_path)).kind == "segmentation"
+
+
+def test_greys_of_a_list_have_a_key_of_their_own(tmp_path: Path) -> None:
+    """Older versions read them as labels."""
+    greys(tmp_path / "grey", "L")
+    coloured(tmp_path / "colour", "classes.csv", LIST)
+    assert [own_digest(tmp_path / name).endswith("@4") for name in ("grey", "colour")] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.models.segmentation import VOID
 
 from ..class_scores import check_subset
-from .layouts import LAYOUT, Drawn, Layout, Mask, divide, read_layout, read_mask
+from .layouts import LAYOUT, Drawn, Layout, Mask, divide, grey, read_layout, read_mask
 
 Colours = Mapping[tuple[int, int, int], int]
 Photographs = list[tuple[Path | AsStored, Mask]]
@@ -370,7 +370,7 @@ def own_digest(path: Path, kind: str = "", whole: bool = False) -> str:
     _names(path)
     texts = digest.relative(path, layout.texts)
     total = digest.identity_of(path, _files(path), kind, texts or digest.NO_FILES)
-    return f"{total}{'@3' * layout.renamed}"
+    return f"{total}{'@3' * layout.renamed}{'@4' * grey(layout.colours)}"
 
 
 def _files(path: Path) -> dict[str, Path]:

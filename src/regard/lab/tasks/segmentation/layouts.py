@@ -368,7 +368,8 @@ def read_mask(source: Mask, colours: Mapping[tuple[int, int, int], int] | None =
         return source.labels()
     with image_errors(source, "mask"), Image.open(source) as opened:
         image = ImageOps.exif_transpose(opened)
-        listed = image.mode == "P" and _palette(image) <= (colours or {}).keys()
+        in_colours = image.mode == "P" or (image.mode in ("L", "1") and grey(colours or {}))
+        listed = in_colours and _palette(image) <= (colours or {}).keys()
         if image.mode not in ("L", "P", "1", "I", "I;16") or listed:
             return _labels_of_colours(source, image.mode, np.asarray(image.convert("RGBA")), colours or {})
         labels = np.asarray(image)
@@ -381,8 +382,13 @@ def read_mask(source: Mask, colours: Mapping[tuple[int, int, int], int] | None =
     return labels
 
 
+def grey(colours: Mapping[tuple[int, int, int], int]) -> bool:
+    """Whether there are colours, each of them a grey: then the values of a grey image may be colours, not labels."""
+    return bool(colours) and all(len(set(colour)) == 1 for colour in colours)
+
+
 def _palette(image: Any) -> set[tuple[int, ...]]:
-    """The colours of a palette image that its pixels have."""
+    """The colours of a palette or grey image that its pixels have."""
     return {colour for _, colour in image.convert("RGB").getcolors(256) or []}
 
 
