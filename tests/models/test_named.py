@@ -127,6 +127,9 @@ def test_a_folder_of_transformers(tmp_path: Path) -> None:
         refused(said, "model.safetensors", save(lost, metadata={"format": "pt"}))
     refused("cannot be loaded", "model.safetensors", (tmp_path / "model.safetensors").read_bytes()[:100])
     config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    with pytest.warns(UserWarning, match=r"16 tensors that ViT.* has not, first vit\.layers\.1\."):
+        named_network(f"hf:{tmp_path}")
     for key in ("attn_implementation", "_attn_implementation"):
         for hub in ({key: "someone/kernels"}, {"vision_config": {key: "someone/kernels"}}):
             refused("attention 'someone/kernels' from the hub", "config.json", json.dumps({**config, **hub}))

@@ -3,6 +3,7 @@
 import inspect
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,6 +188,9 @@ def _of_transformers(text: str, extra: Extra) -> NamedNetwork:
         raise StoreError(f"{folder} cannot be loaded: {str(error).strip().partition(chr(10))[0]}") from error
     if lost := sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}):
         raise StoreError(f"{folder} has no weights, or other ones, for {len(lost)} tensors of {name}, first {lost[0]}")
+    if unused := sorted(found["unexpected_keys"]):
+        said = f"{folder} has weights for {len(unused)} tensors that {name}, as its config.json describes it, has not"
+        warnings.warn(f"{said}, first {unused[0]}", stacklevel=2)
     return NamedNetwork(network, text, True, _normal(folder))
 
 
