@@ -301,7 +301,8 @@ def _segmentation(path: Path, void: int, classes: int, exif: str, report: DataRe
                 report.problems.append(_different(f"{file} and its image", mask.shape, read[0]))
             if read is not None:
                 masks[split].append(_Mask(file, set(np.unique(mask).tolist()), read))
-    _labels(path, layout, segmentation.place_of(pairs["train"]), masks, void, classes, report)
+    if masks["train"]:  # else the cause has been told
+        _labels(path, layout, segmentation.place_of(pairs["train"]), masks, void, classes, report)
     pictures.compare()
 
 

@@ -274,6 +274,11 @@ def test_masks_that_cannot_be_read_stop_check_and_training(tmp_path: Path, case:
     assert re.search(words, agreed(tmp_path)[1])
 
 
+def test_masks_in_unknown_colours_are_the_only_problem(tmp_path: Path) -> None:
+    coloured(tmp_path, "notes.txt", "")
+    assert all("is a picture in colour" in problem for problem in check_data(str(tmp_path)).problems)
+
+
 UNUSUAL: dict[str, Callable[[Path], object]] = {
     "nothing": beside(),
     "void alone": beside(lambda root: pairs(root, *BESIDE, lambda n: labels(n) | 255, splits=(("val", range(9, 10)),))),
