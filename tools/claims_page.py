@@ -5,6 +5,7 @@ tests/tools/test_claims_page.py fails when the page is stale.
 """
 
 import json
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -246,7 +247,7 @@ def page() -> str:
         + tuple(str(words[state] or "") for state in states)
         for kind, words in tally.items()
     ]
-    hours = sum(counts()["hours"].get(name, 0) for name in _not_run(entries))
+    hours = math.fsum(counts()["hours"].get(name, 0) for name in _not_run(entries))
     parts = [
         f"""{NOTE}
 # Claims of the papers

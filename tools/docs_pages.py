@@ -51,7 +51,8 @@ def mechanisms() -> str:
     names = {cls.__name__ for cls in MIXERS}
     mechanism_rows = [
         (code(type(config).__name__), code(config.card.formula), code(config.card.complexity),
-         ", ".join(sorted(config.masks)) or "none", "yes" if config.cross else "", config.card.source)
+         ", ".join(sorted(config.masks)) or "none", "yes" if config.cross else "", "yes" if config.depth else "",
+         config.card.source)
         for config in configs
     ]  # fmt: skip
     strategy_rows = [
@@ -69,9 +70,12 @@ def mechanisms() -> str:
 
 All mechanisms with their default options; `regard card NAME` prints the options of one. Masks: the masks that it
 applies exactly; it refuses others. Key bias: only a bias with one row, the same for all queries, so no position biases.
-Cross: whether keys and values may come from another sequence (`config.build_cross(site)`).
+Cross: whether keys and values may come from another sequence (`config.build_cross(site)`). Frames: whether it takes
+clips and volumes, `Grid(14, 14, depth=8)`: 8 frames or slices of 14x14 tokens, one after the other. Its landmarks and
+windows are then boxes, as in `MiTA(m=(2, 7, 7))`: a number m gives those whose sides, in tokens, are most alike, and
+blocks and windows without a third side are of one frame. `dwc` and `local` are then convolutions in three dimensions.
 
-{table(("name", "formula", "cost", "masks", "cross", "source"), mechanism_rows)}
+{table(("name", "formula", "cost", "masks", "cross", "frames", "source"), mechanism_rows)}
 
 N: tokens. C: channels. d: channels of a head. m: landmarks (or rows, regions, clusters). k: chosen keys or blocks.
 n: tokens of a block. w: side of a window. r: random features, or a stride. s: experts of a query. N_k: positions of a

@@ -20,7 +20,7 @@ def card(
     config = read_mixer(mixer, imported_items(modules))
     options = {item.name: spell(getattr(config, item.name)) for item in dataclasses.fields(config)}
     facts: dict[str, Any] = {"spelling": spell(config)} | dataclasses.asdict(config.card)
-    facts |= {"masks": config.masks, "cross": config.cross}
+    facts |= {"masks": config.masks, "cross": config.cross, "frames": config.depth}
     if as_json:
         show([facts | {"options": options, "about": (config.__doc__ or "").strip()}], as_json)
         return

@@ -93,7 +93,9 @@ class Operator(nn.Module):
         """The inputs, checked. Raises: ShapeError, GridError."""
         inputs = Inputs(q, k, v, grid, memory, mask)
         if not torch.compiler.is_compiling():
-            check_roles({"q": q, "k": k, "v": v}, getattr(getattr(self, "config", None), "uses", "v"), grid)
+            config = getattr(self, "config", None)
+            check_roles({"q": q, "k": k, "v": v}, getattr(config, "uses", "v"), grid)
+            refuse_depth(config, grid, memory)
             if mask is not None:
                 mask.check_device(v.device)
         return inputs
@@ -164,6 +166,7 @@ class Mixer(nn.Module):
 
     def __init__(self, config: "MixerConfig", site: Site) -> None:
         super().__init__()
+        refuse_depth(config, site.grid, site.memory)
         self.config, self.site = config, site
 
     def forward(
@@ -196,6 +199,7 @@ class Mixer(nn.Module):
             last = getattr(self, self.output, None)
             check_layer_input(x, getattr(last, "weight", None), self.site.dim, "forward" in vars(last or self))
             check_kinds(grid, memory, mask)
+        refuse_depth(self.config, grid, memory)
         grid.check(x)
         if mask is not None:
             refuse_masks(self.config, mask)
@@ -208,7 +212,8 @@ class MixerConfig(ABC):
     """Describes a mechanism. Frozen, keyword-only, and all that is needed to build it at a Site.
 
     card: facts for lists and reports. masks: the kinds of mask that it can apply, of "causal", "padding", "bias" and
-    "key bias": only biases with one row, the same for all queries. cross: whether queries may come from
+    "key bias": only biases with one row, the same for all queries. depth: whether it takes the frames of a clip or the
+    slices of a volume (`Grid.depth`). cross: whether queries may come from
     another input than keys and values. samples: spellings that fit grids of about 4x4 cells, on which the contract is
     checked, the usual one first; () where the defaults fit. Subclasses with a `__post_init__` call this one first.
     revision: raised when a run of the same spelling gives other results; it enters the keys of runs.
@@ -218,6 +223,7 @@ class MixerConfig(ABC):
     card: ClassVar[Card]
     revision: ClassVar[int] = 1
     masks: ClassVar[frozenset[str]] = frozenset()
+    depth: ClassVar[bool] = False
     cross: ClassVar[bool] = False
     samples: ClassVar[tuple[str, ...]] = ()
 
@@ -249,6 +255,13 @@ class MixerConfig(ABC):
     def shared(self) -> nn.Module | None:
         """A module with the parameters that all layers of a model have in common; None if there are none."""
         return None
+
+
+def refuse_depth(config: MixerConfig | None, *grids: Grid | None) -> None:
+    """Raises UnsupportedError for a grid with several frames if the mechanism knows images alone."""
+    for grid in grids:
+        if grid is not None and grid.depth != 1 and config is not None and not config.depth:
+            raise UnsupportedError(f"{type(config).__name__} takes images, not {grid.depth} frames ({grid})")
 
 
 def refuse_masks(config: MixerConfig, mask: Mask | None) -> None:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import AbstractArray
 from torch import Tensor
 
-from .errors import ShapeError
+from .errors import ShapeError, UnsupportedError
 from .grid import Grid
 from .mask import Mask
 from .validation import Rule, field_rule, short_repr
@@ -55,13 +55,23 @@ class _Plan(NamedTuple):
     optional: bool
 
 
-def operator_function(function: Function) -> Function:
+@typing.overload
+def operator_function(function: Function) -> Function: ...
+@typing.overload
+def operator_function(*, depth: bool) -> Callable[[Function], Function]: ...
+
+
+def operator_function(function: Any = None, *, depth: bool = False) -> Any:
     """A function of tensors whose arguments are compared with its annotations before it runs.
 
+    depth: whether its grid may have several frames.
     Raises: ShapeError for an argument that is no tensor, holds other numbers, has another number of axes, is sparse,
     nested or on another device, or whose axis of a name has another length than that of another argument; also for
-    what is no Grid, Mask, plan, finite number or pair of numbers where one is expected.
+    what is no Grid, Mask, plan, finite number or pair of numbers where one is expected. UnsupportedError for several
+    frames where there may be one alone.
     """
+    if function is None:
+        return functools.partial(operator_function, depth=depth)
     name = function.__name__
     hints = typing.get_type_hints(function, include_extras=True)
     names = [parameter for parameter in inspect.signature(function).parameters]
@@ -70,10 +80,10 @@ def operator_function(function: Function) -> Function:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
-            _check_arguments(name, kinds, [*zip(names, args, strict=False), *kwargs.items()])
+            _check_arguments(name, kinds, [*zip(names, args, strict=False), *kwargs.items()], depth)
         return function(*args, **kwargs)
 
-    return typing.cast(Function, wrapper)
+    return wrapper
 
 
 def is_exporting() -> bool:
@@ -197,7 +207,7 @@ def check_kinds(grid: object, memory: object, mask: object) -> None:
             raise ShapeError(f"{label} is {_kind(value)}; expected a {kind.__name__} such as {_EXAMPLES[kind]}")
 
 
-def _check_arguments(name: str, kinds: dict[str, Any], given: Iterable[tuple[str, Any]]) -> None:
+def _check_arguments(name: str, kinds: dict[str, Any], given: Iterable[tuple[str, Any]], depth: bool) -> None:
     first: tuple[str, Tensor] | None = None
     floating: tuple[str, Tensor] | None = None
     sizes: dict[str, tuple[str, int]] = {}
@@ -233,6 +243,8 @@ def _check_arguments(name: str, kinds: dict[str, Any], given: Iterable[tuple[str
                 grid = value
         elif not kind.holds(value) and not (isinstance(value, list) and kind.holds(tuple(value))):
             raise ShapeError(f"{name}: {label} is {short_repr(value)}; {kind.expected} is expected")
+    if grid is not None and grid.depth > 1 and not depth:
+        raise UnsupportedError(f"{name} takes images, not {grid.depth} frames ({grid})")
     if grid is not None and "N" in sizes:
         grid.check_number(sizes["N"][1])
     if mask is not None and first is not None:

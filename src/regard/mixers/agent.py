@@ -12,7 +12,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Contract, Grid, Inputs, Operator, ShapeError, Site, operator_function
+from regard.core import (
+    Card,
+    ConfigError,
+    Contract,
+    Grid,
+    Inputs,
+    Operator,
+    ShapeError,
+    Site,
+    UnsupportedError,
+    operator_function,
+)
 from regard.core.cost import Cost, attention_cost
 from regard.core.mask import Mask, hide, softmax_rows
 from regard.core.view import View
@@ -99,7 +110,7 @@ class Agent(HeadMixerConfig):
     be divided into m windows.
     """
 
-    m: int | tuple[int, int] = 49
+    m: int | tuple[int, int] | tuple[int, int, int] = 49
     bias: bool = False
     landmarks: Literal["avg2d", "avg1d"] = "avg2d"
     preset: Literal["paper", "official"] = "paper"
@@ -112,6 +123,7 @@ class Agent(HeadMixerConfig):
         conditions="Q, K, V", prefix="queries and keys like all tokens; not pooled into landmarks",
     )  # fmt: skip
     masks = frozenset({"padding", "key bias"})
+    depth = True
     cross = True
     samples = (
         "Agent(m=4)", 'Agent(m=(1, 3), landmarks="avg1d", dwc=3, gate=True)', 'Agent(m=4, preset="official")',
@@ -138,6 +150,8 @@ class Agent(HeadMixerConfig):
         return "its biases belong to positions of one grid; give bias=False" if self.bias else ""
 
     def operator(self, site: Site) -> "AgentOperator":
+        if self.bias and site.grid.depth > 1:
+            raise UnsupportedError(f"the biases of Agent are of one image, not of {site.grid}; give bias=False")
         operator = AgentOperator(self, site)
         landmark_windows(operator.surface(site.grid), self.m)
         return operator
@@ -165,7 +179,7 @@ class AgentOperator(Operator):
 
     def surface(self, grid: Grid) -> Grid:
         """The grid on which landmarks are pooled."""
-        return grid if self.config.landmarks == "avg2d" else Grid(1, grid.cells, grid.prefix, grid.suffix)
+        return grid if self.config.landmarks == "avg2d" else grid.row_major()
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         key_bias("Agent", inputs.mask, inputs.k[..., 0])

@@ -5,6 +5,7 @@ region keeps its k best regions, and its queries attend to all their tokens in o
 Prefix and suffix tokens have no region: they attend to all tokens, and all tokens attend to them.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -13,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Cost, Grid, GridError, Inputs, Operator, Site, operator_function
+from regard.core import Card, ConfigError, Cost, Grid, Inputs, Operator, Site, operator_function
 from regard.core.mask import Mask, hide, softmax_rows
 
 from .shared.block_attention import attend_groups
@@ -22,7 +23,18 @@ from .shared.executions import Situation, check_execution, choose, trains
 from .shared.heads import HeadMixerConfig
 from .shared.precision import upcast, without_autocast
 from .shared.sdpa import sdpa
-from .shared.tiles import Side, Tiles, balanced_tiles, cell_ids, join_global_tokens, pair, split_keep, split_tokens
+from .shared.tiles import (
+    Side,
+    Tiles,
+    along_sides,
+    balanced_tiles,
+    cell_ids,
+    join_global_tokens,
+    pair,
+    parts_of,
+    split_keep,
+    split_tokens,
+)
 
 __all__ = ["BRA", "bra", "bra_plan", "bra_reference"]
 
@@ -33,7 +45,7 @@ class BRAPlan(NamedTuple):
     regions: Int[Tensor, "B R top"]
 
 
-@operator_function
+@operator_function(depth=True)
 def bra_plan(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], grid: Grid, regions: Side, top: int, *,
     mask: Mask | None = None,
@@ -48,7 +60,7 @@ def bra_plan(
     check_qkv_on_grid("bra_plan", q, k, k, grid)
     mask = padding_only("bra_plan", mask)
     q, k = hide(q, mask), hide(k, mask)
-    tiles = balanced_tiles(grid, pair(regions), q.device)
+    tiles = balanced_tiles(grid, along_sides(regions, grid, grid.depth), q.device)
     check_top("bra", top, tiles.number, "regions")
     with torch.no_grad(), without_autocast(q.device):
         member = torch.nn.functional.one_hot(cell_ids(tiles.tile_of_cell, grid, tiles.number), tiles.number + 1)
@@ -62,7 +74,7 @@ def bra_plan(
         return BRAPlan(score.topk(top, sorted=False).indices)
 
 
-@operator_function
+@operator_function(depth=True)
 def bra_reference(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, regions: Side,
     top: int, *, scale: float | None = None, mask: Mask | None = None, plan: BRAPlan | None = None,
@@ -71,7 +83,7 @@ def bra_reference(
     mask = padding_only("bra", mask)
     k, v = hide(k, mask), hide(v, mask)
     plan = bra_plan(q, k, grid, regions, top, mask=mask) if plan is None else plan
-    tiles = balanced_tiles(grid, pair(regions), q.device)
+    tiles = balanced_tiles(grid, along_sides(regions, grid, grid.depth), q.device)
     number = tiles.number
     region_of = cell_ids(tiles.tile_of_cell, grid, number)  # (N,): prefix and suffix tokens are region R
     chosen = torch.zeros(q.shape[0], number + 1, number + 1, dtype=torch.bool, device=q.device)
@@ -82,7 +94,7 @@ def bra_reference(
     return softmax_rows(mask.add_to(logits.masked_fill(~allowed, -torch.inf))).to(v.dtype) @ v
 
 
-@operator_function
+@operator_function(depth=True)
 def bra(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, regions: Side,
     top: int, *, scale: float | None = None, mask: Mask | None = None, plan: BRAPlan | None = None,
@@ -101,7 +113,7 @@ def bra(
     check_execution(execution, ("regions", "triton"))
     mask = padding_only("bra", mask)
     k, v = hide(k, mask), hide(v, mask)
-    tiles = balanced_tiles(grid, pair(regions), q.device)
+    tiles = balanced_tiles(grid, along_sides(regions, grid, grid.depth), q.device)
     if plan is None:
         plan = bra_plan(q, k, grid, regions, top, mask=mask)
     else:
@@ -170,7 +182,9 @@ def _allowed_keys(tiles: Tiles, plan: BRAPlan, mask: Mask, grid: Grid, number: i
 
 @dataclass(frozen=True, kw_only=True)
 class BRA(HeadMixerConfig):
-    """regions: S per side, or (rows, columns). k: regions that each region attends to (BiFormer: 7 and 1, 4, 16).
+    """regions: S per side, or (rows, columns), in each frame of a clip; or (frames, rows, columns).
+
+    k: regions that each region attends to (BiFormer: 7 and 1, 4, 16).
 
     preset: "paper" scales logits by d^-0.5; "official" by C^-0.5, as the published code does for every head. scale:
     another factor. The paper's layer adds a depth-wise convolution of the values: `dwc=5`.
@@ -178,7 +192,7 @@ class BRA(HeadMixerConfig):
     if the site's grid has fewer rows or columns than regions.
     """
 
-    regions: int | tuple[int, int] = 7
+    regions: int | tuple[int, int] | tuple[int, int, int] = 7
     k: int = 4
     scale: float | None = None
     preset: Literal["paper", "official"] = "paper"
@@ -192,6 +206,7 @@ class BRA(HeadMixerConfig):
         prefix="global: attend to all tokens and are attended by all; in no region",
     )  # fmt: skip
     masks = frozenset({"padding"})
+    depth = True
     samples = ("BRA(regions=(2, 2), k=2)", 'BRA(regions=(1, 3), k=2, preset="official", dwc=5)')
 
     def __post_init__(self) -> None:
@@ -201,14 +216,11 @@ class BRA(HeadMixerConfig):
             raise ConfigError(
                 f"regions (per side, or rows and columns) and k are at least 1, not regions={self.regions}, k={self.k}"
             )
-        if self.k > sides[0] * sides[1]:
-            raise ConfigError(f"k={self.k} of {sides[0] * sides[1]} regions; k is at most their number")
+        if self.k > math.prod(sides):
+            raise ConfigError(f"k={self.k} of {math.prod(sides)} regions; k is at most their number")
 
     def operator(self, site: Site) -> "BRAOperator":
-        rows, columns = pair(self.regions)
-        if rows > site.grid.height or columns > site.grid.width:
-            nearest = min(rows, site.grid.height), min(columns, site.grid.width)
-            raise GridError(f"{site.grid} cannot be divided into {rows}x{columns} regions; nearest: regions={nearest}")
+        balanced_tiles(site.grid, along_sides(self.regions, site.grid, site.grid.depth))  # refuses too many
         return BRAOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
@@ -216,8 +228,8 @@ class BRA(HeadMixerConfig):
 
         "paper" counts N k / S^2 keys for each query, and means as free.
         """
-        grid, (rows, columns) = site.grid, pair(self.regions)
-        number, area = rows * columns, -(-grid.height // rows) * -(-grid.width // columns)
+        grid, counts = site.grid, along_sides(self.regions, site.grid, site.grid.depth)
+        number, area = math.prod(counts), math.prod(parts_of(grid.sides, counts))
         if accounting == "paper":
             return Cost(0, int((2 * grid.cells * self.k * grid.cells / number + number**2) * site.inner))
         routing = 2 * number * grid.tokens + number**2

@@ -88,6 +88,7 @@ class Differential(HeadMixerConfig):
         construction="identity", topology="all-to-one", row_maps=False,  # the normalisation is not linear in v
     )  # fmt: skip
     masks = frozenset({"causal", "padding", "bias"})
+    depth = True
     cross = True
     samples = ("Differential()", "Differential(start=0.3, scale=0.7, norm=False, gate=True)")
 

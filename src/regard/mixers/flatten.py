@@ -18,7 +18,15 @@ from regard.core import ConfigError, Contract, Cost, Inputs, Mask, Operator, Sit
 from .linear import Linear
 from .shared.checks import check_odd_kernel, check_qkv_and_padding
 from .shared.heads import HeadMixer, HeadMixerConfig
-from .shared.kernel_features import HeadConv, KeyPositions, LocalMixer, feature_map, kernel_product, kernel_weights
+from .shared.kernel_features import (
+    KeyPositions,
+    LocalMixer,
+    feature_map,
+    head_conv,
+    head_conv_cost,
+    kernel_product,
+    kernel_weights,
+)
 from .shared.precision import upcast, without_autocast
 
 __all__ = ["FLatten", "flatten", "flatten_reference"]
@@ -102,6 +110,7 @@ class FLatten(HeadMixerConfig):
         prefix="like all tokens, with their own position embeddings",
     )  # fmt: skip
     masks = frozenset({"padding"})
+    depth = True
     cross = True
     samples = ("FLatten()", "FLatten(local=5, power=4.0, position=False)", 'FLatten(over="head", position=False)')
 
@@ -118,7 +127,7 @@ class FLatten(HeadMixerConfig):
 
     def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
         if self.local:
-            return LocalMixer(self, site, shared, HeadConv(site.width, self.local))
+            return LocalMixer(self, site, shared, head_conv(site, self.local))
         return super().build(site, shared)
 
     @property
@@ -135,11 +144,6 @@ class FLatten(HeadMixerConfig):
         keys = site.tokens("k")
         params = site.inner * (1 + (keys if self.position else 0))
         return Cost(params, (site.grid.tokens + keys) * site.inner * site.width)
-
-
-def head_conv_cost(site: Site, kernel: int) -> Cost:
-    """A depth-wise convolution with bias of the values' width, applied to every head."""
-    return Cost(site.width * (kernel**2 + 1), site.grid.cells * site.inner * kernel**2) if kernel else Cost()
 
 
 class FLattenOperator(Operator):

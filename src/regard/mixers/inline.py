@@ -13,7 +13,18 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Contract, Cost, Grid, Inputs, Operator, Site, operator_function
+from regard.core import (
+    Card,
+    ConfigError,
+    Contract,
+    Cost,
+    Grid,
+    Inputs,
+    Operator,
+    Site,
+    UnsupportedError,
+    operator_function,
+)
 from regard.core.mask import Mask, only_kept
 
 from .convolutions.sampling import own_kernels
@@ -81,6 +92,7 @@ class InLine(HeadMixerConfig):
         expert_count="1", construction="kernelisation without normaliser", topology="all-to-one", conditions="K, V",
     )  # fmt: skip
     masks = frozenset({"padding"})
+    depth = True
     cross = True
     samples = ("InLine()", "InLine(residual=True, dwc=3)")
 
@@ -90,6 +102,8 @@ class InLine(HeadMixerConfig):
         return Contract(positions=bool(self.dwc or self.residual), skip=skip)
 
     def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
+        if self.residual and site.grid.depth > 1:
+            raise UnsupportedError(f"the local branch of InLine is of one image, not of {site.grid}; residual=False")
         return ResidualMixer(self, site, shared) if self.residual else super().build(site, shared)
 
     @property

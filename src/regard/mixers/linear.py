@@ -73,6 +73,7 @@ class Linear(HeadMixerConfig):
         expert_count="1", construction="kernelisation", topology="all-to-one", conditions="K, V",
     )  # fmt: skip
     masks = frozenset({"padding"})
+    depth = True
     cross = True
     samples = ("Linear()", 'Linear(feature="relu", norm="rms", dwc=3)')
 

@@ -19,7 +19,7 @@ from .shared.checks import check_prefix_suffix, check_qkv_and_padding, check_sit
 from .shared.heads import HeadMixerConfig
 from .shared.landmarks import pool_matrix
 from .shared.low_rank import low_rank_attention
-from .static_keys.grids import resample
+from .static_keys.grids import resample, same_cells
 
 __all__ = ["Linformer", "linformer", "linformer_reference"]
 
@@ -87,6 +87,7 @@ class Linformer(HeadMixerConfig):
         prefix="queries like all tokens; their columns of E and F are separate and are not resampled",
     )  # fmt: skip
     masks = frozenset({"padding"})
+    depth = True
     cross = True
     samples = (
         "Linformer(m=4)", 'Linformer(m=3, share="kv", per_head=True, init="normal", dwc=3)',
@@ -151,7 +152,7 @@ class TokenProjection(nn.Module):
             else:
                 nn.init.zeros_(parameter)
         if self.config.init == "pool":
-            self.cells.copy_(pool_matrix(Grid(self.grid.height, self.grid.width), self.config.m))
+            self.cells.copy_(pool_matrix(self.grid.patches, self.config.m))
 
     def forward(self, grid: Grid) -> Float[Tensor, "G m N"]:
         """The matrix in token order; for another grid resampled (bicubic) and scaled, so that sums do not change.
@@ -160,7 +161,7 @@ class TokenProjection(nn.Module):
         """
         check_prefix_suffix("projections of tokens", self.grid, grid)
         cells: Tensor = self.cells
-        if grid.height != self.grid.height or grid.width != self.grid.width:
+        if not same_cells(grid, self.grid):
             cells = resample(cells.mT, self.grid, grid).mT * (self.grid.cells / grid.cells)
         if self.extra is None:
             return cells

@@ -22,12 +22,12 @@ from .shared.heads import HeadMixer, HeadMixerConfig
 from .shared.kernel_features import bfloat16_like, feature_map, safe_divide
 from .shared.landmarks import Windows, landmark_count, landmark_windows
 from .shared.precision import upcast, without_autocast
-from .shared.tiles import balanced_tiles, cell_ids, join_tokens, split_tokens
+from .shared.tiles import balanced_tiles, cell_ids, join_tokens, parts_of, split_tokens
 
 __all__ = ["MHLA", "mhla", "mhla_reference"]
 
 
-@operator_function
+@operator_function(depth=True)
 def mhla_reference(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], mixing: Float[Tensor, "X X"],
     grid: Grid, m: Windows, *, normalize: str = "correct", eps: float = 1e-6, mask: Mask | None = None,
@@ -40,7 +40,7 @@ def mhla_reference(
     return a @ only_kept(v, keep)
 
 
-@operator_function
+@operator_function(depth=True)
 def mhla(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], mixing: Float[Tensor, "X X"],
     grid: Grid, m: Windows, *, normalize: str = "correct", eps: float = 1e-6, mask: Mask | None = None,
@@ -112,7 +112,7 @@ class MHLA(HeadMixerConfig):
     The paper's layer has dwc=5. eps: added to the normaliser.
     """
 
-    m: int | tuple[int, int] = 16
+    m: int | tuple[int, int] | tuple[int, int, int] = 16
     init: Literal["cos", "linear", "exp", "gaussian", "local"] = "cos"
     normalize: Literal["correct", "none"] = "correct"
     norm: bool = False
@@ -127,6 +127,7 @@ class MHLA(HeadMixerConfig):
         prefix="one additional block",
     )  # fmt: skip
     masks = frozenset({"padding"})
+    depth = True
     samples = ("MHLA(m=4)", 'MHLA(m=(1, 3), normalize="none", norm=True, dwc=5)')
 
     def __post_init__(self) -> None:
@@ -151,11 +152,11 @@ class MHLA(HeadMixerConfig):
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """Every tile counts as the largest, and normalisers are mixed too; the paper does not count these."""
-        rows, columns = landmark_windows(site.grid, self.m)
+        counts = landmark_windows(site.grid, self.m)
         blocks = self.number + bool(site.grid.extra)
         tokens, mixed = site.grid.tokens, site.width
         if accounting == "executed":
-            area = -(-site.grid.height // rows) * -(-site.grid.width // columns)
+            area = math.prod(parts_of(site.grid.sides, counts))
             tokens = self.number * area + site.grid.extra
             mixed += self.normalize == "correct"
         return Cost(blocks**2, (2 * tokens * site.width + blocks**2 * mixed) * site.inner)
@@ -206,11 +207,10 @@ class MHLAOperator(Operator):
         return form(*arguments, normalize=config.normalize, eps=config.eps, mask=inputs.mask)
 
 
-def _closeness(grid: Grid, m: int | tuple[int, int], init: str, device: torch.device | None) -> Float[Tensor, "m m"]:
+def _closeness(grid: Grid, m: Windows, init: str, device: torch.device | None) -> Float[Tensor, "m m"]:
     """Initial weights by the distance of the tiles, 1 on the diagonal."""
-    rows, columns = landmark_windows(grid, m)
     centres = []
-    for size, parts in ((grid.height, rows), (grid.width, columns)):
+    for size, parts in zip(grid.sides, landmark_windows(grid, m), strict=True):
         index = torch.arange(parts, device=device)
         centres.append((index * size // parts + (index + 1) * size // parts - 1).float() / 2)
     points = torch.cartesian_prod(*centres)

@@ -25,7 +25,7 @@ from .shared.tiles import cell_ids
 __all__ = ["MoBA", "moba", "moba_plan", "moba_reference"]
 
 
-@operator_function
+@operator_function(depth=True)
 def moba_plan(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], grid: Grid, block: Block, top: int, *, own: bool = True,
     mask: Mask | None = None,
@@ -51,7 +51,7 @@ def moba_plan(
         return BlockPlan(score.topk(top, sorted=False).indices)
 
 
-@operator_function
+@operator_function(depth=True)
 def moba_reference(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, block: Block,
     top: int, *, own: bool = True, scale: float | None = None, mask: Mask | None = None, plan: BlockPlan | None = None,
@@ -65,7 +65,7 @@ def moba_reference(
     return softmax_rows(mask.add_to(logits.masked_fill(~allowed, -torch.inf))).to(v.dtype) @ v
 
 
-@operator_function
+@operator_function(depth=True)
 def moba(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, block: Block,
     top: int, *, own: bool = True, scale: float | None = None, mask: Mask | None = None, plan: BlockPlan | None = None,
@@ -92,13 +92,14 @@ def moba(
 
 @dataclass(frozen=True, kw_only=True)
 class MoBA(HeadMixerConfig):
-    """block: length of runs of patch tokens, or (rows, columns) of tiles. k: blocks of each query, with its own.
+    """block: length of runs of patch tokens, or (rows, columns) of tiles, of a clip (frames, rows, columns).
 
-    own: whether a query always takes its own block. scale: factor of the logits, None = d^-0.5.
+    k: blocks of each query, with its own. own: whether a query always takes its own block. scale: factor of the logits,
+    None = d^-0.5.
     Raises: ConfigError for numbers below 1; building, if the site has fewer than k blocks.
     """
 
-    block: int | tuple[int, int] = (7, 7)
+    block: int | tuple[int, int] | tuple[int, int, int] = (7, 7)
     k: int = 2
     own: bool = True
     scale: float | None = None
@@ -112,6 +113,7 @@ class MoBA(HeadMixerConfig):
         prefix="keys of every query; as queries they choose blocks and have no own block",
     )  # fmt: skip
     masks = frozenset({"padding"})
+    depth = True
     samples = ("MoBA(block=(2, 3), k=2)", "MoBA(block=5, k=2, own=False, dwc=3)")
 
     @property

@@ -7,6 +7,7 @@ common softmax. Prefix and suffix tokens are keys in all three branches; as quer
 is the whole sequence.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,12 +24,12 @@ from .shared.block_attention import Block, BlockPlan
 from .shared.checks import padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.precision import upcast, without_autocast
-from .shared.tiles import cell_ids, join_global_tokens, split_keep, split_tokens
+from .shared.tiles import cell_ids, join_global_tokens, join_sides, split_keep, split_tokens
 
 __all__ = ["NSA", "nsa", "nsa_reference"]
 
 
-@operator_function
+@operator_function(depth=True)
 def nsa_reference(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"],
     gates: Float[Tensor, "B H N 3"], grid: Grid, block: Block, top: int, window: int, *, group: int = 1,
@@ -55,8 +56,10 @@ def nsa_reference(
         plan = _choose(a[..., : tiles.number], member.any(-1), top, group)
     selected = softmax_rows(logits.masked_fill(~blocks.block_mask(plan, grid, tiles), -torch.inf)) @ v
     cell = torch.arange(grid.tokens, device=q.device) - grid.prefix
-    y, x = cell.div(grid.width, rounding_mode="floor"), cell.remainder(grid.width)
-    near = torch.maximum((y[:, None] - y).abs(), (x[:, None] - x).abs()) <= window // 2
+    near = torch.ones(grid.tokens, grid.tokens, dtype=torch.bool, device=q.device)
+    for side in reversed(grid.sides):
+        place, cell = cell.remainder(side), cell.div(side, rounding_mode="floor")
+        near &= (place[:, None] - place).abs() <= window // 2
     near = near | extra | extra[:, None]
     sliding = softmax_rows(logits.masked_fill(~near, -torch.inf)) @ v
     return (torch.stack([compressed, selected, sliding], -1) * gates[..., None, :]).sum(-1)
@@ -77,7 +80,7 @@ def _check_numbers(q: Tensor, window: int, group: int) -> None:
         raise ConfigError(f"nsa: group={group} does not divide {q.shape[1]} heads")
 
 
-@operator_function
+@operator_function(depth=True)
 def nsa(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"],
     gates: Float[Tensor, "B H N 3"], grid: Grid, block: Block, top: int, window: int, *, group: int = 1,
@@ -148,19 +151,24 @@ def _attend_window(
 def neighbours(
     grid: Grid, window: int, device: torch.device | None = None
 ) -> tuple[Int[Tensor, "cells W"], Bool[Tensor, "cells W"] | None]:
-    """The cells of the square around every cell; True where they lie on the grid (None for a window of one cell)."""
-    down, across = _reach(grid, window)
-    arange = partial(torch.arange, device=device)
-    y = arange(grid.height)[:, None, None, None] + arange(-down, down + 1)[:, None]
-    x = arange(grid.width)[:, None, None] + arange(-across, across + 1)
-    real = ((y >= 0) & (y < grid.height) & (x >= 0) & (x < grid.width)).flatten(2).flatten(0, 1)
-    cells = (y * grid.width + x).flatten(2).flatten(0, 1)
-    return torch.where(real, cells, 0), None if down == across == 0 else real
+    """The cells of the square (with frames, the cube) around every cell; True where they lie on the grid (None for a
+    window of one cell)."""
+    reach = _reach(grid, window)
+    cells, outside = (
+        torch.zeros(1, 1, dtype=torch.long, device=device),
+        torch.zeros(1, 1, dtype=torch.long, device=device),
+    )
+    for side, far in zip(grid.sides, reach, strict=True):
+        near = torch.arange(side, device=device)[:, None] + torch.arange(-far, far + 1, device=device)
+        cells = join_sides(cells * side, near)
+        outside = join_sides(outside, ((near < 0) | (near >= side)).long())
+    real = outside == 0
+    return torch.where(real, cells, 0), real if any(reach) else None
 
 
-def _reach(grid: Grid, window: int) -> tuple[int, int]:
-    """Rows and columns to each side, limited to the grid."""
-    return min(window // 2, grid.height - 1), min(window // 2, grid.width - 1)
+def _reach(grid: Grid, window: int) -> tuple[int, ...]:
+    """Cells to each side (frames, rows, columns), limited to the grid."""
+    return tuple(min(window // 2, side - 1) for side in grid.sides)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +181,7 @@ class NSA(HeadMixerConfig):
     does not divide its heads.
     """
 
-    block: int | tuple[int, int] = (2, 2)
+    block: int | tuple[int, int] | tuple[int, int, int] = (2, 2)
     k: int = 4
     window: int = 3
     group: int = 1
@@ -190,6 +198,7 @@ class NSA(HeadMixerConfig):
         prefix="keys in all branches; as queries they choose blocks, and their window is the whole sequence",
     )  # fmt: skip
     masks = frozenset({"padding"})
+    depth = True
     samples = ("NSA(block=(2, 3), k=2)", "NSA(block=5, k=2, window=5, group=2, dwc=3)")
 
     @property
@@ -215,8 +224,7 @@ class NSA(HeadMixerConfig):
         """Three branches, each with prefix and suffix tokens, and the gates."""
         grid, inner = site.grid, site.inner
         number, area = blocks.block_counts(grid, self.block)
-        down, across = _reach(grid, self.window)
-        near = (2 * down + 1) * (2 * across + 1)
+        near = math.prod([2 * far + 1 for far in _reach(grid, self.window)])
         first = 2 * grid.tokens * (number + self.k * area + 2 * grid.extra) * inner
         sliding = 2 * (grid.cells * (near + grid.extra) + grid.extra * grid.tokens) * inner
         return linear_cost(grid.tokens, inner, 3 * site.heads) + Cost(0, first + sliding)

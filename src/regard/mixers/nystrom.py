@@ -140,7 +140,7 @@ class Nystrom(HeadMixerConfig):
     along the sequence, one for each head (33 in the paper); 0 = none.
     """
 
-    m: int | tuple[int, int] = 64
+    m: int | tuple[int, int] | tuple[int, int, int] = 64
     landmarks: Literal["segments", "avg2d"] = "segments"
     iterations: int | None = 6
     start: Literal["matrix", "batch"] = "matrix"
@@ -155,6 +155,7 @@ class Nystrom(HeadMixerConfig):
         prefix="like all tokens; in the landmarks of segments, not in those of windows",
     )  # fmt: skip
     masks = frozenset({"padding"})
+    depth = True
     cross = True
     samples = (
         "Nystrom(m=4)", 'Nystrom(m=(1, 3), landmarks="avg2d", iterations=4, kernel=5)', 'Nystrom(m=4, start="batch")',

@@ -134,6 +134,7 @@ class Performer(HeadMixerConfig):
         complexity="O(N r C)",
     )  # fmt: skip
     masks = frozenset({"padding"})
+    depth = True
     cross = True
     samples = ("Performer()", 'Performer(features=12, kernel="relu", eps=1e-3, dwc=3)')
 

@@ -17,11 +17,18 @@ from torch import Tensor, nn
 from regard.core import Contract, Cost, Grid, Inputs, Mask, Operator, Site, only_kept, operator_function
 from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 
-from .flatten import head_conv_cost
 from .linear import Linear
 from .shared.checks import check_odd_kernel, check_qkv_and_padding
 from .shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
-from .shared.kernel_features import HeadConv, KeyPositions, LocalMixer, bfloat16_like, kernel_weights, safe_divide
+from .shared.kernel_features import (
+    KeyPositions,
+    LocalMixer,
+    bfloat16_like,
+    head_conv,
+    head_conv_cost,
+    kernel_weights,
+    safe_divide,
+)
 from .shared.precision import upcast, without_autocast
 
 __all__ = ["PolaFormer", "polaformer", "polaformer_reference"]
@@ -104,6 +111,7 @@ class PolaFormer(HeadMixerConfig):
         expert_type="linear layer, 2 polarity streams", row_maps=False,
     )  # fmt: skip
     masks = frozenset({"padding"})
+    depth = True
     cross = True
     samples = ("PolaFormer()", "PolaFormer(local=5, gate=True, position=True)")
 
@@ -124,7 +132,7 @@ class PolaFormer(HeadMixerConfig):
 
     def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
         if self.local:
-            return PolaLocalMixer(self, site, shared, HeadConv(site.width, self.local))
+            return PolaLocalMixer(self, site, shared, head_conv(site, self.local))
         return PolaMixer(self, site, shared)
 
     def build_cross(self, site: Site, shared: nn.Module | None = None) -> CrossMixer:

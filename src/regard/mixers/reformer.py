@@ -199,6 +199,7 @@ class Reformer(HeadMixerConfig):
         prefix="hashed like all tokens",
     )  # fmt: skip
     masks = frozenset({"padding"})
+    depth = True
     samples = ("Reformer(chunk=5, rounds=3)", 'Reformer(chunk=3, rounds=2, duplicates="every")')
 
     def __post_init__(self) -> None:

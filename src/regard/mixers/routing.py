@@ -136,6 +136,7 @@ class Routing(HeadMixerConfig):
         topology="c x N/c-to-one", conditions="Q, K", discrete=True, prefix="routed like all tokens",
     )  # fmt: skip
     masks = frozenset({"padding"})
+    depth = True
     cross = True
     samples = ("Routing(clusters=3)", "Routing(clusters=5, scale=0.7, dwc=3)")
 

@@ -86,6 +86,7 @@ class Softmax(HeadMixerConfig):
         topology="all-to-one",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
+    depth: ClassVar[bool] = True
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (
         "Softmax()",

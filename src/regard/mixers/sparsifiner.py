@@ -50,6 +50,7 @@ class Sparsifiner(HeadMixerConfig):
         construction="learned low-rank mask", topology="N x one-to-one", conditions="Q, K", discrete=True,
     )  # fmt: skip
     masks = frozenset({"padding", "bias"})
+    depth = True
     cross = True
     samples = ("Sparsifiner(k=5, m=3, channels=4)", "Sparsifiner(k=6, m=2, channels=3, scale=0.7)")
 

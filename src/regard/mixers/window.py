@@ -9,6 +9,7 @@ In MaxViT's grid attention (Tu et al. 2022) a window is spread over the whole ma
 Prefix and suffix tokens are in no window: they attend to all tokens and all attend to them, without a position bias.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,10 +32,10 @@ __all__ = ["Window", "window", "window_reference"]
 Pattern = Literal["block", "grid"]
 
 
-@operator_function
+@operator_function(depth=True)
 def window_reference(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, size: Side, *,
-    shift: Side = 0, pattern: Pattern = "block", table: Float[Tensor, "H y x"] | None = None,
+    shift: Side = 0, pattern: Pattern = "block", table: Float[Tensor, "H ..."] | None = None,
     scale: float | None = None, mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """softmax over all keys; those in another window are at -inf. Cell y is in window (y - shift) // size, and in the
@@ -42,21 +43,25 @@ def window_reference(
     """
     mask = padding_only("window", mask)
     k, v = hide(k, mask), hide(v, mask)
-    (rows, columns), (down, across) = tiling.pair(size), tiling.pair(shift)
-    y = torch.arange(grid.height, device=q.device).repeat_interleave(grid.width)
-    x = torch.arange(grid.width, device=q.device).repeat(grid.height)
+    sizes, shifts = tiling.along_sides(size, grid), tiling.along_sides(shift, grid, 0)
+    places = list(_places(grid.sides, q.device))  # of each cell along each side
     if pattern == "grid":
-        down, across = -(-grid.height // rows), -(-grid.width // columns)  # from a cell to the next of its window
-        window, y, x = torch.stack([y % down, x % across]), y // down, x // across
+        steps = tiling.parts_of(grid.sides, sizes)  # from a cell to the next of its window
+        windows = [place % step for place, step in zip(places, steps, strict=True)]
+        places = [place // step for place, step in zip(places, steps, strict=True)]
     else:
-        window = torch.stack([(y - down) // rows, (x - across) // columns])
-    together = (window[:, :, None] == window[:, None]).all(0)  # (cells, cells)
+        windows = [(place - first) // length for place, first, length in zip(places, shifts, sizes, strict=True)]
+    number = torch.stack(windows)
+    together = (number[:, :, None] == number[:, None]).all(0)  # (cells, cells)
     bias = q.new_zeros(q.shape[1], grid.tokens, grid.tokens)
     cells = q.new_zeros(()).expand(q.shape[1], grid.cells, grid.cells)
-    if table is not None:
-        dy = (y[:, None] - y + rows - 1).clamp(0, 2 * rows - 2)  # outside the table only between different windows
-        dx = (x[:, None] - x + columns - 1).clamp(0, 2 * columns - 2)
-        cells = table[:, dy, dx]
+    if table is not None:  # offsets are outside of it only between different windows
+        offsets = [
+            (place[:, None] - place + length - 1).clamp(0, 2 * length - 2)
+            for place, length in zip(places, sizes, strict=True)
+        ]
+        index: tuple[slice | Tensor, ...] = (slice(None), *offsets)
+        cells = table[index]
     inside = torch.zeros(grid.tokens, dtype=torch.bool, device=q.device)
     inside[grid.span] = True
     both = inside[:, None] & inside
@@ -65,28 +70,29 @@ def window_reference(
     return softmax_rows(mask.add_to(logits)).to(v.dtype) @ v
 
 
-@operator_function
+@operator_function(depth=True)
 def window(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, size: Side, *,
-    shift: Side = 0, pattern: Pattern = "block", table: Float[Tensor, "H y x"] | None = None,
+    shift: Side = 0, pattern: Pattern = "block", table: Float[Tensor, "H ..."] | None = None,
     scale: float | None = None, mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Attention within windows of `size` cells (a side, or (rows, columns)), the first of which starts at `shift`.
 
-    pattern: "grid" spreads the cells of a window over the map. table (H, 2 rows - 1, 2 columns - 1): added logits by
-    offset within the window, entry (query - key + size - 1). scale: None = d^-0.5. mask: padding only; a query without
-    any key gives zeros. A window as large as the grid, or larger, gives softmax attention.
+    Windows are of one frame, unless size is (frames, rows, columns).
+    pattern: "grid" spreads the cells of a window over the map. table (H, 2 rows - 1, 2 columns - 1), with several
+    frames (H, 2 frames - 1, ...): added logits by offset within the window, entry (query - key + size - 1). scale: None
+    = d^-0.5. mask: padding only; a query without any key gives zeros. A window as large as the grid, or larger, gives
+    softmax attention.
     Raises: ShapeError, GridError for tensors that do not fit; UnsupportedError for other masks.
     """
     check_qkv_on_grid("window", q, k, v, grid)
     mask = padding_only("window", mask)
     k, v = hide(k, mask), hide(v, mask)
-    (rows, columns), shifts = tiling.pair(size), tiling.pair(shift)
-    _check_sizes((rows, columns), shifts, pattern)
-    if table is not None and tuple(table.shape) != (q.shape[1], 2 * rows - 1, 2 * columns - 1):
-        expected = (q.shape[1], 2 * rows - 1, 2 * columns - 1)
+    sizes, shifts = tiling.along_sides(size, grid), tiling.along_sides(shift, grid, 0)
+    _check_sizes(sizes, shifts, pattern, len(grid.sides))
+    if table is not None and tuple(table.shape) != (expected := _table_shape(q.shape[1], sizes)):
         raise ShapeError(f"window: table has shape {tuple(table.shape)}; expected {expected}")
-    size, shifts, table = _within((grid.height, grid.width), (rows, columns), shifts, pattern, table)
+    size, shifts, table = _within(grid.sides, sizes, shifts, pattern, table)
     spread = pattern == "grid"
     tiles = tiling.grid_tiles(grid, size, q.device) if spread else tiling.fixed_size_tiles(grid, size, shifts, q.device)
     (_, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (tiling.split_tokens(x, grid) for x in (q, k, v))
@@ -100,21 +106,32 @@ def window(
     return tiling.join_global_tokens(cells, q, k, v, grid, scale, mask)
 
 
+def _table_shape(heads: int, size: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a bias for each offset within a window."""
+    return (heads, *(2 * length - 1 for length in size))
+
+
+def _places(sides: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """For each side, the place of every cell (cells,) along it, row by row."""
+    along = [torch.arange(side, device=device) for side in sides]
+    return tuple(place.flatten() for place in torch.meshgrid(*along, indexing="ij"))
+
+
 def _within(
-    sides: tuple[int, int], size: tuple[int, int], shift: tuple[int, int], pattern: Pattern, table: Tensor | None
-) -> tuple[tuple[int, int], tuple[int, int], Tensor | None]:
+    sides: tuple[int, ...], size: tuple[int, ...], shift: tuple[int, ...], pattern: Pattern, table: Tensor | None
+) -> tuple[tuple[int, ...], tuple[int, ...], Tensor | None]:
     """Size, shift and table of windows that are not larger than the grid, with the same attention.
 
     A window larger than the grid has slots that no cell can be in, and its table offsets that no two cells have. A
     shift beyond the grid parts nothing. In the pattern "grid" only as many cells are kept as the largest window has.
     """
-    rows, columns = min(size[0], sides[0]), min(size[1], sides[1])
+    least = tuple(min(length, side) for length, side in zip(size, sides, strict=True))
     if pattern == "grid":
-        rows, columns = (-(-side // -(-side // most)) for side, most in zip(sides, (rows, columns), strict=True))
-    down, across = (by if by < side else 0 for by, side in zip(shift, sides, strict=True))
-    if table is not None and (rows, columns) != size:
-        table = table[:, size[0] - rows : size[0] + rows - 1, size[1] - columns : size[1] + columns - 1]
-    return (rows, columns), (down, across), table
+        least = tiling.parts_of(sides, tiling.parts_of(sides, least))
+    first = tuple(by if by < side else 0 for by, side in zip(shift, sides, strict=True))
+    if table is not None and least != size:
+        table = table[:, *(slice(old - new, old + new - 1) for old, new in zip(size, least, strict=True))]
+    return least, first, table
 
 
 def _with_extra(tiles: Tensor, extra: Tensor) -> Tensor:
@@ -146,16 +163,16 @@ def _logit_bias(tiles: Tiles, table: Tensor | None, mask: Mask, grid: Grid, like
     return torch.where(allowed, bias, -torch.inf)
 
 
-def _offsets(table: Tensor, size: tuple[int, int]) -> Tensor:
+def _offsets(table: Tensor, size: tuple[int, ...]) -> Tensor:
     """The table's entry for every pair of slots, (H, A, A)."""
-    y = torch.arange(size[0], device=table.device).repeat_interleave(size[1])
-    x = torch.arange(size[1], device=table.device).repeat(size[0])
-    index = (y[:, None] - y + size[0] - 1) * (2 * size[1] - 1) + x[:, None] - x + size[1] - 1
+    index = torch.zeros(1, 1, dtype=torch.long, device=table.device)
+    for place, length in zip(_places(size, table.device), size, strict=True):
+        index = index * (2 * length - 1) + place[:, None] - place + length - 1
     return table.flatten(1).index_select(1, index.flatten()).unflatten(1, index.shape)
 
 
-def _check_sizes(size: tuple[int, int], shift: tuple[int, int], pattern: Pattern) -> None:
-    if len(size) != 2 or len(shift) != 2 or min(size) < 1:
+def _check_sizes(size: tuple[int, ...], shift: tuple[int, ...], pattern: Pattern, sides: int) -> None:
+    if len(size) != sides or len(shift) != sides or min(size) < 1:
         raise ConfigError(
             f"a window has at least 1x1 cells: give a side or (rows, columns), not size={size}, shift={shift}"
         )
@@ -168,6 +185,7 @@ def _check_sizes(size: tuple[int, int], shift: tuple[int, int], pattern: Pattern
 @dataclass(frozen=True, kw_only=True)
 class Window(HeadMixerConfig):
     """size: side of a window, or (rows, columns). shift: where the first window starts (Swin: alternately 0 and 3).
+    On clips windows are of one frame, unless both are (frames, rows, columns).
 
     pattern: "block", or "grid" for windows that are spread over the map (MaxViT: alternately, both of size 7).
     table: whether to add a learned bias by relative position, (2 size - 1)^2 numbers per head. It starts at 0, so that
@@ -175,8 +193,8 @@ class Window(HeadMixerConfig):
     Raises: ConfigError for a size below 1, a shift that is not below the size, or one of the pattern "grid".
     """
 
-    size: int | tuple[int, int] = 7
-    shift: int | tuple[int, int] = 0
+    size: int | tuple[int, int] | tuple[int, int, int] = 7
+    shift: int | tuple[int, int] | tuple[int, int, int] = 0
     table: bool = True
     scale: float | None = None
     pattern: Pattern = "block"
@@ -190,6 +208,7 @@ class Window(HeadMixerConfig):
         prefix="global: attend to all tokens and are attended by all; in no window",
     )  # fmt: skip
     masks = frozenset({"padding"})
+    depth = True
     samples = (
         "Window(size=3)", "Window(size=(2, 4), shift=(1, 2))", "Window(size=2, shift=1, table=False, dwc=3)",
         'Window(size=(2, 3), pattern="grid")',
@@ -197,21 +216,22 @@ class Window(HeadMixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_sizes(tiling.pair(self.size), tiling.pair(self.shift), self.pattern)
+        size = tiling.pair(self.size)
+        shift = (self.shift,) * len(size) if isinstance(self.shift, int) else self.shift
+        _check_sizes(size, shift, self.pattern, len(size))
 
     def operator(self, site: Site) -> "WindowOperator":
         return WindowOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """All slots of all windows, and prefix and suffix tokens; "paper" counts 2 N w^2 C for the patch tokens."""
-        grid, (rows, columns) = site.grid, tiling.pair(self.size)
-        params = site.heads * (2 * rows - 1) * (2 * columns - 1) if self.table else 0
-        area = rows * columns
+        grid, size = site.grid, tiling.along_sides(self.size, site.grid)
+        params = math.prod(_table_shape(site.heads, size)) if self.table else 0
         if accounting == "paper":
-            return Cost(params, 2 * grid.cells * area * site.inner)
-        (rows, columns), _, _ = _within((grid.height, grid.width), (rows, columns), (0, 0), self.pattern, None)
-        area = rows * columns
-        slots = -(-grid.height // rows) * -(-grid.width // columns) * area
+            return Cost(params, 2 * grid.cells * math.prod(size) * site.inner)
+        size, _, _ = _within(grid.sides, size, (0,) * len(size), self.pattern, None)
+        area = math.prod(size)
+        slots = math.prod(tiling.parts_of(grid.sides, size)) * area
         return Cost(params, 2 * (slots * (area + grid.extra) + grid.extra * grid.tokens) * site.inner)
 
 
@@ -219,8 +239,7 @@ class WindowOperator(BiasTableOperator):
     """table (H, 2 rows - 1, 2 columns - 1), or None."""
 
     def __init__(self, config: Window, site: Site) -> None:
-        rows, columns = tiling.pair(config.size)
-        super().__init__((site.heads, 2 * rows - 1, 2 * columns - 1), config.table)
+        super().__init__(_table_shape(site.heads, tiling.along_sides(config.size, site.grid)), config.table)
         self.config = config
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:

@@ -69,6 +69,7 @@ class XCA(HeadMixerConfig):
         expert_count="1", construction="channel correlation", topology="all-to-one", conditions="Q, K",
         prefix="samples of the covariance like all tokens", row_maps=False,
     )  # fmt: skip
+    depth = True
     samples = ("XCA()",)
 
     @property

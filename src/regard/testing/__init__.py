@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from regard.core import ConfigError, Contract, Grid, GridError, MixerConfig, nearest
+from regard.core import ConfigError, Contract, Grid, GridError, MixerConfig, UnsupportedError, nearest
 from regard.mixers.spelling import spell
 
 from . import forms, influence
@@ -18,6 +18,7 @@ from .subject import ContractError, Subject
 __all__ = ["GRIDS", "ITEMS", "ContractError", "Report", "Subject", "check"]
 
 GRIDS = (Grid(4, 4), Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(1, 12))
+CLIPS = (Grid(3, 4, 1, depth=2),)
 LARGER = (Grid(8, 8), Grid(7, 9, 2), Grid(9, 7, 1), Grid(7, 8, 1, 2))
 
 ITEMS: dict[str, Callable[[Subject], str]] = {
@@ -54,8 +55,9 @@ def check(
 ) -> Report:  # fmt: skip
     """Run the contract on a mechanism; returns which items passed and which do not apply.
 
-    grids: by default five small ones, square and not, with prefix and suffix tokens; if the mechanism refuses some of
-    them (25 landmarks do not fit 4x4 patch tokens), larger ones are added. contract: what the suite must know about the
+    grids: by default five small ones, square and not, with prefix and suffix tokens, and one of two frames for a
+    mechanism that takes them; if it refuses some of them (25 landmarks do not fit 4x4 patch tokens), larger ones are
+    added. contract: what the suite must know about the
     configuration; None = its own `contract`. skip: further items to skip, with the reason of each.
     Raises: ContractError for the first item that fails; ConfigError for an unknown item in skip.
     """
@@ -67,13 +69,15 @@ def check(
     subjects: list[Subject] = []
     refused: dict[Grid, str] = {}
     with torch.random.fork_rng(devices=[]):
-        for grid in tuple(grids) or (*GRIDS, *LARGER):
+        for grid in tuple(grids) or (*GRIDS, *(CLIPS if config.depth else ()), *LARGER):
             if not grids and grid in LARGER and len(subjects) >= 3:
                 break
             subject = Subject(config, grid, dim, heads, batch, seed, contract)
             try:
                 subject.layer.reference(subject.draw(grid, 0), grid)
-            except (ConfigError, GridError) as error:
+            except (ConfigError, GridError, UnsupportedError) as error:
+                if isinstance(error, UnsupportedError) and grid not in CLIPS:
+                    raise ContractError(f"{spell(config)} on {grid}: UnsupportedError: {error}") from error
                 refused[grid] = str(error)
             except Exception as error:
                 raise ContractError(f"{spell(config)} on {grid}: {type(error).__name__}: {error}") from error

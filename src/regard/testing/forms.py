@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.core import Grid, GridError, Mixer, ShapeError, UnsupportedError
+from regard.core import GridError, Mixer, ShapeError, UnsupportedError
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.mixers.spelling import parse, parts, spell
 
@@ -168,7 +168,7 @@ def cross(s: Subject) -> str:
         out = cross(s.x, s.grid, memory=s.x, memory_grid=s.grid)
         s.same("cross-attention to itself and self-attention", out, s.layer(s.x, s.grid))
     config = dataclasses.replace(s.config, dwc=0)
-    memory_grid = Grid(s.grid.height + 1, s.grid.width, s.grid.prefix)
+    memory_grid = dataclasses.replace(s.grid, height=s.grid.height + 1, suffix=0)
     site = s.site(memory=memory_grid)
     cross = config.build_cross(site, config.shared()).eval()
     memory = s.draw(memory_grid, 5).float()

@@ -1,6 +1,7 @@
 """Items of the contract about which inputs may influence an output: other images, hidden tokens, order, other grids."""
 
 import dataclasses
+import math
 from typing import cast
 
 import torch
@@ -75,7 +76,7 @@ def order(s: Subject) -> str:
 
 
 def geometry(s: Subject) -> str:
-    """A kernel with one non-zero tap in the convolution beside the mechanism shifts the values by one row."""
+    """A kernel with one non-zero tap in the convolution beside the mechanism shifts the values by one row, or frame."""
     if not isinstance(s.config, HeadMixerConfig):
         return "no depth-wise convolution beside it"
     layer = cast(HeadMixer, s.make(dataclasses.replace(s.config, dwc=3, gate=False)))
@@ -84,11 +85,11 @@ def geometry(s: Subject) -> str:
         conv.weight.zero_()
         cast(Tensor, conv.bias).zero_()
         before = layer(s.x, s.grid)
-        conv.weight[:, :, 0, 1] = 1
+        conv.weight[:, :, 0].flatten(2)[:, :, 3 ** (conv.weight.ndim - 3) // 2] = 1
         v = cast(Tensor, layer.project_heads(s.x, s.grid)["v"])
         shifted = torch.zeros_like(merge(v))
-        start, stop, width = s.grid.prefix, s.grid.prefix + s.grid.cells, s.grid.width
-        shifted[:, start + width : stop] = merge(v)[:, start : stop - width]
+        start, stop, far = s.grid.prefix, s.grid.prefix + s.grid.cells, math.prod(s.grid.sides[1:])
+        shifted[:, start + far : stop] = merge(v)[:, start : stop - far]
         s.same(
             "a kernel with one tap and values shifted by one row",
             layer(s.x, s.grid) - before,
@@ -102,13 +103,13 @@ def local(s: Subject) -> str:
     reach = s.contract.reach
     if reach is None:
         return "not local"
-    y, x = s.grid.height // 2, s.grid.width // 2
+    places = torch.stack(torch.meshgrid(*map(torch.arange, s.grid.sides), indexing="ij"), -1).flatten(0, -2)
+    far = (places - torch.tensor(s.grid.sides) // 2).abs().amax(-1)
     changed = s.x.clone()
-    changed[:, s.grid.prefix + y * s.grid.width + x] += 1
+    changed[:, s.grid.prefix + int(far.argmin())] += 1
     with torch.no_grad():
         difference = (s.layer(changed, s.grid) - s.layer(s.x, s.grid))[:, s.grid.span].abs().amax((0, 2))
-    rows, columns = torch.arange(s.grid.height)[:, None], torch.arange(s.grid.width)
-    near = (torch.maximum((rows - y).abs(), (columns - x).abs()) <= reach).flatten()
+    near = far <= reach
     if (difference[~near] > EXACT).any():
         raise ContractError(f"a patch token influences others beyond {reach}: by {difference[~near].max():.3g}")
     if (near & (difference <= EXACT)).any():

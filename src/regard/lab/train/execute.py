@@ -147,8 +147,8 @@ def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
         teacher = load_trained(run.teacher, store)
         names = _class_names(run, run.teacher, store)
         if names and names[0] != names[1]:
-            given, own = (short_repr(each, 60) for each in names)
-            raise ConfigError(f"the teacher's classes are {given}, the task's {own}: train the teacher on this task")
+            theirs, ours = (short_repr(each, 60) for each in names)
+            raise ConfigError(f"the teacher's classes are {theirs}, the task's {ours}: train the teacher on this task")
     elif is_pretrained(run.teacher) or run.task.extra:  # the user's own host may load its weights by itself
         teacher = create_model(run.teacher, None, extra=run.task.extra).eval()
     else:

@@ -68,7 +68,7 @@ def copy_weights(
 
 def _static_keys(weights: Mapping[str, Tensor], target: nn.Module, prefix: str) -> dict[str, Tensor]:
     """Parameters of static keys that were learned on another grid, resampled to the target's."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for layer, module in target.named_modules():
         for name, parameter in module.named_parameters(recurse=False) if isinstance(module, StaticOperator) else ():
             value = weights.get(f"{layer}.{name}".removeprefix(prefix))

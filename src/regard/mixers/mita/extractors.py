@@ -89,7 +89,7 @@ class Avg1d(Avg2d):
 
     @staticmethod
     def surface(grid: Grid) -> Grid:
-        return Grid(1, grid.cells, grid.prefix, grid.suffix)
+        return grid.row_major()
 
 
 class RandomTokens(Extractor):
@@ -116,13 +116,14 @@ class RandomTokens(Extractor):
 
 def warn_of_strips(m: int, grid: Grid) -> None:
     """Warn of landmarks that average strips more than twice as long as wide."""
-    rows, columns = landmark_windows(grid, m)
-    sides = grid.height * columns, grid.width * rows  # as the height and the width of a window
-    if min(grid.height, grid.width) > 1 and max(sides) > 2 * min(sides):
+    counts = landmark_windows(grid, m)
+    windows = [side / count for side, count in zip(grid.sides, counts, strict=True)]
+    longest, shortest = max(windows[-2:]), min(windows[-2:])  # a frame is no longer or shorter than a row
+    if min(grid.height, grid.width) > 1 and longest > 2 * shortest:
         warnings.warn(
-            f"m={m} on {grid} gives {rows}x{columns} landmarks, averages over strips of "
-            f"{grid.height / rows:.3g} x {grid.width / columns:.3g} cells; take a number with factors nearer to the "
-            f"grid's sides, or write m=({rows}, {columns}) if strips are meant",
+            f"m={m} on {grid} gives {'x'.join(map(str, counts))} landmarks, averages over strips of "
+            f"{' x '.join(f'{side:.3g}' for side in windows)} cells; take a number with factors nearer to the "
+            f"grid's sides, or write m={counts} if strips are meant",
             stacklevel=3,
         )
 
@@ -228,7 +229,9 @@ class FullConv(DepthwiseConv):
 
 
 def _strides(grid: Grid, m: Windows) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Strides and kernels (rows, columns) of a convolution whose outputs are the windows."""
+    """Strides and kernels (rows, columns) of a convolution whose outputs are the windows. Raises: GridError."""
+    if grid.depth > 1:
+        raise GridError(f'convolved landmarks are of one image, not of {grid}; choose landmarks="avg2d"')
     sizes = list(zip((grid.height, grid.width), landmark_windows(grid, m), strict=True))
     strides = [size // number for size, number in sizes]
     kernels = [size - (number - 1) * stride for (size, number), stride in zip(sizes, strides, strict=True)]

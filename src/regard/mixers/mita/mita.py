@@ -98,6 +98,8 @@ def mita(
     options.
     """
     check_qkv("mita", q, k, v)
+    if isinstance(landmarks, PooledQueries) and landmarks.grid.depth > 1:  # a kernel pools one image
+        landmarks = landmarks.of(q)
     given: Tensor | list[int] = _windows(q, landmarks) if isinstance(landmarks, PooledQueries) else landmarks
     m = _check_landmarks(q, given) if isinstance(given, Tensor) else given[2] * given[3]
     check_counts("mita", k.shape[-2], m, top, experts)
@@ -186,7 +188,8 @@ def _check_options(branches: str, duplicates: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class MiTA(HeadMixerConfig):
-    """m: landmarks, a number or (rows, columns) of windows. k: keys of each expert. experts: experts of each query.
+    """m: landmarks, a number or windows: (rows, columns), of a clip (frames, rows, columns). k: keys of each expert.
+    experts: experts of each query.
 
     The paper has m = k = 25 and one expert for 14x14 patch tokens. branches: "both", "route" (keys only; the caption of
     Table 5, on LRA, doubles k then) or "compress" (landmarks only: Agent attention without bias). duplicates: a key
@@ -206,7 +209,7 @@ class MiTA(HeadMixerConfig):
     site, and GridError, with the nearest possible number, if its grid cannot give m landmarks.
     """
 
-    m: int | tuple[int, int] = 25
+    m: int | tuple[int, int] | tuple[int, int, int] = 25
     k: int = 25
     experts: int = 1
     branches: Literal["both", "route", "compress"] = "both"
@@ -225,6 +228,7 @@ class MiTA(HeadMixerConfig):
         prefix="queries and keys like any other token; not pooled into landmarks",
     )  # fmt: skip
     masks = frozenset({"padding", "key bias"})
+    depth = True
     cross = True
     samples = (
         "MiTA(m=4, k=5)", "MiTA(m=4, k=3, experts=2, dwc=3)",

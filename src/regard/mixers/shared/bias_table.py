@@ -11,7 +11,7 @@ class BiasTableOperator(Operator):
     does not change a swapped layer, and is kept out of weight decay, as in Swin.
     """
 
-    def __init__(self, shape: tuple[int, int, int], learned: bool) -> None:
+    def __init__(self, shape: tuple[int, ...], learned: bool) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.empty(shape)) if learned else None
         self.reset_parameters()

@@ -3,6 +3,7 @@
 It is routed attention: a group is an expert, and prefix and suffix tokens are the shared branch.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -16,9 +17,9 @@ from .executions import Situation, check_execution, choose, trains, true_facts
 from .precision import upcast, without_autocast
 from .routed import Parts
 from .routed_attention import FORMS, attend, few_logits, runs_triton
-from .tiles import Tiles, cell_ids, fixed_size_tiles, split_keep, split_tokens
+from .tiles import Tiles, along_sides, cell_ids, fixed_size_tiles, parts_of, split_keep, split_tokens
 
-Block = int | tuple[int, int]
+Block = int | tuple[int, int] | tuple[int, int, int]
 
 
 class BlockPlan(NamedTuple):
@@ -28,17 +29,19 @@ class BlockPlan(NamedTuple):
 
 
 def block_tiles(grid: Grid, block: Block, device: torch.device) -> Tiles:
-    """Blocks of cells. block: the length of runs in row-major order, or the sides (rows, columns) of tiles."""
+    """Blocks of cells. block: the length of runs in row-major order, or the sides (rows, columns) of tiles, which have
+    one frame unless there is a third."""
     if isinstance(block, int):
-        return fixed_size_tiles(Grid(1, grid.cells, grid.prefix, grid.suffix), (1, block), device=device)
-    return fixed_size_tiles(grid, block, device=device)
+        return fixed_size_tiles(grid.row_major(), (1, block), device=device)
+    return fixed_size_tiles(grid, along_sides(block, grid), device=device)
 
 
 def block_counts(grid: Grid, block: Block) -> tuple[int, int]:
     """The number of blocks of the grid, and of slots of a block."""
     if isinstance(block, int):
         return -(-grid.cells // block), block
-    return -(-grid.height // block[0]) * -(-grid.width // block[1]), block[0] * block[1]
+    sides = along_sides(block, grid)
+    return math.prod(parts_of(grid.sides, sides)), math.prod(sides)
 
 
 def block_means(
@@ -97,9 +100,9 @@ def attend_groups(
 
 
 def check_block(name: str, block: Block) -> None:
-    """Raises ConfigError unless block is a number or a pair of numbers, at least 1."""
+    """Raises ConfigError unless block is a number, a pair or a triple of numbers, at least 1."""
     sides = block if isinstance(block, tuple) else (block,)
-    if len(sides) not in (1, 2) or min(sides) < 1:
+    if len(sides) not in (1, 2, 3) or min(sides) < 1:
         raise ConfigError(f"{name}: a block is the length of a run or (rows, columns), at least 1, not {block}")
 
 

@@ -79,7 +79,8 @@ class HeadMixerConfig(MixerConfig):
         total = self.projection.cost(site, self.roles) + self.operator_cost(site, accounting)
         total += linear_cost(n, inner, site.dim, site.out_bias)
         if self.dwc:
-            total += Cost(inner * (self.dwc**2 + 1), site.grid.cells * inner * self.dwc**2)
+            taps = self.dwc ** len(site.grid.sides)
+            total += Cost(inner * (taps + 1), site.grid.cells * inner * taps)
         if self.gate:
             total += linear_cost(n, site.dim, inner, site.qkv_bias)
         norm = {"": 0, "rms": site.width, "layer": 2 * site.width}[site.qk_norm]
@@ -100,7 +101,8 @@ class HeadLayer(Mixer):
         self.qkv, self.qkv_roles = config.projection.build(site, config.roles, shared), config.roles
         self.operator = config.operator(site)
         inner = site.inner
-        self.dwc = nn.Conv2d(inner, inner, config.dwc, padding=config.dwc // 2, groups=inner) if config.dwc else None
+        conv = nn.Conv2d if site.grid.depth == 1 else nn.Conv3d
+        self.dwc = conv(inner, inner, config.dwc, padding=config.dwc // 2, groups=inner) if config.dwc else None
         self.gate = nn.Linear(site.dim, inner, bias=site.qkv_bias) if config.gate else None
         norm = {"": nn.Identity, "layer": nn.LayerNorm, "rms": nn.RMSNorm}[site.qk_norm]
         for role in "qk":
@@ -210,9 +212,8 @@ class CrossMixer(HeadLayer):
             raise ShapeError(f"the memory has shape {tuple(memory.shape)}; expected {expected}")
         memory_grid.check(memory)
         check_dtype("the memory", memory, "x", x)
-        if self.dwc is not None and (grid.height, grid.width, grid.prefix, grid.suffix) != (
-            memory_grid.height,
-            memory_grid.width,
+        if self.dwc is not None and (*grid.sides, grid.prefix, grid.suffix) != (
+            *memory_grid.sides,
             memory_grid.prefix,
             memory_grid.suffix,
         ):  # number by number: Dynamo cannot compare whole grids

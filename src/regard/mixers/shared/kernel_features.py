@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, Mask, Site, hide, nearest
+from regard.core import ConfigError, Cost, Grid, Mask, Site, hide, nearest
 from regard.mixers.static_keys.grids import resample
 
 from .checks import check_prefix_suffix
@@ -104,17 +104,34 @@ class KeyPositions(nn.Module):
         return join_tokens(cast(Tensor, self.extra), resample(self.cells, self.grid, grid), grid)
 
 
-class HeadConv(nn.Conv2d):
-    """A depth-wise convolution with bias on the grid, as wide as the values of a head and the same for all heads."""
+class _OverHeads:
+    """A convolution of the values on the grid, the same for all heads."""
 
-    def __init__(self, width: int, kernel: int) -> None:
-        super().__init__(width, width, kernel, padding=kernel // 2, groups=width)
-
-    def forward(self, v: Float[Tensor, "B H N d"], grid: Grid) -> Float[Tensor, "B H N d"]:  # type: ignore[override]
+    def forward(self, v: Float[Tensor, "B H N d"], grid: Grid) -> Float[Tensor, "B H N d"]:
         """v convolved; zeros for prefix and suffix tokens."""
         extra, cells = grid.to_map(v)
-        out = super().forward(cells.flatten(0, 1)).unflatten(0, v.shape[:2])
+        out = super().forward(cells.flatten(0, 1)).unflatten(0, v.shape[:2])  # type: ignore[misc]
         return grid.from_map(torch.zeros_like(extra), out)
+
+
+class _HeadConv2d(_OverHeads, nn.Conv2d):  # type: ignore[misc]
+    pass
+
+
+class _HeadConv3d(_OverHeads, nn.Conv3d):  # type: ignore[misc]
+    pass
+
+
+def head_conv(site: Site, kernel: int) -> nn.Module:
+    """A depth-wise convolution with bias on the site's grid, as wide as the values of a head."""
+    kind = _HeadConv2d if site.grid.depth == 1 else _HeadConv3d
+    return kind(site.width, site.width, kernel, padding=kernel // 2, groups=site.width)
+
+
+def head_conv_cost(site: Site, kernel: int) -> Cost:
+    """Of `head_conv`, applied to every head."""
+    taps = kernel ** len(site.grid.sides)
+    return Cost(site.width * (taps + 1), site.grid.cells * site.inner * taps) if kernel else Cost()
 
 
 class LocalMixer(HeadMixer):

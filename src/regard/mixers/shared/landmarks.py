@@ -21,35 +21,39 @@ from regard.core.validation import is_whole, plain_number, short_repr
 from .native import runs_native
 from .pool_native import pool_native
 
-Windows = int | tuple[int, int]
+Windows = int | tuple[int, int] | tuple[int, int, int]
+"""A number, (rows, columns), or (frames, rows, columns) on a grid with several frames."""
 POLICIES = ("adaptive", "partition")
 
 
 def landmark_count(m: Windows) -> int:
-    """The number of landmarks of m, a number or (rows, columns). Raises: ConfigError unless all are at least 1."""
+    """The number of landmarks of m. Raises: ConfigError unless all its numbers are at least 1."""
     sides = m if isinstance(m, tuple) else (m,)
     if min(sides) < 1:
         raise ConfigError(f"m is at least 1, a number or (rows, columns), not {m}")
     return math.prod(sides)
 
 
-def landmark_windows(grid: Grid, m: Windows) -> tuple[int, int]:
-    """m as (rows, columns) of windows of the grid; a pair is checked, a number is factored by `Grid.factor`.
+def landmark_windows(grid: Grid, m: Windows) -> tuple[int, ...]:
+    """m as windows along each of `grid.sides`; a tuple is checked, a number is factored by `Grid.factor`.
 
-    Raises: GridError if the grid has fewer rows or columns; ConfigError for a tuple that is no pair of whole numbers.
+    Raises: GridError if the grid has fewer rows or columns; ConfigError for a tuple that is not of whole numbers, one
+    for each side.
     """
+    sides = grid.sides
     if not isinstance(m, tuple):
-        if is_open(grid.height, grid.width):
+        if is_open(*sides):
             raise GridError(f"m={m}: its rows and columns depend on the shape of the image; write m=(rows, columns)")
         return grid.factor(m)
-    sides = plain_number(m)
-    if len(sides) != 2 or not all(map(is_whole, sides)):
-        raise ConfigError(f"m is a whole number or (rows, columns), not {short_repr(m)}")
-    rows, columns = sides
-    if not (1 <= rows <= grid.height and 1 <= columns <= grid.width):
-        h, w = min(max(rows, 1), grid.height), min(max(columns, 1), grid.width)
-        raise GridError(f"{rows}x{columns} landmarks cannot be laid on {grid}; nearest possible: {h}x{w}")
-    return rows, columns
+    counts: tuple[int, ...] = plain_number(m)
+    if len(counts) != len(sides) or not all(map(is_whole, counts)):
+        form = "(rows, columns)" if len(sides) == 2 else "(frames, rows, columns)"
+        raise ConfigError(f"m is a whole number or {form}, not {short_repr(m)}")
+    if not all(1 <= count <= side for count, side in zip(counts, sides, strict=True)):
+        possible = (min(max(count, 1), side) for count, side in zip(counts, sides, strict=True))
+        given, nearest = ("x".join(map(str, each)) for each in (counts, possible))
+        raise GridError(f"{given} landmarks cannot be laid on {grid}; nearest possible: {nearest}")
+    return counts
 
 
 def pool_matrix(
@@ -61,12 +65,13 @@ def pool_matrix(
     start: the first token of the image, None = after the prefix. policy: "adaptive" or "partition" windows.
     Raises: GridError and ConfigError as `pool_landmarks`.
     """
-    first, rows, columns = _place(grid, m, start, policy)
-    vertical, horizontal = (
-        _averages(size, number, policy, dtype, device) for size, number in ((grid.height, rows), (grid.width, columns))
-    )
-    both = vertical[:, None, :, None] * horizontal[None, :, None, :]  # torch.kron would fix sizes that are open
-    return F.pad(both.flatten(0, 1).flatten(1, 2), (first, grid.extra - first))
+    first, *counts = _place(grid, m, start, policy)
+    matrix = torch.ones(1, 1, dtype=dtype, device=device)
+    for size, number in zip(grid.sides, counts, strict=True):
+        along = _averages(size, number, policy, dtype, device)
+        both = matrix[:, None, :, None] * along[None, :, None, :]  # torch.kron would fix sizes that are open
+        matrix = both.flatten(0, 1).flatten(1, 2)
+    return F.pad(matrix, (first, grid.extra - first))
 
 
 @dataclass(frozen=True)
@@ -92,12 +97,12 @@ class PooledQueries:
         return [first, grid.width, rows, columns, *edges]
 
 
-@operator_function
+@operator_function(depth=True)
 def pool_landmarks(
     x: Float[Tensor, "B H N d"], grid: Grid, m: Windows, *, keep: Bool[Tensor, "B N"] | None = None,
     start: int | None = None, policy: str = "adaptive",
 ) -> Float[Tensor, "B H m d"]:  # fmt: skip
-    """Average the patch tokens of x over m windows, a number or (rows, columns).
+    """Average the patch tokens of x over m windows: a number, (rows, columns) or (frames, rows, columns).
 
     keep: tokens that count; a window without any gives zeros. start: the first token of the image, None = after the
     prefix (0 as in MiTA's published code, which takes the class token for the first patch token). policy: "adaptive"
@@ -106,17 +111,24 @@ def pool_landmarks(
     image starts at this token; ConfigError for values of another kind.
     """
     grid.check(x)
-    first, rows, columns = _place(grid, m, start, policy)
+    first, *counts = _place(grid, m, start, policy)
     if keep is not None:
         x = only_kept(x, keep)
         matrix = pool_matrix(grid, m, start=start, policy=policy, dtype=x.dtype, device=x.device)
         matrix = matrix * keep[:, None, :].to(x.dtype)
         return (matrix / matrix.sum(-1, keepdim=True).clamp_min(1e-6))[:, None] @ x
+    cells = x[..., first : first + grid.cells, :]
+    if grid.depth > 1:
+        frames = cells.unflatten(-2, (grid.depth, -1)).flatten(1, 2)  # (B, H * depth, h * w, d)
+        pooled = pool_landmarks(frames, grid.frame, (counts[1], counts[2]), policy=policy)
+        edges, pooled = _edges(grid.depth, counts[0], policy), pooled.unflatten(1, (-1, grid.depth))
+        parts = [pooled[:, :, begin:end].mean(2) for begin, end in zip(edges[::2], edges[1::2], strict=True)]
+        return torch.cat(parts, 2)
+    rows, columns = counts
     if runs_native("pool_landmarks", "auto", x):
         return cast(Tensor, pool_native(x, PooledQueries(grid, m, start, policy).windows()))
     if is_open(grid.height, grid.width):
         return pool_matrix(grid, m, start=start, policy=policy, dtype=x.dtype, device=x.device) @ x
-    cells = x[..., first : first + grid.cells, :]
     if grid.height % rows == 0 and grid.width % columns == 0:
         bands = cells.unflatten(-2, (rows, grid.height // rows, grid.width)).mean(-3)  # long rows first: faster
         return bands.unflatten(-2, (columns, grid.width // columns)).mean(-2).flatten(-3, -2)
@@ -137,18 +149,18 @@ def nonempty_landmarks(
     return keep.to(matrix.dtype) @ matrix.mT > 0
 
 
-def _place(grid: Grid, m: Windows, start: int | None, policy: str) -> tuple[int, int, int]:
-    """The first token of the image, and the rows and columns of windows. Raises: as `pool_landmarks`."""
+def _place(grid: Grid, m: Windows, start: int | None, policy: str) -> tuple[int, ...]:
+    """The first token of the image, and the windows along its sides. Raises: as `pool_landmarks`."""
     if not isinstance(grid, Grid):
         raise ConfigError(f"landmarks are pooled on a Grid, such as Grid(14, 14, prefix=1), not {short_repr(grid)}")
     if policy not in POLICIES:
         raise ConfigError(f'windows are "adaptive" or a "partition", not {short_repr(policy)}')
-    rows, columns = landmark_windows(grid, m)
+    counts = landmark_windows(grid, m)
     if start is None:
-        return grid.prefix, rows, columns
+        return grid.prefix, *counts
     if type(start) is not int or not 0 <= start <= grid.extra:
         raise GridError(f"the image of {grid} can start at token 0 to {grid.extra}, not {short_repr(start)}")
-    return start, rows, columns
+    return start, *counts
 
 
 def _edges(size: int, windows: int, policy: str) -> list[int]:

@@ -1,9 +1,12 @@
 """Tiles: rectangular groups of grid cells, for mechanisms that route or restrict attention by position.
 
+On a grid with several frames they are boxes: each pair (down, across) here is then a triple that begins with frames.
+
 A tile has a fixed number of slots; where tiles do not divide the grid some slots are empty, and mechanisms mask them.
 The tables are computed on the device, without synchronisation with the CPU.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,13 +19,19 @@ from regard.core import Grid, GridError, Mask
 
 from .sdpa import sdpa
 
-Side = int | tuple[int, int]
-"""A side of squares, or (rows, columns)."""
+Side = int | tuple[int, ...]
+"""A side of squares, (rows, columns), or (frames, rows, columns)."""
 
 
-def pair(side: Side) -> tuple[int, int]:
-    """(rows, columns)."""
+def pair(side: Side) -> tuple[int, ...]:
+    """(rows, columns), or the triple that is given."""
     return (side, side) if isinstance(side, int) else side
+
+
+def along_sides(side: Side, grid: Grid, frames: int = 1) -> tuple[int, ...]:
+    """A number for each side of the grid; `frames` where it has several and only (rows, columns) are given."""
+    numbers = pair(side)
+    return (frames, *numbers) if len(numbers) < len(grid.sides) else numbers
 
 
 class SlotTables(NamedTuple):
@@ -46,8 +55,8 @@ class Tiles:
     """
 
     grid: Grid
-    counts: tuple[int, int]
-    size: tuple[int, int]
+    counts: tuple[int, ...]
+    size: tuple[int, ...]
     even: bool
     side: Callable[[int], tuple[Tensor, Tensor]]
     """Cell and part of every slot along one side (0: rows), both (T, size); the part of an empty slot is -1."""
@@ -63,11 +72,13 @@ class Tiles:
         return self._tables
 
     def _build_tables(self) -> SlotTables:
-        (rows, row_part), (columns, column_part) = self.side(0), self.side(1)
-        cell = (rows[:, None, :, None] * self.grid.width + columns[None, :, None, :]).flatten(2).flatten(0, 1)
-        down, across = row_part[:, None, :, None], column_part[None, :, None, :]
-        real = ((down >= 0) & (across >= 0)).flatten(2).flatten(0, 1)
-        part = (2 * down + across).flatten(2).flatten(0, 1)
+        cell, part = self.side(0)
+        real = part >= 0
+        for axis, length in enumerate(self.grid.sides[1:], start=1):
+            along, part_along = self.side(axis)
+            cell = join_sides(cell * length, along)
+            real = join_sides(real.long(), (part_along >= 0).long()) == 2
+            part = join_sides(2 * part, part_along)
         cell = torch.where(real, cell, 0)
         number = torch.arange(cell.numel(), device=cell.device)
         slot = torch.zeros(self.grid.cells + 1, dtype=torch.long, device=cell.device)
@@ -75,14 +86,20 @@ class Tiles:
         return SlotTables(cell, real, part, slot[: self.grid.cells])
 
     @property
+    def _axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of cells (B, H, ..., d) with two axes for each side: those of the tiles, and those of their slots."""
+        first, second = (tuple(range(start, start + 2 * len(self.size), 2)) for start in (2, 3))
+        return (second, first) if self.spread else (first, second)
+
+    @property
     def number(self) -> int:
         """The number of tiles."""
-        return self.counts[0] * self.counts[1]
+        return math.prod(self.counts)
 
     @property
     def area(self) -> int:
         """The number of slots of a tile."""
-        return self.size[0] * self.size[1]
+        return math.prod(self.size)
 
     @property
     def tile_of_cell(self) -> Int[Tensor, " cells"]:
@@ -92,42 +109,45 @@ class Tiles:
     def cut(self, x: Float[Tensor, "B H cells d"]) -> Float[Tensor, "B H T A d"]:
         """The cells by tile; empty slots hold a copy of the first cell."""
         if self.even:
-            (down, across), (rows, columns) = self.counts, self.size
-            if self.spread:
-                image = x.unflatten(2, (rows, down, columns, across)).permute(0, 1, 3, 5, 2, 4, 6)
-                return image.flatten(4, 5).flatten(2, 3)
-            image = x.unflatten(2, (down, rows, across, columns))
-            return image.transpose(3, 4).flatten(4, 5).flatten(2, 3)
+            tiles, slots = self._axes
+            sides = [0] * (len(tiles) + len(slots))
+            for axes, numbers in ((tiles, self.counts), (slots, self.size)):
+                for axis, number in zip(axes, numbers, strict=True):
+                    sides[axis - 2] = number
+            image = x.unflatten(2, sides).permute(0, 1, *tiles, *slots, len(sides) + 2)
+            return image.flatten(2 + len(tiles), -2).flatten(2, 1 + len(tiles))
         return x.index_select(2, self.tables.cell.flatten()).unflatten(2, (self.number, self.area))
 
     def join(self, x: Float[Tensor, "B H T A e"]) -> Float[Tensor, "B H cells e"]:
         """The inverse of `cut`."""
         if self.even:
+            tiles, slots = self._axes
+            order = [0] * (len(tiles) + len(slots))
+            for position, axis in enumerate((*tiles, *slots)):
+                order[axis - 2] = position + 2
             image = x.unflatten(3, self.size).unflatten(2, self.counts)
-            if self.spread:
-                return image.permute(0, 1, 4, 2, 5, 3, 6).flatten(2, 5)
-            return image.transpose(3, 4).flatten(2, 5)
+            return image.permute(0, 1, *order, len(order) + 2).flatten(2, -2)
         return x.flatten(2, 3).index_select(2, self.tables.slot)
 
 
 def fixed_size_tiles(
-    grid: Grid, size: tuple[int, int], shift: tuple[int, int] = (0, 0), device: torch.device | None = None
+    grid: Grid, size: tuple[int, ...], shift: tuple[int, ...] = (), device: torch.device | None = None
 ) -> Tiles:
     """Tiles of a size (rows, columns); the first one starts `shift` cells from the top left.
 
     Cells before the shift share the last tile with the cells at the other end, as another part, as in Swin.
     """
-    sides = grid.height, grid.width
-    counts = -(-sides[0] // size[0]), -(-sides[1] // size[1])
-    even = not any(shift) and counts[0] * size[0] == sides[0] and counts[1] * size[1] == sides[1]
-    return Tiles(grid, counts, size, even, lambda axis: _tiles_of_size(sides[axis], size[axis], shift[axis], device))
+    sides, first = grid.sides, shift or (0,) * len(size)
+    counts = parts_of(sides, size)
+    even = not any(first) and _fits(sides, counts, size)
+    return Tiles(grid, counts, size, even, lambda axis: _tiles_of_size(sides[axis], size[axis], first[axis], device))
 
 
-def grid_tiles(grid: Grid, size: tuple[int, int], device: torch.device | None = None) -> Tiles:
+def grid_tiles(grid: Grid, size: tuple[int, ...], device: torch.device | None = None) -> Tiles:
     """Tiles of a size (rows, columns) whose cells are spread over the map: ceil(side / size) apart along a side."""
-    sides = grid.height, grid.width
-    counts = -(-sides[0] // size[0]), -(-sides[1] // size[1])
-    even = counts[0] * size[0] == sides[0] and counts[1] * size[1] == sides[1]
+    sides = grid.sides
+    counts = parts_of(sides, size)
+    even = _fits(sides, counts, size)
 
     def side(axis: int) -> tuple[Tensor, Tensor]:
         steps = counts[axis] * torch.arange(size[axis], device=device)
@@ -138,18 +158,33 @@ def grid_tiles(grid: Grid, size: tuple[int, int], device: torch.device | None = 
     return Tiles(grid, counts, size, even, side, spread=True)
 
 
-def balanced_tiles(grid: Grid, counts: tuple[int, int], device: torch.device | None = None) -> Tiles:
+def balanced_tiles(grid: Grid, counts: tuple[int, ...], device: torch.device | None = None) -> Tiles:
     """`counts` tiles (down, across) whose sides differ by one cell at most.
 
     Raises: GridError if the grid has fewer rows or columns.
     """
-    if not (1 <= counts[0] <= grid.height and 1 <= counts[1] <= grid.width):
-        nearest = min(max(counts[0], 1), grid.height), min(max(counts[1], 1), grid.width)
-        raise GridError(f"{grid} cannot be divided into {counts[0]}x{counts[1]} regions; nearest possible: {nearest}")
-    sides = grid.height, grid.width
-    size = -(-sides[0] // counts[0]), -(-sides[1] // counts[1])
-    even = counts[0] * size[0] == sides[0] and counts[1] * size[1] == sides[1]
+    sides = grid.sides
+    if not all(1 <= count <= side for count, side in zip(counts, sides, strict=True)):
+        nearest = tuple(min(max(count, 1), side) for count, side in zip(counts, sides, strict=True))
+        given = "x".join(map(str, counts))
+        raise GridError(f"{grid} cannot be divided into {given} regions; nearest possible: {nearest}")
+    size = parts_of(sides, counts)
+    even = _fits(sides, counts, size)
     return Tiles(grid, counts, size, even, lambda axis: _balanced_tiles(sides[axis], counts[axis], device))
+
+
+def parts_of(sides: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
+    """How many parts of this size cover each side."""
+    return tuple(-(-side // length) for side, length in zip(sides, size, strict=True))
+
+
+def _fits(sides: tuple[int, ...], counts: tuple[int, ...], size: tuple[int, ...]) -> bool:
+    return all(count * length == side for side, count, length in zip(sides, counts, size, strict=True))
+
+
+def join_sides(first: Tensor, second: Tensor) -> Tensor:
+    """(T, A) and (U, B) of two sides as their sums (T U, A B)."""
+    return (first[:, None, :, None] + second[None, :, None, :]).flatten(2).flatten(0, 1)
 
 
 def _tiles_of_size(cells: int, size: int, shift: int, device: torch.device | None) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,8 @@ from regard.mixers.shared.tiles import join_tokens, split_tokens
 
 def same_cells(a: Grid, b: Grid) -> bool:
     """Whether two grids have the same sides."""
-    return a.height == b.height and a.width == b.width  # Dynamo cannot compare whole grids
+    same = a.height == b.height and a.width == b.width  # Dynamo cannot compare whole grids
+    return same and a.depth == b.depth
 
 
 def resample(keys: Float[Tensor, "H cells d"], old: Grid, new: Grid) -> Float[Tensor, "H cells2 d"]:
@@ -23,15 +24,19 @@ def resample(keys: Float[Tensor, "H cells d"], old: Grid, new: Grid) -> Float[Te
         return keys
     dtype = torch.promote_types(keys.dtype, torch.float32)
     rows, columns = (_bicubic(a, b, dtype, keys.device) for a, b in ((old.height, new.height), (old.width, new.width)))
-    image = keys.mT.unflatten(-1, (old.height, old.width)).to(dtype)
-    return (rows @ image @ columns.mT).flatten(-2).mT.to(keys.dtype)
+    image = rows @ keys.mT.unflatten(-1, (old.depth, old.height, old.width)).to(dtype) @ columns.mT
+    if old.depth != new.depth:
+        image = (_bicubic(old.depth, new.depth, dtype, keys.device) @ image.flatten(-2)).unflatten(-1, image.shape[-2:])
+    return image.flatten(-3).mT.to(keys.dtype)
 
 
 def former_grid(cells: int, new: Grid) -> Grid | None:
-    """The grid of `cells` patch tokens that is square or has the aspect ratio of `new`; None if not exactly one is."""
-    sides = [(side, cells // side) for side in range(1, cells + 1) if cells % side == 0]
+    """The grid of `cells` patch tokens with the frames of `new` and square, or of its aspect ratio; None if not exactly
+    one is."""
+    cells, left = divmod(cells, new.depth)
+    sides = [(side, cells // side) for side in range(1, cells + 1) if cells % side == 0 and not left]
     grids = [(h, w) for h, w in sides if h == w or h * new.width == w * new.height]
-    return Grid(*grids[0]) if len(grids) == 1 else None
+    return Grid(*grids[0], depth=new.depth) if len(grids) == 1 else None
 
 
 def _bicubic(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "new old"]:

@@ -14,7 +14,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import NO_MASK, Card, Cost, Grid, Inputs, Mask, Site, attention_cost, hide, operator_function
+from regard.core import (
+    NO_MASK,
+    Card,
+    Cost,
+    Grid,
+    Inputs,
+    Mask,
+    Site,
+    UnsupportedError,
+    attention_cost,
+    hide,
+    operator_function,
+)
 from regard.core.errors import ConfigError, ShapeError, nearest
 from regard.core.view import View
 from regard.mixers.shared.checks import check_heads
@@ -81,12 +93,15 @@ class SKA(StaticConfig):
         expert_count="1", construction="learned keys", topology="all-to-one",
         prefix="queries like any other; their keys are parameters of their own and are not resampled",
     )  # fmt: skip
+    depth = True
     samples = (
         "SKA()", "SKA(scale=1.0, dwc=5)", 'SKA(resize="window")', "SKA(projection=IdentityQuery())",
         'SKA(activation="none", normalise="1/N")',
     )  # fmt: skip
 
     def operator(self, site: Site) -> "SKAOperator":
+        if self.resize == "window" and site.grid.depth > 1:
+            raise UnsupportedError(f"windows of static keys are of one image, not of {site.grid}; take another resize=")
         return SKAOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:

@@ -200,6 +200,7 @@ class TopK(HeadMixerConfig):
         conditions="Q, K", discrete=True,
     )  # fmt: skip
     masks = frozenset({"causal", "padding", "bias"})
+    depth = True
     cross = True
     samples = (
         "TopK(k=5)", 'TopK(k=5, indexer="spark", rank=3)', 'TopK(k=5, indexer="spark", rank=3, statistical=True)',
