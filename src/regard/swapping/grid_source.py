@@ -1,6 +1,7 @@
 """How a swapped layer learns the grid of its tokens: from the output of the module that makes the tokens."""
 
 import functools
+import math
 import threading
 import weakref
 from collections.abc import Hashable, Iterator
@@ -17,7 +18,15 @@ NO_BACKWARD = -1
 """The number of the backward pass, outside of all."""
 
 
-_same_grid = functools.lru_cache(Grid)
+Sides = tuple[int, int, int]
+"""Height, width and depth in patch tokens."""
+
+
+def _make_grid(sides: Sides, prefix: int, suffix: int) -> Grid:
+    return Grid(sides[0], sides[1], prefix, suffix, depth=sides[2])
+
+
+_same_grid = functools.lru_cache(_make_grid)
 """The grid with these numbers, made once: all layers of all passes ask for a few."""
 
 
@@ -36,24 +45,25 @@ class GridSource:
     """
 
     def __init__(self) -> None:
-        self._reset(None, None)
+        self._reset(None, None, None)
 
-    def _reset(self, height: int | None, width: int | None) -> None:
+    def _reset(self, *sides: int | None) -> None:
         self.users: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._sizes: weakref.WeakSet[_Size] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._thread = _OfThread(self._sizes, self._lock)
-        self._thread.size.height, self._thread.size.width = height, width
-        self._trained: set[tuple[int, int]] = set()  # grids of all passes that may run backward
-        self._last, self._one = (height, width), height is not None  # of passes that may run backward; all the same
-        self._expected: tuple[int, int] | None = None
+        self._thread.size.height, self._thread.size.width, self._thread.size.depth = sides
+        self._trained: set[Sides] = set()  # grids of all passes that may run backward
+        self._last, self._one = sides, sides[0] is not None  # of passes that may run backward; all the same
+        self._expected: Sides | None = None
 
     def expect(self, grid: Grid) -> None:
         """The grid where none is known: a traced model (torch.fx) runs without the watched module."""
-        self._expected = (grid.height, grid.width)
+        self._expected = (grid.height, grid.width, grid.depth)
 
     def record(self, module: nn.Module, args: tuple, output: Any) -> None:
-        """The forward hook; output (B, C, h, w), or tokens and their (h, w), or those of Gemma 4's patch embedding.
+        """The forward hook; output (B, C, h, w), of clips (B, C, depth, h, w), or tokens and their (h, w), or those of
+        Gemma 4's patch embedding.
 
         Raises: GridError for tokens without (h, w), whose images may have different grids.
         """
@@ -63,19 +73,19 @@ class GridSource:
         output, sides = _with_sides(module, args[0] if args else None, output)
         if sides is None:
             raise GridError("patches with coordinates have no common grid; pass a swapped model images (B, C, H, W)")
-        size.height, size.width = sides
+        size.height, size.width, size.depth = (*sides, 1) if len(sides) == 2 else (*sides[1:], sides[0])
         if torch.is_grad_enabled():
-            self._last = (size.height, size.width)
+            self._last = size.sides
         if not torch.compiler.is_compiling():
             size.backward = torch._C._current_graph_task_id()
             if type(size.height) is int:
-                size.begin((size.height, size.width))
+                size.begin(size.sides)
             if torch.is_grad_enabled() and type(size.height) is int:
                 self._mark(size, output)
 
     def _mark(self, size: "_Size", output: Tensor) -> None:
         """Keep the grid of a pass that may run backward: in its graph, or, with a frozen module, until it has."""
-        grid = (size.height, size.width)
+        grid = size.sides
         self._trained.add(grid)
         self._one = len(self._trained) == 1
         if output.grad_fn is not None:
@@ -88,43 +98,43 @@ class GridSource:
     def grid(self, prefix: int, suffix: int = 0) -> Grid:
         """The grid of this pass, with `prefix` tokens before its patch tokens and `suffix` after them."""
         size, compiling = self._thread.size, torch.compiler.is_compiling()
-        height, width = size.height, size.width
+        sides = size.sides
         if not compiling:
             size.check()
         if not compiling and torch._C._current_graph_task_id() != NO_BACKWARD:
-            height, width = self._recomputed_size(size)
-        elif height is None:
-            height, width = self._last if compiling and torch.is_grad_enabled() and self._one else self._elsewhere()
-        return (_same_grid if type(height) is int and not compiling else Grid)(height, width, prefix, suffix)  # type: ignore[arg-type]
+            sides = self._recomputed_size(size)
+        elif sides[0] is None:
+            sides = self._last if compiling and torch.is_grad_enabled() and self._one else self._elsewhere()
+        return (_same_grid if type(sides[0]) is int and not compiling else _make_grid)(sides, prefix, suffix)
 
-    def _recomputed_size(self, size: "_Size") -> tuple[int, int]:
-        """The height and width of the forward pass of which a part runs again in the present backward pass."""
+    def _recomputed_size(self, size: "_Size") -> Sides:
+        """The sides of the forward pass of which a part runs again in the present backward pass."""
         sizes = self._all_sizes()
-        known = self._trained | {(each.height, each.width) for each in sizes if each.height is not None}
+        known = self._trained | {each.sides for each in sizes if each.height is not None}
         if len(known) > 1:
             found = nearest_marks(torch._C._current_autograd_node(), self)
             if size.backward == torch._C._current_graph_task_id():  # the watched module has run again, too
-                found.add((size.height, size.width))
+                found.add(size.sides)
             known = found or {grid for each in sizes for grid in each.open} or known
         for each in sizes:
             each.finished = True
         return self._only(known)
 
     @torch.compiler.disable
-    def _elsewhere(self) -> tuple[int, int]:
-        """The height and width where this thread has not run the watched module."""
-        known = {(size.height, size.width) for size in self._all_sizes() if size.height is not None}
+    def _elsewhere(self) -> Sides:
+        """The sides where this thread has not run the watched module."""
+        known = {size.sides for size in self._all_sizes() if size.height is not None}
         return self._only(known or ({self._expected} if self._expected else known))
 
     def _all_sizes(self) -> "list[_Size]":
         with self._lock:
             return list(self._sizes)
 
-    def _only(self, sizes: set[tuple[int, int]]) -> tuple[int, int]:
+    def _only(self, sizes: set[Sides]) -> Sides:
         if not sizes:
             raise GridError("the grid of these tokens is unknown: call the whole model, not a swapped layer alone")
         if len(sizes) > 1:
-            grids = ", ".join(f"{height}x{width}" for height, width in sorted(sizes))
+            grids = ", ".join(map(_text, sorted(sizes)))
             raise GridError(
                 f"a swapped layer runs without the module that gives the grid of its tokens, which may be {grids}: run "
                 "the model in one thread, and backward before a pass of another size"
@@ -134,15 +144,20 @@ class GridSource:
     # copies and pickles; older versions have pickled the same dictionary
 
     def __getstate__(self) -> dict[str, int]:
-        size = self._thread.size
-        return {"height": size.height, "width": size.width} if type(size.height) is int else {"height": 0, "width": 0}
+        sides = self._thread.size.sides
+        return dict(zip(("height", "width", "depth"), sides if type(sides[0]) is int else (0, 0, 0), strict=True))
 
     def __setstate__(self, state: dict[str, int]) -> None:
-        self._reset(state["height"] or None, state["width"] or None)
+        known = (state["height"], state["width"], state.get("depth", 1))
+        self._reset(*(known if state["height"] else (None, None, None)))
+
+
+def _text(sides: Sides) -> str:
+    return "x".join(map(str, Grid(sides[0], sides[1], depth=sides[2]).sides))
 
 
 class _Size:
-    """Height and width in patch tokens, None before the first pass.
+    """Height, width and depth in patch tokens, None before the first pass.
 
     backward: number of the backward pass in which they were recorded, when a checkpointed part contains the module.
     open: grids of passes that may run backward and have no mark, as the module is frozen. finished: whether a part of
@@ -152,23 +167,29 @@ class _Size:
     def __init__(self) -> None:
         self.height: Any = None
         self.width: Any = None
+        self.depth: Any = None
         self.backward = NO_BACKWARD
-        self.open: set[tuple[int, int]] = set()
+        self.open: set[Sides] = set()
         self.finished = False
-        self.unread: tuple[int, int] | None = None
-        self.clash: tuple[int, int] | None = None
+        self.unread: Sides | None = None
+        self.clash: Sides | None = None
 
-    def begin(self, sides: tuple[int, int]) -> None:
+    @property
+    def sides(self) -> Any:
+        """(height, width, depth)."""
+        return self.height, self.width, self.depth
+
+    def begin(self, sides: Sides) -> None:
         """A watched module has made tokens on a grid."""
         before, self.unread = self.unread, sides
-        if before is not None and before != sides and before[0] * before[1] == sides[0] * sides[1]:
+        if before is not None and before != sides and math.prod(before) == math.prod(sides):
             self.clash = before
 
     def check(self) -> None:
         """Raises: GridError if a layer asks, and two grids of one number of tokens were begun since the last did."""
         clash, present, self.clash, self.unread = self.clash, self.unread, None, None
         if clash is not None and present is not None:
-            first, second = ("x".join(map(str, sides)) for sides in (clash, present))
+            first, second = map(_text, (clash, present))
             raise GridError(
                 f"tokens on grids of {first} and of {second}, as many, were made before any attention: pass one image "
                 "through the whole model before the next one's tokens are made"
@@ -203,7 +224,7 @@ def nearest_marks(node: Any, owner: Hashable) -> set[Any]:
 def _with_sides(module: nn.Module, given: Any, output: Any) -> tuple[Tensor, Any]:
     """The tokens or map that a watched module makes of what it was given, and (height, width); None for no grid."""
     if not isinstance(output, tuple):
-        return output, output.shape[-2:]
+        return output, output.shape[2:] if output.ndim == 5 else output.shape[-2:]
     if len(output) == 2:
         return cast(tuple[Tensor, Any], output)
     tokens, _, padding = output  # Gemma 4: tokens, their positions, and which of them are padding

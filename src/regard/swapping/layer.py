@@ -3,6 +3,7 @@
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -376,7 +377,7 @@ def grid_of_tokens(patches: Grid | None, tokens: int) -> Grid:
         raise SwapError("nothing gives the grid of its tokens: let the port define watch or call_grid")
     if tokens < patches.cells:
         raise SwapError(f"it gets {tokens} tokens, fewer than the {patches.cells} cells of its grid")
-    return Grid(patches.height, patches.width, tokens - patches.cells)
+    return replace(patches, prefix=tokens - patches.cells, suffix=0)
 
 
 def first_tensor(module: nn.Module) -> Tensor:
