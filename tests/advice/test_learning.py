@@ -21,7 +21,18 @@ from regard.models.saving import load, save
 
 from .models import HOST, images, user_model
 
-HOW = Distillation(steps=40, batch=8, lr=5e-3)
+HOW = Distillation(steps=60, batch=32, lr=5e-3)
+
+
+def test_few_images_take_a_smaller_rate() -> None:
+    """At the full rate they lead a trained network away; parameters that start at random keep theirs."""
+    model = user_model()
+    with Substitutes(model.network, [SKA()], model.example) as substitutes:
+        rates = []
+        for steps in (120, 30, 1000):
+            learning = LayerDistillation(substitutes, model, images(), Distillation(steps=steps, batch=16, lr=4e-3))
+            rates.append([rate for _, rate in learning.groups])
+    assert rates == [[4e-3, 16e-3], [2e-3, 16e-3], [4e-3, 16e-3]]
 
 
 def test_each_layer_learns_its_predecessors_output() -> None:

@@ -29,11 +29,16 @@ from .judges import Judge
 from .substitutes import Substitutes
 from .user_model import UserModel
 
+MANY_IMAGES = 1920
+"""With which layers learn at the full rate: 120 steps of 16."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
     """How substitutes learn. steps, batch: of images. lr: of weights that the original has; new ones learn `faster`
-    times as fast, since they start at random. augment: of the images, as in a recipe. Raises: ConfigError."""
+    times as fast, since they start at random. In layers that learn from fewer than `MANY_IMAGES` images in all, the
+    rate of the former is smaller, by the root of their number: few steps at the full rate lead a trained network away.
+    augment: of the images, as in a recipe. Raises: ConfigError."""
 
     steps: int = 120
     batch: int = 16
@@ -80,7 +85,8 @@ class LayerDistillation:
                 for name, value in layer.named_parameters(remove_duplicate=False):
                     if value.requires_grad:
                         (kept if name in own or not name.startswith(MIXER_CHILD) else new).append(value)
-        self.groups = [(values, rate) for values, rate in ((kept, how.lr), (new, how.lr * how.faster)) if values]
+        lr = how.lr * min(1.0, math.sqrt(how.steps * how.batch / MANY_IMAGES))
+        self.groups = [(values, rate) for values, rate in ((kept, lr), (new, how.lr * how.faster)) if values]
         groups = [{"params": values, "lr": rate} for values, rate in self.groups]
         self.optimizer = torch.optim.Adam(groups, betas=(0.9, 0.98)) if groups else None
 
