@@ -6,13 +6,21 @@ device and has an attention module; gates and attention pools are left out, and 
 served if a port takes every attention and one with the same class and parameters is in a small host of the tests,
 whose output was compared before and after a swap. It is re-initialised if a swap needs reinitialise=True for that, as
 no mechanism computes one of its kinds of attention.
+
+For each of `MECHANISMS`, the names that it serves: exactly, if it goes into every attention as it is; with the
+position biases dropped, if some take it only with host_bias="drop". A mechanism is tried in the small hosts, with
+numbers that fit any number of tokens; re-initialised attention is not counted.
 """
 
 import json
 import re
 import sys
+import warnings
 from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -20,8 +28,11 @@ from timm.models import is_model
 from torch import nn
 
 from regard.core import RegardError
+from regard.mixers.shared.heads import HeadMixerConfig
+from regard.mixers.spelling import parse
 from regard.swapping.grid_source import watched_module
 from regard.swapping.inspect import port_of
+from regard.swapping.swap import plan_layers
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs" / "ports.json"
@@ -33,6 +44,11 @@ APART_CLASSES = {"timm.models.crossvit.CrossAttention", "timm.models.nextvit.Con
 """Attention of a class token to another branch; a convolution without queries and keys."""
 SERVED, REINITIALISED, PARTLY, UNCHECKED, REFUSED = "served", "re-initialised", "partly", "not compared", "refused"
 STATES = (SERVED, REINITIALISED, PARTLY, UNCHECKED, REFUSED)
+MECHANISMS = (
+    "Softmax()", "MiTA(m=1, k=1)", "Agent(m=1)", "Linear()", "SKA()", "TopK(k=1)", "MoBA(block=1, k=1)",
+    "NSA(block=1, k=1)", "BRA(regions=1, k=1)", "Window(size=1)", "Factors()", "XCA()",
+)  # fmt: skip
+EXACT, DROPPED = "exactly", "biases dropped"
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module]:
@@ -96,18 +112,26 @@ def verdict(model: nn.Module, compared: set[str]) -> tuple[str, str] | None:
     return (REINITIALISED, f"{lost} is lost") if lost else (SERVED, "")
 
 
-def small_signatures() -> set[str]:
-    """The signatures of all attentions in the small hosts of the tests."""
+def small_hosts() -> dict[str, Any]:
+    """Functions that make the small hosts of the tests, and an input of each."""
     sys.path.insert(0, str(ROOT / "tests"))
     from small_hosts import HOSTS  # the tests' own, not a part of the package
     from timm_hosts import REINITIALISED_HOSTS, TIMM_HOSTS
 
-    hosts = HOSTS | TIMM_HOSTS | REINITIALISED_HOSTS
-    return {signature(module) for make in hosts.values() for module in attentions(make()[0]).values()}
+    return HOSTS | TIMM_HOSTS | REINITIALISED_HOSTS
 
 
-def count(names: list[str]) -> dict[str, tuple[str, str, str]]:
-    """Name -> (family, state, reason) for the names whose model has attention."""
+def small_signatures() -> set[str]:
+    """The signatures of all attentions in the small hosts of the tests."""
+    return {signature(module) for make in small_hosts().values() for module in attentions(make()[0]).values()}
+
+
+Models = dict[str, tuple[str, str, str, frozenset[str]]]
+"""Name -> (family, state, reason, signatures of its attentions)."""
+
+
+def count(names: list[str]) -> Models:
+    """The names whose model has attention."""
     compared, results = small_signatures(), {}
     for name in names:
         try:
@@ -116,15 +140,56 @@ def count(names: list[str]) -> dict[str, tuple[str, str, str]]:
         except (RuntimeError, NotImplementedError):  # it does not build on the meta device
             continue
         if found := verdict(model, compared):
-            results[name] = (type(model).__module__.rpartition(".")[2], *found)
+            kinds = frozenset(map(signature, attentions(model).values()))
+            results[name] = (type(model).__module__.rpartition(".")[2], *found, kinds)
     return results
 
 
-def summary(results: dict[str, tuple[str, str, str]]) -> dict[str, dict[str, object]]:
+def taken(spelling: str) -> dict[str, str]:
+    """Signature -> `EXACT` or `DROPPED`, for the attentions of small hosts that take a mechanism."""
+    mixer = parse(spelling)
+    forms = {EXACT: mixer} | ({DROPPED: replace(mixer, host_bias="drop")} if isinstance(mixer, HeadMixerConfig) else {})
+    found: dict[str, str] = {}
+    for make in small_hosts().values():
+        model, x = make()
+        for name, module in attentions(model).items():
+            if (port := port_of(model, name)) is None or port.loses:
+                continue
+            for state, form in forms.items():
+                if found.get(signature(module)) == EXACT or (state == DROPPED and signature(module) in found):
+                    break
+                try:
+                    plan_layers(model, form, [name], example=x[:1])
+                except (RegardError, RuntimeError, ValueError):
+                    continue
+                found[signature(module)] = state
+    return found
+
+
+def by_mechanism(results: Models) -> dict[str, dict[str, int]]:
+    """Spelling of a mechanism -> the number of names that it serves exactly, and with biases dropped."""
+    counts = {}
+    for spelling in MECHANISMS:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            states = taken(spelling)
+        found = Counter(_of_layers(states, kinds) for *_, kinds in results.values())
+        counts[spelling] = {state: found[state] for state in (EXACT, DROPPED)}
+    return counts
+
+
+def _of_layers(states: Mapping[str, str], kinds: frozenset[str]) -> str:
+    """What a mechanism does in a model with these kinds of attention; "" where some does not take it."""
+    if not kinds <= states.keys():
+        return ""
+    return DROPPED if DROPPED in {states[kind] for kind in kinds} else EXACT
+
+
+def summary(results: Models) -> dict[str, dict[str, object]]:
     """Family -> the number of names in each state, and the most frequent reason."""
     states: dict[str, Counter[str]] = defaultdict(Counter)
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
-    for family, state, reason in results.values():
+    for family, state, reason, _ in results.values():
         states[family][state] += 1
         if reason:
             reasons[family][reason] += 1
@@ -140,10 +205,11 @@ def main(patterns: list[str]) -> None:
     chosen = [name for pattern in patterns for name in timm.list_models(pattern)] if patterns else timm.list_models()
     results = count([name for name in dict.fromkeys(chosen) if is_model(name)])
     if not patterns:
-        FILE.write_text(json.dumps({"timm": timm.__version__, "families": summary(results)}, indent=1) + "\n")
-    states = Counter(state for _, state, _ in results.values())
+        found = {"timm": timm.__version__, "families": summary(results), "mechanisms": by_mechanism(results)}
+        FILE.write_text(json.dumps(found, indent=1) + "\n")
+    states = Counter(state for _, state, _, _ in results.values())
     print(len(results), "names:", ", ".join(f"{number} {state}" for state, number in states.items()))
-    for reason, number in Counter(reason for *_, reason in results.values() if reason).most_common():
+    for reason, number in Counter(reason for _, _, reason, _ in results.values() if reason).most_common():
         print(f"{number:4} {reason}")
 
 

@@ -46,6 +46,10 @@ class Mask:
         if bias is not None and bias.ndim < 2:
             raise ShapeError(f"Mask.bias is {_kind(bias)}; expected (..., queries, keys), or (..., 1, keys)")
 
+    def without_bias(self) -> "Mask | None":
+        """The mask without what is added to the logits; None if nothing else is in it."""
+        return Mask(causal=self.causal, keep=self.keep) if self.causal or self.keep is not None else None
+
     def check(self, batch: int, keys: int, heads: int, queries: int) -> None:
         """Compare the mask with the inputs of a layer.
 

@@ -158,9 +158,11 @@ class Mixer(nn.Module):
 
     A subclass writes `compute`.
     output: name of the child that is the last layer, a linear map or convolution; at zero, the layer gives zeros.
+    drops_bias: whether it leaves out what its host adds to the logits (`host_bias="drop"`); a port sets it.
     """
 
     output: ClassVar[str] = "proj"
+    drops_bias: bool = False
     config: "MixerConfig"
     site: Site
 
@@ -178,13 +180,17 @@ class Mixer(nn.Module):
             own projections gets what these take.
         Raises: GridError if the grid has another number of tokens; ShapeError, UnsupportedError.
         """
-        return self.compute(x, self.site.grid if grid is None else grid, mask, rope, plain=False)
+        return self.compute(x, self.site.grid if grid is None else grid, self.kept_mask(mask), rope, plain=False)
 
     def reference(
         self, x: Float[Tensor, "B N C"], grid: Grid | None = None, mask: Mask | None = None, rope: Any = None
     ) -> Float[Tensor, "B N C"]:
         """The same layer in its plain form."""
-        return self.compute(x, self.site.grid if grid is None else grid, mask, rope, plain=True)
+        return self.compute(x, self.site.grid if grid is None else grid, self.kept_mask(mask), rope, plain=True)
+
+    def kept_mask(self, mask: Mask | None) -> Mask | None:
+        """The mask that is applied."""
+        return mask.without_bias() if self.drops_bias and mask is not None and mask.bias is not None else mask
 
     def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
         """The fast form, or with `plain` the reference."""

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.core import Grid, Mask, Mixer, UnsupportedError
-from regard.mixers.shared.heads import HeadMixer
+from regard.mixers.shared.heads import HeadMixer, drops_bias
 
 BIASES = "biases"
 """The name of a module below the mixer that computes position biases (1, H, N, N)."""
@@ -25,11 +25,11 @@ def check_heads(mixer: Mixer, heads: int, layer: str) -> None:
 
 
 def add_biases(mixer: Mixer, biases: nn.Module, heads: int, name: str = BIASES) -> None:
-    """Give a mixer a module of position biases; nothing if it has no logits, as after a removal.
+    """Give a mixer a module of position biases; nothing if it has no logits, as after a removal, or drops them.
 
     Raises: UnsupportedError if the mechanism has another number of heads.
     """
-    if mixer.config.uses:
+    if mixer.config.uses and not drops_bias(mixer.config):
         check_heads(mixer, heads, mixer.site.name)
         mixer.add_module(name, biases)
 
@@ -40,7 +40,7 @@ def keep_biases(mixer: HeadMixer, host: Any, name: str, layer: str) -> None:
     Raises: UnsupportedError if the mechanism has another number of heads.
     """
     module = getattr(host, name, None)
-    if module is None:
+    if module is None or drops_bias(mixer.config):
         return
     check_heads(mixer, host.num_heads, layer)
     mixer.add_module(name, copy.deepcopy(module))
@@ -58,10 +58,11 @@ def mix_windows(mixer: Mixer, x: Float[Tensor, "B N C"], grid: Grid, mask: Float
 
     mask: for the W windows of an image, added to the logits.
     """
-    if not mixer.config.uses:  # a removed attention has no logits
+    biases: Any = getattr(mixer, BIASES, None)
+    if biases is None:  # a removed attention has no logits
         return mixer(x, grid)
-    biases: Any = getattr(mixer, BIASES)
-    return mixer(x, grid, Mask(bias=with_shift_mask(biases(), mask, len(x))))
+    bias = biases()[..., : x.shape[1], : x.shape[1]]  # a clip shorter than the windows has their first frames
+    return mixer(x, grid, Mask(bias=with_shift_mask(bias, mask, len(x))))
 
 
 def with_shift_mask(

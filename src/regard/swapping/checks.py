@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from regard.core import MixerConfig, SwapError, UnsupportedError
+from regard.mixers.shared.heads import drops_bias
 from regard.mixers.spelling import parts, spell
 from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 
@@ -23,12 +24,14 @@ OTHER_MASKS = "leave the layer out with where=, or take a mechanism that can: `r
 
 def check_supported(port: type[Port], host: nn.Module, name: str, mixer: MixerConfig) -> None:
     """Raises: UnsupportedError if the port or the mechanism cannot be used here. host: the library's module."""
-    missing = sorted(port.host_masks(host) - mixer.masks) if mixer.uses else []
+    passed = port.host_masks(host) - ({"bias"} if drops_bias(mixer) else set())
+    missing = sorted(passed - mixer.masks) if mixer.uses else []
     if reason := port.refusal(host):
         raise UnsupportedError(f"{port.__name__} cannot replace {name}: {reason}")
     if missing:
         raise UnsupportedError(
             f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply; {OTHER_MASKS}"
+            + ('; host_bias="drop" leaves its position biases out' if missing == ["bias"] else "")
         )
 
 
@@ -119,6 +122,8 @@ def plan_notes(port: type[Port], host: nn.Module, mixer: MixerConfig, bias: bool
     notes, rate = [], port.weights_dropout(host)
     if port.loses:
         notes.append(f"re-initialised: {port.loses} is lost, so the layer has to be trained")
+    if drops_bias(mixer) and "bias" in port.host_masks(host):
+        notes.append("position biases are left out, so that the output changes until the model is trained")
     if rate > 0:
         notes.append(f"dropout {rate} of attention weights is left out")
     if bias and "q" in mixer.uses:

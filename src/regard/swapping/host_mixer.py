@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Grid, Inputs, Mask, Mixer, MixerConfig, Site, UnsupportedError, heads, merge
-from regard.mixers.shared.heads import HeadLayer, HeadMixer
+from regard.mixers.shared.heads import HeadLayer, HeadMixer, drops_bias
 from regard.projections.linear import LinearQKV
 
 from .checks import OTHER_MASKS
@@ -83,8 +83,9 @@ class HostMixer(ResizingMixer):
         return self._drop_unused(self.make(x, grid, rope))
 
     def _drop_unused(self, made: Inputs) -> Inputs:
-        unused: dict[str, Any] = dict.fromkeys(set("qkv") - set(self.config.uses))
-        return replace(made, **unused) if unused else made
+        left_out: dict[str, Any] = dict.fromkeys(set("qkv") - set(self.config.uses))
+        left_out |= {"mask": self.kept_mask(made.mask)} if self.drops_bias else {}
+        return replace(made, **left_out) if left_out else made
 
     def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
         self.check(x, grid, mask)
@@ -148,7 +149,7 @@ class HostPort(Port):
                 "cross-attention; leave the layer out with where="
             )
         width = self.value_width(self.host, site)
-        check_operator(mixer, width, "bias" in self.host_masks(self.host))
+        check_operator(mixer, width, "bias" in self.host_masks(self.host) and not drops_bias(config))
         names = [name for name, path in self.parameter_names.items() if path == f"around.{name}"]
         made = self.mixer_class(mixer, self.host, names)
         made.value_width = width

@@ -12,6 +12,7 @@ from torch.fx import Proxy, Tracer
 
 from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError, UnsupportedError
 from regard.core.errors import INSTEAD_OF_TORCHSCRIPT
+from regard.mixers.shared.heads import drops_bias
 from regard.projections.linear import role_rows
 
 from .adapters import adapted_name, adapters
@@ -82,7 +83,8 @@ class Port(HostNames):
         self._host = (host,)  # a tuple hides it from registration
         self.register_buffer("placeholder", first_tensor(host).new_zeros(()), persistent=False)
         self.host_shapes = {key: value.shape for key, value in host.state_dict().items()}
-        for name in self.kept_parameters if config.uses else ():
+        dropped = drops_bias(config) and "bias" in self.host_masks(host)
+        for name in self.kept_parameters if config.uses and not dropped else ():
             kept = getattr(host, name, ...)
             if not isinstance(kept, nn.Parameter | None):
                 raise ConfigError(
@@ -91,6 +93,7 @@ class Port(HostNames):
                 )
             self.register_parameter(name, copy.deepcopy(kept))
         self.register_module(MIXER_CHILD, self.new_mixer(config, site, shared))
+        self.mixer.drops_bias = dropped
         self.train(host.training)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

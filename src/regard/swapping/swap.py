@@ -90,6 +90,11 @@ class SwapPlan:
         if self.left_out:
             warnings.warn(left_out_text(self.left_out), stacklevel=3)
         sites = self.sites if self.mixer.uses else []
+        if number := sum(site.layer.mixer.drops_bias for site in sites):
+            warnings.warn(
+                f"{spell(self.mixer)}: position biases of {number} layers are left out, so that the output changes "
+                "until the model is trained", stacklevel=3,
+            )  # fmt: skip
         rates = {site.layer.weights_dropout(inspect.original_attention(site.before)) for site in sites}
         for rate in sorted(rates - {0.0}):
             warnings.warn(f"{spell(self.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)

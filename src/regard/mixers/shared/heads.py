@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,11 +26,14 @@ class HeadMixerConfig(MixerConfig):
     gives zeros for prefix and suffix tokens and ignores padding. Since it uses later tokens, a causal mask is refused.
     gate: whether the SiLU gate is used. MiTA's Table 2 prints no formula of its gate; we assume this one, on the
     output before its projection.
+    host_bias: "drop" leaves out the position biases that a host such as Swin or BEiT adds to its logits, so that a
+    mechanism that cannot add them goes into it all the same; the host's output then changes until it is trained.
     """
 
     projection: ProjectionConfig = LinearQKV()
     dwc: int = 0
     gate: bool = False
+    host_bias: Literal["keep", "drop"] = "keep"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,6 +88,11 @@ class HeadMixerConfig(MixerConfig):
             total += linear_cost(n, site.dim, inner, site.qkv_bias)
         norm = {"": 0, "rms": site.width, "layer": 2 * site.width}[site.qk_norm]
         return total + Cost(norm * len(set(self.roles) & set("qk")), 0)
+
+
+def drops_bias(config: MixerConfig) -> bool:
+    """Whether a mechanism leaves the position biases of its host out."""
+    return isinstance(config, HeadMixerConfig) and config.host_bias == "drop"
 
 
 class HeadLayer(Mixer):
@@ -176,8 +184,8 @@ class HeadMixer(HeadLayer):
 
     def operator_inputs(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None) -> Inputs:
         """What the operator gets for the arguments of `forward`."""
-        made = self.project_heads(x, grid, rope)
-        return Inputs(**made, grid=self.query_grid(grid), memory=self.memory_grid(grid), mask=mask)
+        made, kept = self.project_heads(x, grid, rope), self.kept_mask(mask)
+        return Inputs(**made, grid=self.query_grid(grid), memory=self.memory_grid(grid), mask=kept)
 
     def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
         memory = self.memory_grid(grid)

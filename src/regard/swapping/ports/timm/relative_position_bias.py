@@ -10,7 +10,7 @@ from timm.models.vision_transformer_relpos import RelPosAttention
 from torch import Tensor, nn
 
 from regard.core import Grid, Mask, Mixer, MixerConfig, Site
-from regard.mixers.shared.heads import HeadMixer
+from regard.mixers.shared.heads import HeadMixer, drops_bias
 from regard.swapping.biases import check_heads, continuous_biases, keep_biases, mix_biased, use_cosine, with_shift_mask
 from regard.swapping.host_parameters import fused_refusal
 from regard.swapping.layer import Port
@@ -34,7 +34,7 @@ class TimmSwin(Port):
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)
         table: Tensor = self.host.relative_position_bias_table  # type: ignore[assignment]
-        if config.uses and table.shape[1] != 1:
+        if config.uses and table.shape[1] != 1 and not drops_bias(config):
             check_heads(mixer, table.shape[1], site.name)
         return mixer
 
@@ -116,7 +116,7 @@ class TimmSwinV2(Port):
         return continuous_biases(mlp, self.relative_coords_table, self.relative_position_index)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if not self.mixer.config.uses:  # a removed attention has no logits
+        if not self.mixer.config.uses or self.mixer.drops_bias:  # a removed attention has no logits
             return self.mixer(x, self.grid())
         bias = self.biases(self.mixer.site.heads, x.shape[1])
         return self.mixer(x, self.grid(), Mask(bias=with_shift_mask(bias, mask, len(x))))
