@@ -12,7 +12,7 @@ Prefix and suffix tokens have no position: E2 = E4 = 0 for every pair with one, 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 import torch
@@ -224,6 +224,11 @@ class Factors(HeadMixerConfig):
         return frozenset(masks)
 
     @property
+    def depth(self) -> bool:  # type: ignore[override]
+        """Frames without relative positions, windows and strides, for which only the number of tokens matters."""
+        return not (self.relative or self.window) and self.key_stride == self.query_stride == 1
+
+    @property
     def uses(self) -> str:
         e1, e2, e3, _ = (flag == "1" for flag in self.terms)
         return ("q" if e1 or e2 else "") + ("k" if e1 or e3 else "") + "v"
@@ -272,6 +277,13 @@ class Factors(HeadMixerConfig):
     def exponentials(self, site: Site) -> int:
         """Entries in the softmax of the form that runs, for one sample; costs do not count them."""
         return cost.exponentials(self, site)
+
+
+def _in_one_row(inputs: Inputs) -> Inputs:
+    """The same without frames, which such terms do not see."""
+    if inputs.grid.depth == inputs.key_grid.depth == 1:
+        return inputs
+    return replace(inputs, grid=inputs.grid.row_major(), memory=inputs.memory and inputs.memory.row_major())
 
 
 class FactorsOperator(Operator):
@@ -337,6 +349,7 @@ class FactorsOperator(Operator):
             return x, None if self.positions_y is None else self._table(self.positions_y, grid.height, keys.height)
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        inputs = _in_one_row(inputs)
         query_grid, q, mask = self._queries(inputs)
         source, keys, k, v, mask = self._keys(inputs, mask)
         basis = self._basis(source, v) if self.config.relative else None
@@ -349,6 +362,7 @@ class FactorsOperator(Operator):
 
     def views(self, inputs: Inputs) -> tuple[View, ...]:
         """Softmax of each factor alone, for whole grids without strides (the figures of the factors' paper)."""
+        inputs = _in_one_row(inputs)
         query_grid, q, mask = self._queries(inputs)
         _, keys, k, v, mask = self._keys(inputs, mask)
         if inputs.memory is not None or (query_grid, keys) != (inputs.grid, inputs.grid):
