@@ -179,6 +179,24 @@ MOBILEVIT = {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 2
 HUGGING_PVT1 = {**HUGGING_PVT, "patch_sizes": [4, 2]}
 
 
+CLIP = torch.Size((2, 4, 3, 64, 96))
+"""Two clips of four frames."""
+
+
+def video(kind: str, layers: int = 2, **options: Any) -> LibraryHost:
+    """A model of transformers for clips of four frames of 64 x 96 pixels, which are two frames of tokens."""
+    sizes = {**VIT, "image_size": [64, 96], "num_frames": 4}
+    return hugging(kind, layers, {"pixel_values": torch.randn(CLIP)}, **sizes, **options)
+
+
+def vjepa2() -> LibraryHost:
+    """Its positions are those of square images of crop_size, whatever it is given."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_ratio": 1, "patch_size": 16}
+    predictor = {"pred_hidden_size": 32, "pred_num_hidden_layers": 1, "pred_num_attention_heads": 2}
+    inputs = {"pixel_values_videos": torch.randn(2, 4, 3, 64, 64), "skip_predictor": True}
+    return hugging("VJEPA2Model", 2, inputs, **sizes, **predictor, crop_size=64, frames_per_clip=4)
+
+
 HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
     **{
         kind: partial(hugging, kind, 2, (64, 64), **SQUARE)
@@ -241,6 +259,12 @@ HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
     "EomtForUniversalSegmentation": partial(eomt, "EomtForUniversalSegmentation", 0.0),
     "EomtDinov3ForUniversalSegmentation, masked": partial(eomt, "EomtDinov3ForUniversalSegmentation", 1.0),
     "DPTModel": partial(hugging, "DPTModel", 2, (64, 64), **SQUARE, backbone_out_indices=[0, 1]),
+    "VideoMAEModel": partial(video, "VideoMAEModel", tubelet_size=2),
+    "VivitModel": partial(video, "VivitModel", tubelet_size=[2, 16, 16]),
+    "VJEPA2Model": vjepa2,
+    "TimesformerModel": lambda: hugging(
+        "TimesformerModel", 4, {"pixel_values": torch.randn(2, 3, 3, 64, 64)}, **SQUARE, num_frames=3
+    ),
     "VitPoseBackbone": partial(
         hugging, "VitPoseBackbone", 2, **{**VIT, "patch_size": [16, 16]}, image_size=[64, 96]
     ),
@@ -264,6 +288,26 @@ def torchvision_swin(version: str) -> LibraryHost:
         options["block"] = swin_transformer.SwinTransformerBlockV2
         options["downsample_layer"] = swin_transformer.PatchMergingV2
     return vision("swin_transformer.SwinTransformer", 40, 56, 4, window_size=[4, 3], **options)
+
+
+def swin3d(frames: int) -> LibraryHost:
+    """Windows of 2 x 3 x 4 cells on 3 x 10 x 14 (or 1 x 10 x 14) cells, then on 5 x 7."""
+    from torchvision.models.video.swin_transformer import SwinTransformer3d
+
+    options: dict[str, Any] = {"patch_size": [2, 4, 4], "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4]}
+    model = SwinTransformer3d(window_size=[2, 3, 4], num_classes=7, stochastic_depth_prob=0.0, **options)
+    return LibraryHost(model, {"x": torch.randn(2, 3, frames, 40, 56)}, 4)
+
+
+def mvit(relative: bool) -> LibraryHost:
+    """Two blocks that pool keys, and one that pools queries too; relative: MViTv2's biases and residual queries."""
+    from torchvision.models.video.mvit import MSBlockConfig, MViT
+
+    sizes = [(16, 16, [1, 1, 1], [1, 4, 4]), (16, 32, [1, 2, 2], [1, 2, 2]), (32, 32, [1, 1, 1], [1, 2, 2])]
+    blocks = [MSBlockConfig(2, before, after, [3] * 3, [3] * 3, q, kv) for before, after, q, kv in sizes]
+    options = {"residual_pool": relative, "rel_pos_embed": relative, "proj_after_attn": relative}
+    model = MViT((64, 64), 4, blocks, residual_with_cls_embed=False, dropout=0.0, num_classes=7, **options)
+    return LibraryHost(model, {"x": torch.randn(2, 3, 4, 64, 64)}, 3)
 
 
 class Encoder(nn.Module):
@@ -296,6 +340,10 @@ TORCH_HOSTS: dict[str, Callable[[], LibraryHost]] = {
     ),
     "SwinTransformer": lambda: torchvision_swin("V1"),
     "SwinTransformer V2": lambda: torchvision_swin("V2"),
+    "SwinTransformer3d": lambda: swin3d(6),
+    "SwinTransformer3d, short clips": lambda: swin3d(2),
+    "MViT": lambda: mvit(False),
+    "MViT, relative positions": lambda: mvit(True),
     "MaxVit": lambda: vision(
         "maxvit.MaxVit", 64, 64, 4, input_size=(64, 64), stem_channels=8, partition_size=4, block_channels=[16, 32],
         block_layers=[1, 1], head_dim=8, stochastic_depth_prob=0.0,

@@ -139,6 +139,13 @@ def counted_ports() -> str:
     return table(("family of timm " + stored["timm"], *states, "why not"), [*rows, ["all", *totals, ""]])
 
 
+def counted_mechanisms() -> str:
+    """How many names of timm take each mechanism, as tools/count_ports.py wrote into docs/ports.json."""
+    stored = json.loads((DOCS / "ports.json").read_text())["mechanisms"]
+    rows = [(code(name), *map(str, row.values()), str(sum(row.values()))) for name, row in stored.items()]
+    return table(("mechanism", "exactly", "biases dropped", "together"), rows)
+
+
 def compared_libraries() -> str:
     """The table of docs/libraries.json, which tools/compare_libraries.py writes: one line for each attention class."""
     stored = json.loads((DOCS / "libraries.json").read_text())
@@ -220,6 +227,14 @@ swapped.
 
 {counted_ports()}
 
+Hosts such as Swin, BEiT, MaxViT and LeViT add biases of relative positions to their logits. Mechanisms that score each
+pair of tokens add them too; others are refused there, since the output would change. With `host_bias="drop"`, as in
+`swap(model, MiTA(m=25, k=25, host_bias="drop"))`, the biases, and the masks of shifted windows with them, are left out,
+and the model has to be trained again; the plan and a warning say so. Names of timm whose every attention takes a
+mechanism as it is, and with the biases dropped (tried in small models with the same attention):
+
+{counted_mechanisms()}
+
 ## torchvision, Hugging Face, open_clip and diffusers
 
 `swap(torchvision.models.vit_b_16(), SKA())` works in place, and so does a swap in a model of transformers (>= 5.9, the
@@ -234,8 +249,21 @@ by uniform attention. `SamVisionAttention` computes its softmax in float32.
 
 {compared_libraries()}
 
-A swap leaves other attention of these libraries as it is, also cross-attention of diffusers. Video models (VideoMAE,
-ViViT, TimeSformer, V-JEPA 2) and ViT-MAE, whose tokens are shuffled, are refused with the reason.
+A swap leaves other attention of these libraries as it is, also cross-attention of diffusers. ViT-MAE, whose tokens are
+shuffled, is refused with the reason.
+
+## Video
+
+VideoMAE, ViViT, V-JEPA 2 and torchvision's video Swin take the mechanisms that take frames, see
+[mechanisms](mechanisms.md). In TimeSformer each layer attends in time or in space, and takes any.
+
+```python
+from regard import MiTA, swap
+from transformers import VideoMAEConfig, VideoMAEModel
+
+model = VideoMAEModel(VideoMAEConfig(hidden_size=96, num_hidden_layers=2, num_attention_heads=3)).eval()
+swap(model, MiTA(m=(4, 7, 7), k=64))  # landmarks: 4 over the 8 frames of tokens, 7 x 7 over the 14 x 14 of each
+```
 
 {left_attention()}
 

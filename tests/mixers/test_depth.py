@@ -17,12 +17,12 @@ from regard.mixers.table import MECHANISMS
 from regard.testing import check
 
 CLIP, TAGGED = Grid(3, 5, depth=2), Grid(4, 6, 1, 2, depth=2)
-TAKEN = tuple(name for name in MECHANISMS if getattr(regard.mixers, name).depth)
+TAKEN = tuple(name for name in MECHANISMS if getattr(regard.mixers, name)().depth)
 BOXES = (
     "MiTA(m=(2, 1, 2), k=4)", "Agent(m=(1, 2, 2), dwc=3)", 'Nystrom(m=(2, 1, 2), landmarks="avg2d")',
     "MHLA(m=(2, 1, 3))", "MoBA(block=(2, 2, 2), k=2)", "NSA(block=(1, 2, 3), k=2)", "BRA(regions=(1, 2, 2), k=2)",
     "Window(size=(2, 2, 3), shift=(1, 0, 1))", 'Window(size=(2, 2, 3), pattern="grid")', "FLatten(local=3)",
-    "Softmax(dwc=3)",
+    "Softmax(dwc=3)", 'Factors(terms="0000")', 'Factors(terms="1010", dwc=3)',
 )  # fmt: skip
 
 
@@ -134,6 +134,7 @@ def test_other_mechanisms_refuse_clips(config: type[MixerConfig]) -> None:
         ("MiTA(m=(1, 2), k=5)", r"m is a whole number or \(frames, rows, columns\), not \(1, 2\)"),
         ("BRA(regions=(3, 2, 2), k=2)", r"cannot be divided into 3x2x2 regions; nearest possible: \(2, 2, 2\)"),
         ("MoBA(block=(2, 2, 2, 2))", "MoBA"),
+        ("Window(size=(1, 2, 2, 2))", "size"),
     ],
 )
 def test_options_of_images_are_refused_on_clips(spelling: str, message: str) -> None:
@@ -141,10 +142,19 @@ def test_options_of_images_are_refused_on_clips(spelling: str, message: str) -> 
         parse(spelling).build(Site(dim=16, heads=2, grid=Grid(4, 4, depth=2)))
 
 
+@pytest.mark.parametrize(
+    "spelling",
+    ["MoBA(block=(1, 2, 2))", "NSA(block=(1, 2, 2))", "BRA(regions=(1, 2, 2), k=1)", "Window(size=(1, 2, 2))"],
+)
+def test_boxes_are_refused_on_images(spelling: str) -> None:
+    with pytest.raises(ConfigError, match=r"\(1, 2, 2\) are 3 numbers for the 2 sides of 4x4 patch"):
+        parse(spelling).build(Site(dim=16, heads=2, grid=Grid(4, 4)))
+
+
 def test_operators_of_images_refuse_clips() -> None:
     x = torch.randn(1, 2, CLIP.tokens, 4)
     with pytest.raises(UnsupportedError, match="axial takes images, not 2 frames"):
         ops.axial(x, x, x, CLIP)
     assert ops.window(x, x, x, CLIP, (2, 3, 5)).allclose(ops.softmax(x, x, x), atol=1e-6)
-    with pytest.raises(RegardError, match="a window has at least 1x1 cells"):
+    with pytest.raises(RegardError, match="4 numbers for the 3 sides"):
         ops.window(x, x, x, CLIP, (1, 2, 3, 4))

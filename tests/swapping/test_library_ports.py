@@ -11,20 +11,22 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="pip install 'regard[hf]'")
 
-from library_hosts import HOSTS, HUGGING_HOSTS, gap, outputs, prepared  # noqa: E402
+from library_hosts import CLIP, HOSTS, HUGGING_HOSTS, SQUARE, gap, hugging, outputs, prepared, video  # noqa: E402
 from regard.core import ConfigError, Grid, GridError, SwapError, UnsupportedError  # noqa: E402
+from regard.mixers.axial import Axial  # noqa: E402
 from regard.mixers.convolutions.conv import Conv  # noqa: E402
 from regard.mixers.factors.factors import Factors  # noqa: E402
 from regard.mixers.mita.mita import MiTA  # noqa: E402
 from regard.mixers.pvt import PVT  # noqa: E402
 from regard.mixers.softmax import Softmax  # noqa: E402
+from regard.mixers.static_keys.cska import CSKA  # noqa: E402
 from regard.models.saving import load, save  # noqa: E402
 from regard.swapping.capture import capture  # noqa: E402
 from regard.swapping.inspect import attention_layers  # noqa: E402
 from regard.swapping.layer import Port  # noqa: E402
 from regard.swapping.ports import PORTS  # noqa: E402
 from regard.swapping.ports.hugging_face import rf_detr  # noqa: E402
-from regard.swapping.swap import restore, swap  # noqa: E402
+from regard.swapping.swap import plan_swap, restore, swap  # noqa: E402
 
 LIBRARIES = json.loads((Path(__file__).parents[2] / "docs" / "libraries.json").read_text())
 
@@ -32,6 +34,8 @@ UNASKED = frozenset(
     {
         "SamVisionModel",
         "SamVisionModel, eager",
+        "VideoMAEModel",
+        "VJEPA2Model",
         "DPTModel",
         "InternVLVisionModel",
         "Mask2FormerModel",
@@ -97,18 +101,43 @@ def test_an_encoder_does_not_go_round_the_mechanism() -> None:
         model(inputs["x"], padding)
 
 
-@pytest.mark.parametrize("kind", ["VideoMAE", "Vivit", "Timesformer", "VJEPA2"])
-def test_video_is_refused_with_the_reason(kind: str) -> None:
-    import transformers
+def test_video_models_have_grids_of_frames() -> None:
+    grids = {
+        "VideoMAEModel": {Grid(4, 6, depth=2)},
+        "VivitModel": {Grid(4, 6, 1, depth=2)},
+        "VJEPA2Model": {Grid(4, 4, depth=2)},
+        "TimesformerModel": {Grid(4, 4, 1), Grid.sequence(3)},
+    }
+    for name, expected in grids.items():
+        host = HOSTS["transformers"][name]()
+        sites = plan_swap(host.model, MiTA(m=2, k=2), example=host.inputs).sites
+        assert {site.layer.mixer.site.grid for site in sites} == expected
 
-    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 32}
-    crop = {"crop_size": 32, "frames_per_clip": 2} if kind == "VJEPA2" else {"num_frames": 2}
-    config = getattr(transformers, f"{kind}Config")(hidden_size=48, **sizes, **crop)
-    model = getattr(transformers, f"{kind}Model")(config)
-    modules = list(model.modules())
-    with pytest.raises(UnsupportedError, match="height, width and time, and a Grid has no time"):
-        swap(model, Softmax(), example=torch.zeros(1, 2, 3, 32, 32))
-    assert all(a is b for a, b in zip(model.modules(), modules, strict=True))
+
+def test_mechanisms_of_images_are_refused_in_video_models() -> None:
+    host = HOSTS["transformers"]["VideoMAEModel"]()
+    modules = list(host.model.modules())
+    with pytest.raises(UnsupportedError, match="CSKA takes images, not 2 frames"):
+        swap(host.model, CSKA(), example=host.inputs)
+    assert all(a is b for a, b in zip(host.model.modules(), modules, strict=True))
+    assert swap(HOSTS["transformers"]["TimesformerModel"]().model, Axial(), example=torch.randn(1, 3, 3, 64, 64))
+
+
+def test_tokens_of_clips_that_lie_on_no_grid_are_refused() -> None:
+    joint = hugging(
+        "TimesformerModel", 2, {}, **SQUARE, num_frames=3, attention_type="joint_space_time"
+    ).model  # fmt: skip
+    with pytest.raises(SwapError, match="sorted by place, then by frame"):
+        swap(joint, Softmax(), example=torch.randn(1, 3, 3, 64, 64))
+    host = HOSTS["transformers"]["VJEPA2Model"]()
+    swap(host.model, Softmax(), example=host.inputs)
+    with pytest.raises(UnsupportedError, match="leave position_mask out"):
+        host.model.encoder.layer[0].attention(torch.randn(1, 32, 32), position_mask=torch.arange(32)[None])
+    masked = video("VideoMAEForPreTraining", decoder_hidden_size=16, decoder_num_attention_heads=2).model
+    with pytest.raises(SwapError, match="it gets 24 tokens, fewer than the 48 cells of its grid"):
+        swap(masked, Softmax(), example={
+            "pixel_values": torch.randn(CLIP), "bool_masked_pos": torch.arange(48).expand(2, -1) % 2 == 0,
+        })  # fmt: skip
 
 
 def test_decoders_text_and_pools_stay() -> None:

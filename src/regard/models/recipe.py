@@ -243,7 +243,8 @@ def recorded_swaps(model: nn.Module) -> list[dict[str, Any]]:
             config, grid = layer.mixer.config, layer.planned_grid
             spelled = "removed" if isinstance(config, Removed) else spell(config)
             group = groups.setdefault((spelled, id(shared_module(layer))), {"mixer": spelled, "layers": {}})
-            group["layers"][name] = [grid.height, grid.width, grid.prefix, grid.suffix]
+            depth = [grid.depth] if grid.depth > 1 else []
+            group["layers"][name] = [grid.height, grid.width, grid.prefix, grid.suffix, *depth]
     return list(groups.values())
 
 
@@ -274,10 +275,15 @@ def create_saved(host: str, extra: Extra = ()) -> nn.Module:
 def replay_swaps(model: nn.Module, swaps: list[dict[str, Any]], extra: Extra = ()) -> None:
     """Repeat, in place, the swaps of `recorded_swaps`. Raises: RegardError."""
     for group in swaps:
-        grids = {layer: Grid(*numbers) for layer, numbers in group["layers"].items()}
+        grids = {layer: _grid_of(*numbers) for layer, numbers in group["layers"].items()}
         removed = group["mixer"] == "removed"
         mixer: MixerConfig | None = Removed() if removed else parse_mixer(group["mixer"], extra)
         if mixer is None:
             raise ConfigError("a recorded swap names no mechanism")
         example = example_input(model, default=(224, 224))
         plan_layers(model, mixer, list(grids), example, grids, user_ports(extra)).apply()
+
+
+def _grid_of(height: int, width: int, prefix: int = 0, suffix: int = 0, depth: int = 1) -> Grid:
+    """The grid of the numbers in a record, which has the depth only where it is not 1."""
+    return Grid(height, width, prefix, suffix, depth=depth)

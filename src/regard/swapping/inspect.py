@@ -143,8 +143,9 @@ def _without_ports(model: nn.Module) -> str:
 def example_input(model: nn.Module, default: int | tuple[int, int] | None = None) -> Tensor:
     """Noise (1, C, H, W) of the image size that the model names, else of the default: (height, width) or both.
 
-    The size is read from `img_size`, `image_size` or the pretrained configuration. A model of other inputs than images
-    has a method `example_input` without arguments, whose result is returned.
+    The size is read from `img_size`, `image_size` or the pretrained configuration. Video models of transformers, which
+    name their frames, get clips (1, frames, C, H, W). A model of other inputs has a method `example_input` without
+    arguments, whose result is returned.
     Raises: SwapError if the model names no size and there is no default.
     """
     own_example = getattr(model, "example_input", None)
@@ -152,7 +153,10 @@ def example_input(model: nn.Module, default: int | tuple[int, int] | None = None
         return cast(Tensor, own_example())
     modules = list(model.modules())
     # of transformers; parts of SAM 3 name the smaller size of an earlier training
-    sizes = [getattr(getattr(module, "config", None), "image_size", None) for module in modules]
+    configs = [getattr(module, "config", None) for module in modules]
+    sizes = [getattr(config, "image_size", None) for config in configs]
+    names = ("num_frames", "frames_per_clip")
+    frames = [value for config in configs for name in names if (value := getattr(config, name, None))][:1]
     sizes += [getattr(module, name, None) for module in modules for name in ("img_size", "image_size")]
     # of timm, which keeps the size that some models are built for nowhere else
     traits = [getattr(module, "_traits", None) for module in modules]
@@ -163,14 +167,16 @@ def example_input(model: nn.Module, default: int | tuple[int, int] | None = None
         sizes.append(tuple(shape[-2:]) if shape else None)
     for size in filter(None, [*sizes, default]):
         height, width = (size, size) if isinstance(size, int) else cast(tuple[int, int], tuple(size))  # type: ignore
-        return torch.randn(1, input_channels(model), height, width, generator=torch.Generator().manual_seed(0))
+        shape = (1, *frames, input_channels(model), height, width)
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0))
     raise SwapError(f"{type(model).__name__} does not name its image size; pass one input as example=")
 
 
 def input_channels(model: nn.Module) -> int:
     """Input channels: `in_chans` of the first module that has it, or those of the first convolution; otherwise 3."""
     for module in model.modules():
-        channels = module.in_channels if isinstance(module, nn.Conv2d) else getattr(module, "in_chans", None)
+        convolution = isinstance(module, nn.Conv2d | nn.Conv3d)
+        channels = module.in_channels if convolution else getattr(module, "in_chans", None)
         if isinstance(channels, int):
             return channels
     return 3
@@ -269,9 +275,8 @@ class LayerCall:
                 return value
             return value.to(example.device, example.dtype if value.is_floating_point() else None)
 
-        height, width = self.grid.height, self.grid.width
         with eval_mode(layer):
-            layer.source.record(layer, (), torch.empty(1, 0, height, width))
+            layer.source.record(layer, (), torch.empty(1, 0, *self.grid.sides))
             args, kwargs = tree_map(here, (self.args, self.kwargs))
             try:
                 output = layer(*args, **kwargs)

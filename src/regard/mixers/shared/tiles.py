@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.core import Grid, GridError, Mask
+from regard.core import ConfigError, Grid, GridError, Mask
 
 from .sdpa import sdpa
 
@@ -29,9 +29,15 @@ def pair(side: Side) -> tuple[int, ...]:
 
 
 def along_sides(side: Side, grid: Grid, frames: int = 1) -> tuple[int, ...]:
-    """A number for each side of the grid; `frames` where it has several and only (rows, columns) are given."""
-    numbers = pair(side)
-    return (frames, *numbers) if len(numbers) < len(grid.sides) else numbers
+    """A number for each side of the grid; `frames` where it has several and only (rows, columns) are given.
+
+    Raises: ConfigError for more numbers.
+    """
+    numbers, sides = pair(side), len(grid.sides)
+    numbers = (frames, *numbers) if len(numbers) == 2 < sides else numbers
+    if len(numbers) != sides:
+        raise ConfigError(f"{side} are {len(numbers)} numbers for the {sides} sides of {grid}")
+    return numbers
 
 
 class SlotTables(NamedTuple):

@@ -1,4 +1,4 @@
-"""Ports of torchvision's Swin, SwinV2 and MaxViT; its ViT has PyTorch's own attention (`TorchAttention`)."""
+"""Ports of torchvision's Swin, SwinV2 and MaxViT; its ViT has PyTorch's attention (`TorchAttention`)."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -45,9 +45,7 @@ class TorchvisionSwin(Port):
 
     def forward(self, x: Float[Tensor, "B h w C"]) -> Float[Tensor, "B h w C"]:
         host: Any = self.host
-        windows = MapWindows(
-            height=x.shape[1], width=x.shape[2], size=tuple(host.window_size), shift=tuple(host.shift_size)
-        )
+        windows = MapWindows(sides=tuple(x.shape[1:3]), size=tuple(host.window_size), shift=tuple(host.shift_size))
         tokens = windows.cut(x)
         return windows.join(mix_windows(self.mixer, tokens, Grid(*windows.size), windows.mask(x)))
 

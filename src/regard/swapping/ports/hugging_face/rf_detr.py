@@ -86,7 +86,7 @@ def _of_tokens(patches: Grid, tokens: int, prefix: int) -> Grid:
 def windows_of(grid: Grid, side: int) -> MapWindows:
     """`side` x `side` windows of a grid."""
     size = (grid.height // side, grid.width // side)
-    return MapWindows(height=grid.height, width=grid.width, size=size, shift=(0, 0))
+    return MapWindows(sides=grid.sides, size=size, shift=(0, 0))
 
 
 def row_by_row(x: Float[Tensor, "B N C"], windows: MapWindows, classes: int) -> Float[Tensor, "B N C"]:
@@ -98,9 +98,9 @@ def row_by_row(x: Float[Tensor, "B N C"], windows: MapWindows, classes: int) -> 
 
 def by_window(x: Float[Tensor, "B N C"], windows: MapWindows, classes: int) -> Float[Tensor, "B N C"]:
     """The inverse of `row_by_row`."""
-    cells = windows.height * windows.width
+    cells = math.prod(windows.sides)
     first, patches = x.split([x.shape[1] - cells, cells], dim=1)
-    cut = windows.cut(patches.unflatten(1, (windows.height, windows.width)))
+    cut = windows.cut(patches.unflatten(1, windows.sides))
     cut = cut.unflatten(0, (x.shape[0], -1))
     return torch.cat([first.unflatten(1, (cut.shape[1], classes)), cut], dim=2).flatten(1, 2)
 

@@ -18,13 +18,13 @@ MASKED = "vit_mae.modeling_vit_mae.ViTMAEAttention"
 
 
 class HuggingViT(HuggingPort):
-    """Attention with children q_proj, k_proj, v_proj and o_proj: ViT, DeiT, DINOv2, I-JEPA, MSN, Pixio."""
+    """Attention with children q_proj, k_proj, v_proj and o_proj: ViT, DeiT, DINOv2, I-JEPA, MSN, Pixio, ViViT."""
 
     class_paths = frozenset({
         "vit.modeling_vit.ViTAttention", "deit.modeling_deit.DeiTAttention", "dinov2.modeling_dinov2.Dinov2Attention",
         "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersAttention",
         "ijepa.modeling_ijepa.IJepaAttention", "vit_msn.modeling_vit_msn.ViTMSNAttention",
-        "pixio.modeling_pixio.PixioAttention", MASKED,
+        "pixio.modeling_pixio.PixioAttention", "vivit.modeling_vivit.VivitAttention", MASKED,
     })  # fmt: skip
     watch = "embeddings.patch_embeddings.projection"
     parameter_names = {**SEPARATE_MATRICES, "o_proj": "proj"}
@@ -116,15 +116,21 @@ class HuggingInternVL(HuggingViT):
 
 
 class HuggingDPT(HuggingPort):
-    """DPT's and ViTPose's own ViT: attention in two parts, `attention` with queries, keys and values, and `output`."""
+    """DPT's and ViTPose's own ViT, and VideoMAE: attention in two parts, `attention` with queries, keys and values, and
+    `output`."""
 
     class_paths = frozenset({
         "dpt.modeling_dpt.DPTViTAttention", "vitpose_backbone.modeling_vitpose_backbone.VitPoseBackboneAttention",
+        "videomae.modeling_videomae.VideoMAEAttention",
     })  # fmt: skip
     watch = HuggingViT.watch
     parameter_names = {
         **{f"attention.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()}, "output.dense": "proj",
     }  # fmt: skip
+
+    @classmethod
+    def belongs(cls, model: Any, name: str) -> bool:
+        return watched_module(model, name, cls.watch) is not None  # VideoMAE's decoder gets tokens on no grid
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         """Raises: UnsupportedError for output_attentions."""
