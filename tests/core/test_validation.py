@@ -13,7 +13,7 @@ from regard.core.validation import check_fields
 
 pytestmark = pytest.mark.untyped
 
-PAIR = "a whole number or (a whole number, a whole number) is expected"
+SIDES = "(a whole number, a whole number) or (a whole number, a whole number, a whole number) is expected"
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ PAIR = "a whole number or (a whole number, a whole number) is expected"
         ("SKA(scale='a')", "SKA has scale='a'; a finite number or None is expected"),
         ("MiTA(k=True)", "MiTA has k=True; a whole number is expected"),
         ("MiTA(k=None)", "MiTA has k=None; a whole number is expected"),
-        ("MiTA(m=(5,), k=5)", f"MiTA has m=(5,); {PAIR}"),
-        ("MoBA(block=(2, 2, 2))", f"MoBA has block=(2, 2, 2); {PAIR}"),
+        ("MiTA(m=(5,), k=5)", f"MiTA has m=(5,); a whole number, {SIDES}"),
+        ("MoBA(block=(2, 2, 2, 2))", f"MoBA has block=(2, 2, 2, 2); a whole number, {SIDES}"),
         ("Factors(window='3')", "Factors has window='3'; a whole number is expected"),
         ("Factors(1111)", "Factors has terms=1111; a string such as '1111' is expected"),
         ("Conv(axes=3)", "Conv has no axes=3: axes is 1 or 2"),

@@ -132,7 +132,7 @@ def test_other_mechanisms_refuse_clips(config: type[MixerConfig]) -> None:
         ('SKA(resize="window")', "another resize="),
         ('MiTA(m=4, k=5, landmarks="conv")', 'choose landmarks="avg2d"'),
         ("MiTA(m=(1, 2), k=5)", r"m is a whole number or \(frames, rows, columns\), not \(1, 2\)"),
-        ("BRA(regions=(3, 2, 2), k=2)", r"cannot be divided into 3x2x2 regions; nearest possible: \(2, 2, 2\)"),
+        ("BRA(regions=(3, 2, 2), k=2)", r"cannot be divided into 3x2x2 regions; nearest: regions=\(2, 2, 2\)"),
         ("MoBA(block=(2, 2, 2, 2))", "MoBA"),
         ("Window(size=(1, 2, 2, 2))", "size"),
     ],

@@ -33,7 +33,7 @@ def test_a_bare_name_and_spaces() -> None:
     [
         ("Sofmax()", "unknown name 'Sofmax'.*did you mean Softmax"),
         ("softmax", "did you mean Softmax"),
-        ("Softmax(scal=1.0)", "Softmax has no 'scal'; it has projection, dwc, gate, scale"),
+        ("Softmax(scal=1.0)", "Softmax has no 'scal'; it has projection, dwc, gate, host_bias, scale"),
         ("Softmax(", "cannot read"),
         ("", "cannot read"),
         ("Factors(terms=0110)", 'such as "0110" stand in quotes'),

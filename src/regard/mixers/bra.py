@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Cost, Grid, Inputs, Operator, Site, operator_function
+from regard.core import Card, ConfigError, Cost, Grid, GridError, Inputs, Operator, Site, operator_function
 from regard.core.mask import Mask, hide, softmax_rows
 
 from .shared.block_attention import attend_groups
@@ -220,7 +220,10 @@ class BRA(HeadMixerConfig):
             raise ConfigError(f"k={self.k} of {math.prod(sides)} regions; k is at most their number")
 
     def operator(self, site: Site) -> "BRAOperator":
-        balanced_tiles(site.grid, along_sides(self.regions, site.grid, site.grid.depth))  # refuses too many
+        counts, sides = along_sides(self.regions, site.grid, site.grid.depth), site.grid.sides
+        if any(count > side for count, side in zip(counts, sides, strict=True)):
+            given, nearest = "x".join(map(str, counts)), tuple(map(min, counts, sides))
+            raise GridError(f"{site.grid} cannot be divided into {given} regions; nearest: regions={nearest}")
         return BRAOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:

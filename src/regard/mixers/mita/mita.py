@@ -98,7 +98,7 @@ def mita(
     options.
     """
     check_qkv("mita", q, k, v)
-    if isinstance(landmarks, PooledQueries) and landmarks.grid.depth > 1:  # a kernel pools one image
+    if isinstance(landmarks, PooledQueries) and landmarks.of_clip:
         landmarks = landmarks.of(q)
     given: Tensor | list[int] = _windows(q, landmarks) if isinstance(landmarks, PooledQueries) else landmarks
     m = _check_landmarks(q, given) if isinstance(given, Tensor) else given[2] * given[3]

@@ -86,6 +86,11 @@ class PooledQueries:
     start: int | None = None
     policy: str = "adaptive"
 
+    @property
+    def of_clip(self) -> bool:
+        """Whether the grid has several frames, which a compiled kernel does not pool."""
+        return isinstance(self.grid, Grid) and self.grid.depth > 1
+
     def of(self, q: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H m d"]:
         """The landmarks. Raises: GridError and ConfigError as `pool_landmarks`."""
         return pool_landmarks(q, self.grid, self.m, start=self.start, policy=self.policy)
