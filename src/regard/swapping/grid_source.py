@@ -22,11 +22,7 @@ Sides = tuple[int, int, int]
 """Height, width and depth in patch tokens."""
 
 
-def _make_grid(sides: Sides, prefix: int, suffix: int) -> Grid:
-    return Grid(sides[0], sides[1], prefix, suffix, depth=sides[2])
-
-
-_same_grid = functools.lru_cache(_make_grid)
+_same_grid = functools.lru_cache(Grid)
 """The grid with these numbers, made once: all layers of all passes ask for a few."""
 
 
@@ -105,7 +101,9 @@ class GridSource:
             sides = self._recomputed_size(size)
         elif sides[0] is None:
             sides = self._last if compiling and torch.is_grad_enabled() and self._one else self._elsewhere()
-        return (_same_grid if type(sides[0]) is int and not compiling else _make_grid)(sides, prefix, suffix)
+        height, width, depth = sides
+        make = _same_grid if type(height) is int and not compiling else Grid
+        return make(height, width, prefix, suffix, depth=depth)
 
     def _recomputed_size(self, size: "_Size") -> Sides:
         """The sides of the forward pass of which a part runs again in the present backward pass."""
