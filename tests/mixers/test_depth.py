@@ -41,7 +41,7 @@ def test_the_contract_holds_for_boxes(spelling: str) -> None:
 @pytest.mark.parametrize("name", TAKEN)
 def test_the_contract_holds_on_a_longer_clip_and_compiled(name: str) -> None:
     spelling = (getattr(regard.mixers, name).samples or (f"{name}()",))[0]
-    assert check(parse(spelling), grids=(Grid(14, 14, 1, depth=8),)).grids
+    assert check(parse(spelling), grids=(Grid(7, 7, 1, depth=4),)).grids
 
 
 def test_one_frame_is_an_image() -> None:
