@@ -158,3 +158,18 @@ def test_operators_of_images_refuse_clips() -> None:
     assert ops.window(x, x, x, CLIP, (2, 3, 5)).allclose(ops.softmax(x, x, x), atol=1e-6)
     with pytest.raises(RegardError, match="4 numbers for the 3 sides"):
         ops.window(x, x, x, CLIP, (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("spelling", ["Softmax(dwc=3)", "FLatten(local=3, position=False)"])
+def test_convolutions_of_clips_take_one_frame_and_those_of_images_one_alone(spelling: str) -> None:
+    """One frame is the clip whose other frames are zeros to the convolution, as its padding is."""
+    layer = parse(spelling).build(Site(dim=16, heads=2, grid=CLIP)).double()
+    x = torch.randn(16, 15, 16, dtype=torch.float64)  # as many images as channels
+    conv = layer.dwc if layer.dwc is not None else layer.local
+    flat = parse(spelling).build(Site(dim=16, heads=2, grid=Grid(3, 5))).double()
+    state = layer.state_dict()
+    flat.load_state_dict({key: value[:, :, 1] if value.ndim == 5 else value for key, value in state.items()})
+    assert conv.weight.ndim == 5
+    assert torch.allclose(layer(x, Grid(3, 5)), flat(x, Grid(3, 5)))
+    with pytest.raises(UnsupportedError, match="built for images takes no frames"):
+        flat(torch.randn(2, 30, 16, dtype=torch.float64), CLIP)

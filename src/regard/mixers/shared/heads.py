@@ -1,6 +1,7 @@
 """The layer around an operator: projection, q/k normalisation, rotary, local convolution, gate, output projection."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -95,6 +96,20 @@ def drops_bias(config: MixerConfig) -> bool:
     return isinstance(config, HeadMixerConfig) and config.host_bias == "drop"
 
 
+def convolve(
+    conv: nn.Module, cells: Float[Tensor, "B C ..."], run: Callable[[Tensor], Tensor] | None = None
+) -> Float[Tensor, "B C ..."]:
+    """A convolution that was built for images or for clips, on a map (B, C, h, w) or (B, C, depth, h, w).
+
+    run: what computes it; None = its call. Raises: UnsupportedError for a clip where it was built for images.
+    """
+    if cells.ndim == 5 and isinstance(conv, nn.Conv2d):
+        raise UnsupportedError("a convolution that was built for images takes no frames: build the layer for a clip")
+    if cells.ndim == 4 and isinstance(conv, nn.Conv3d):
+        return (run or conv)(cells[:, :, None])[:, :, 0]
+    return (run or conv)(cells)
+
+
 class HeadLayer(Mixer):
     """The common part of self- and cross-attention; children qkv, operator, proj and optional dwc, gate and norms.
 
@@ -146,7 +161,7 @@ class HeadLayer(Mixer):
         if self.dwc is None:
             return out
         extra, cells = grid.to_map(merge(hide(cast(Tensor, v), mask)))
-        return out + grid.from_map(torch.zeros_like(extra), self.dwc(cells))
+        return out + grid.from_map(torch.zeros_like(extra), convolve(self.dwc, cells))
 
     def project_output(self, x: Tensor, out: Tensor) -> Tensor:
         """Gate, output projection and dropout; out (B, N, inner)."""

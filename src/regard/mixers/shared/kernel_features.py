@@ -17,7 +17,7 @@ from regard.core import ConfigError, Cost, Grid, Mask, Site, hide, nearest
 from regard.mixers.static_keys.grids import resample
 
 from .checks import check_prefix_suffix
-from .heads import HeadMixer
+from .heads import HeadMixer, convolve
 from .tiles import join_tokens
 
 Feature = str | Callable[[Tensor], Tensor]
@@ -110,7 +110,8 @@ class _OverHeads:
     def forward(self, v: Float[Tensor, "B H N d"], grid: Grid) -> Float[Tensor, "B H N d"]:
         """v convolved; zeros for prefix and suffix tokens."""
         extra, cells = grid.to_map(v)
-        out = super().forward(cells.flatten(0, 1)).unflatten(0, v.shape[:2])  # type: ignore[misc]
+        run = super().forward  # type: ignore[misc]
+        out = convolve(cast(nn.Module, self), cells.flatten(0, 1), run).unflatten(0, v.shape[:2])
         return grid.from_map(torch.zeros_like(extra), out)
 
 
