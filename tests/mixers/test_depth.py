@@ -9,6 +9,8 @@ import torch.nn.functional as F
 import regard.mixers
 from regard import ops
 from regard.core import ConfigError, Grid, GridError, MixerConfig, RegardError, Site, UnsupportedError
+from regard.mixers.factors.factors import Factors
+from regard.mixers.factors.forms import frames_basis, sinusoids
 from regard.mixers.shared.landmarks import pool_landmarks, pool_matrix
 from regard.mixers.shared.tiles import balanced_tiles, fixed_size_tiles, grid_tiles
 from regard.mixers.spelling import parse
@@ -23,6 +25,7 @@ BOXES = (
     "MHLA(m=(2, 1, 3))", "MoBA(block=(2, 2, 2), k=2)", "NSA(block=(1, 2, 3), k=2)", "BRA(regions=(1, 2, 2), k=2)",
     "Window(size=(2, 2, 3), shift=(1, 0, 1))", 'Window(size=(2, 2, 3), pattern="grid")', "FLatten(local=3)",
     "Softmax(dwc=3)", 'Factors(terms="0000")', 'Factors(terms="1010", dwc=3)',
+    "Factors()", 'Factors(terms="0110")', 'Factors("0001", execution="factorised")',
 )  # fmt: skip
 
 
@@ -173,3 +176,52 @@ def test_convolutions_of_clips_take_one_frame_and_those_of_images_one_alone(spel
     assert torch.allclose(layer(x, Grid(3, 5)), flat(x, Grid(3, 5)))
     with pytest.raises(UnsupportedError, match="built for images takes no frames"):
         flat(torch.randn(2, 30, 16, dtype=torch.float64), CLIP)
+
+
+@pytest.mark.parametrize("terms", ["1111", "0110", "0001", "0011", "1000"])
+@pytest.mark.parametrize("execution", ["auto", "materialised", "flex"])
+def test_factors_have_a_third_axis(terms: str, execution: str) -> None:
+    """E2 and E4 by the sum of three projected sinusoids, one for each axis, pair by pair."""
+    config = Factors(terms=terms, execution=execution)  # type: ignore[arg-type]
+    layer = config.build(Site(dim=16, heads=2, grid=TAGGED)).double()
+    operator = layer.operator
+    q, k, v = torch.randn(3, 1, 2, TAGGED.tokens, 8, dtype=torch.float64)
+    places = torch.cartesian_prod(*(torch.arange(side) for side in TAGGED.sides)).double()
+    logits = torch.zeros(2, TAGGED.tokens, TAGGED.tokens, dtype=torch.float64)
+    if terms[0] == "1":
+        logits += (q @ k.mT)[0]
+    if terms[2] == "1":
+        logits += torch.einsum("hd,hmd->hm", operator.u, k[0])[:, None]
+    if config.relative:
+        weights = operator.positions_z, operator.positions_y, operator.positions_x
+        r = torch.zeros(2, TAGGED.tokens, TAGGED.tokens, 8, dtype=torch.float64)
+        for axis, weight in enumerate(weights):
+            steps = (places[None, :, axis] - places[:, None, axis]).flatten()  # key - query
+            waves = sinusoids(steps, 8, 1000.0)
+            cells = (waves @ weight.T).unflatten(-1, (2, 8)).unflatten(0, (TAGGED.cells, -1)).permute(2, 0, 1, 3)
+            r[:, TAGGED.span, TAGGED.span] += cells
+        if terms[1] == "1":
+            logits += torch.einsum("hnd,hnmd->hnm", q[0], r)
+        if terms[3] == "1":
+            logits += torch.einsum("hd,hnmd->hnm", operator.t, r)
+    with torch.no_grad():
+        out = operator(q, k, v, grid=TAGGED)
+    assert torch.allclose(out, logits.softmax(-1) @ v, atol=1e-12)
+
+
+def test_factors_that_were_built_for_images_refuse_clips() -> None:
+    layer = Factors().build(Site(dim=16, heads=2, grid=Grid(4, 6)))
+    with pytest.raises(GridError, match="built for one frame, not for 2x4x6 patch"):
+        layer(torch.randn(1, 48, 16), Grid(4, 6, depth=2))
+    with pytest.raises(UnsupportedError, match="Factors takes images"):
+        Factors(window=3).build(Site(dim=16, heads=2, grid=CLIP))
+
+
+def test_the_basis_of_frames_spans_their_tables() -> None:
+    basis = frames_basis(8, 14, 64, 1000.0)
+    assert basis.shape[0] == 112
+    assert basis.shape[1] < 24
+    assert torch.allclose(basis.T @ basis, torch.eye(basis.shape[1], dtype=torch.float64), atol=1e-12)
+    row, frame = torch.arange(112).remainder(14).double(), torch.arange(112).div(14, rounding_mode="floor").double()
+    waves = torch.cat([sinusoids(row - 5, 64, 1000.0), sinusoids(frame - 3, 64, 1000.0)], 1)
+    assert torch.allclose(basis @ (basis.T @ waves), waves, atol=1e-5)

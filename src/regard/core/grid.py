@@ -127,6 +127,10 @@ class Grid:
         rows, columns = (-(-side // stride) for side in (self.height, self.width))
         return Grid(rows, columns, self.prefix, self.suffix, depth=self.depth)
 
+    def stacked(self) -> "Grid":
+        """The same tokens with the frames below each other: depth * height rows."""
+        return Grid(self.depth * self.height, self.width, self.prefix, self.suffix) if self.depth != 1 else self
+
     def row_major(self) -> "Grid":
         """The same tokens in one row: an image without a second side."""
         return Grid(1, self.cells, self.prefix, self.suffix)

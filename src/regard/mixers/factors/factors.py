@@ -12,7 +12,7 @@ Prefix and suffix tokens have no position: E2 = E4 = 0 for every pair with one, 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, cast
 
 import torch
@@ -105,7 +105,8 @@ def factors(
     """The same without a tensor over pairs of tokens; q and k may be None where no term uses them.
 
     tables: (x (H, 2W-1, d), y (H, 2h-1, d)), entry delta + size - 1; size covers queries and keys, or more.
-        y may be None for one row. u, t: (H, d), for E3 and E4. scale: factor of all terms; None = d^-0.5.
+        y may be None for one row, and (H, h, h_keys, d), a vector for each pair of rows, as in frames below each
+        other. u, t: (H, d), for E3 and E4. scale: factor of all terms; None = d^-0.5.
     grid: of the queries, every `query_stride`-th grid cell. key_grid: of the keys, every `stride`-th grid cell; None
         follows from grid, unless query_stride > 1.
     window: odd, the side of the square around a query whose keys it attends to; 0 = all keys.
@@ -225,8 +226,8 @@ class Factors(HeadMixerConfig):
 
     @property
     def depth(self) -> bool:  # type: ignore[override]
-        """Frames without relative positions, windows and strides, for which only the number of tokens matters."""
-        return not (self.relative or self.window) and self.key_stride == self.query_stride == 1
+        """Frames, the third axis, need all queries and keys and no window."""
+        return not self.window and self.key_stride == self.query_stride == 1 and self.axes == 2
 
     @property
     def uses(self) -> str:
@@ -269,7 +270,8 @@ class Factors(HeadMixerConfig):
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """ "executed" is what `execution` runs in float32, eager on the CPU; "paper" is the paper's Table 1."""
         e3, e4, width = self.terms[2] == "1", self.terms[3] == "1", self.width_of_positions(site)
-        params = site.inner * (width * self.relative + e3 + e4)
+        of_frames = width // self.axes if site.grid.depth > 1 else 0
+        params = site.inner * ((width + of_frames) * self.relative + e3 + e4)
         if accounting == "paper":
             return Cost(params, cost.paper_macs(self, site, width))
         return Cost(params, cost.executed_macs(self, site, width))
@@ -279,15 +281,9 @@ class Factors(HeadMixerConfig):
         return cost.exponentials(self, site)
 
 
-def _in_one_row(inputs: Inputs) -> Inputs:
-    """The same without frames, which such terms do not see."""
-    if inputs.grid.depth == inputs.key_grid.depth == 1:
-        return inputs
-    return replace(inputs, grid=inputs.grid.row_major(), memory=inputs.memory and inputs.memory.row_major())
-
-
 class FactorsOperator(Operator):
-    """u, t (H, d) for E3 and E4; positions_x, positions_y (inner, P/2) project the sinusoids for E2 and E4.
+    """u, t (H, d) for E3 and E4; positions_x, positions_y (inner, P/2) project the sinusoids for E2 and E4, and where
+    the layer has several frames positions_z.
 
     The sinusoids and their bases are computed for the grid of each call.
     """
@@ -313,13 +309,15 @@ class FactorsOperator(Operator):
         shape = (site.inner, self.width)
         self.positions_x = nn.Parameter(torch.empty(shape)) if config.relative else None
         self.positions_y = nn.Parameter(torch.empty(shape)) if config.relative and config.axes == 2 else None
+        frames = config.relative and site.grid.depth > 1
+        self.positions_z = nn.Parameter(torch.empty(shape)) if frames else None
         for name, basis in zip(("basis_x", "basis_y"), self._bases(site.grid), strict=True):
             self.register_buffer(name, torch.empty(basis.shape, dtype=torch.float32), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """U(-a, a): a = (2d)^-0.5 for u, t, (3 / fan-in)^0.5 for positions; normal(0, 0.02) for transformer_xl."""
-        for weight in (self.u, self.t, self.positions_x, self.positions_y):
+        for weight in (self.u, self.t, self.positions_x, self.positions_y, self.positions_z):
             if weight is None:
                 continue
             if self.config.preset == "transformer_xl":
@@ -341,39 +339,46 @@ class FactorsOperator(Operator):
         return self
 
     def tables(self, grid: Grid, keys: Grid) -> Tables | None:
-        """The projected sinusoids of every displacement between the grids, (H, 2 size - 1, d) an axis."""
+        """The projected sinusoids of every displacement between the grids, (H, 2 size - 1, d) an axis; of frames those
+        of each pair of rows. Raises: GridError for several frames in a layer that was built for one.
+        """
         if self.positions_x is None:
             return None
         with without_autocast(self.positions_x.device):
             x = self._table(self.positions_x, grid.width, keys.width)
-            return x, None if self.positions_y is None else self._table(self.positions_y, grid.height, keys.height)
+            y = None if self.positions_y is None else self._table(self.positions_y, grid.height, keys.height)
+            if grid.depth == keys.depth == 1 or y is None:
+                return x, y
+            if self.positions_z is None:
+                raise GridError(f"these factors were built for one frame, not for {grid}: swap with a clip as example")
+            return x, forms.rows_of_frames(y, self._table(self.positions_z, grid.depth, keys.depth), grid, keys)
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        inputs = _in_one_row(inputs)
         query_grid, q, mask = self._queries(inputs)
         source, keys, k, v, mask = self._keys(inputs, mask)
         basis = self._basis(source, v) if self.config.relative else None
         out = (factors_reference if plain else factors)(
-            q, k, v, terms=self.config.terms, grid=query_grid, key_grid=keys, tables=self.tables(query_grid, keys),
-            u=self.u, t=self.t, scale=self.config.scale, window=self.config.window, stride=self.stride,
-            query_stride=self.config.query_stride, mask=mask, basis=basis, execution=self.config.execution,
+            q, k, v, terms=self.config.terms, grid=query_grid.stacked(), key_grid=keys.stacked(),
+            tables=self.tables(query_grid, keys), u=self.u, t=self.t, scale=self.config.scale,
+            window=self.config.window, stride=self.stride, query_stride=self.config.query_stride, mask=mask,
+            basis=basis, execution=self.config.execution,
         )  # fmt: skip
         return out if self.config.query_stride == 1 else interpolate(out, query_grid, inputs.grid)
 
     def views(self, inputs: Inputs) -> tuple[View, ...]:
         """Softmax of each factor alone, for whole grids without strides (the figures of the factors' paper)."""
-        inputs = _in_one_row(inputs)
         query_grid, q, mask = self._queries(inputs)
         _, keys, k, v, mask = self._keys(inputs, mask)
         if inputs.memory is not None or (query_grid, keys) != (inputs.grid, inputs.grid):
             return ()
         tables, config = self.tables(query_grid, keys), self.config
         logits = factor_logits(
-            q, k, terms=config.terms, grid=query_grid, key_grid=keys, tables=tables, u=self.u, t=self.t
-        )
+            q, k, terms=config.terms, grid=query_grid.stacked(), key_grid=keys.stacked(), tables=tables, u=self.u,
+            t=self.t,
+        )  # fmt: skip
         scale, inside = (
             scale_of(config.scale, q, k, v, tables),
-            inside_window(query_grid, keys, config.window, 1, v.device),
+            inside_window(query_grid.stacked(), keys.stacked(), config.window, 1, v.device),
         )
         shown = {term: part[0] * scale for term, part in logits.items()}
         if inside is not None:
@@ -400,18 +405,18 @@ class FactorsOperator(Operator):
         return F.linear(waves, weight.to(dtype) * self.factor).unflatten(-1, (self.heads, -1)).transpose(0, 1)
 
     def _bases(self, source: Grid) -> tuple[Tensor, Tensor]:
-        sides = (source.width, source.height)
-        width, stride = self.width if self.config.relative else 0, self.stride
-        return tuple(  # type: ignore[return-value]
-            forms.sinusoid_basis(side, width, self.base, self.config.magnitude, stride) for side in sides
-        )
+        width, waves = self.width if self.config.relative else 0, (self.base, self.config.magnitude)
+        x = forms.sinusoid_basis(source.width, width, *waves, self.stride)
+        if source.depth > 1:
+            return x, forms.frames_basis(source.depth, source.height, width, *waves)
+        return x, forms.sinusoid_basis(source.height, width, *waves, self.stride)
 
     def _basis(self, source: Grid, v: Tensor) -> Bases | None:
         """None in float64, where it would lose precision, and for a new grid under torch.compile, which has no SVD."""
         if v.dtype == torch.float64:
             return None
         x, y = self.basis_x, self.basis_y
-        if (source.height, source.width) != (self.grid.height, self.grid.width):
+        if source.sides != self.grid.sides:
             if torch.compiler.is_compiling():
                 return None
             x, y = (basis.to(x.device, x.dtype) for basis in self._bases(source))

@@ -18,6 +18,8 @@ from regard.mixers.shared.tiles import split_tokens
 from .window_tiles import Cut, attend_in_tiles, cut
 
 Tables = tuple[Tensor, Tensor | None]
+"""Of x and y: a vector for each displacement (H, 2 size - 1, d); of y also one for each pair of rows (H, h, h_keys, d).
+"""
 # the factorised form with E2 has N * height vectors per head; above this many entries "auto" takes the compressed form
 FACTORISED_LIMIT = 2**28
 # up to this number of queries the compressed form is faster (measured: benchmarks/factors.py)
@@ -153,7 +155,9 @@ def pairwise(tables: Tables, grid: Grid, keys: Grid, stride: int, query_stride: 
         coordinates.append((row.flatten().to(x.device), column.flatten().to(x.device)))
     (row, column), (key_row, key_column) = coordinates
     cells = x[:, stride * key_column[None, :] - query_stride * column[:, None] + x.shape[1] // 2]
-    if y is not None:
+    if y is not None and y.ndim == 4:
+        cells = cells + y[:, row[:, None], key_row[None]]
+    elif y is not None:
         cells = cells + y[:, stride * key_row[None, :] - query_stride * row[:, None] + y.shape[1] // 2]
     r[:, grid.span, keys.span] = cells
     return r
@@ -188,6 +192,25 @@ def sinusoid_basis(
     return left[:, :rank].contiguous() if rank <= 0.9 * number else torch.eye(number, dtype=torch.float64, device="cpu")
 
 
+@lru_cache(maxsize=256)
+def frames_basis(depth: int, height: int, width: int, base: float, magnitude: float = 1.0) -> Tensor:
+    """As `sinusoid_basis`, for the rows of `depth` frames below each other: (depth * height, r)."""
+    time, row = (sinusoid_basis(side, width, base, magnitude) for side in (depth, height))
+    both = torch.cat([time.repeat_interleave(height, 0), row.repeat(depth, 1)], 1)
+    left, values, _ = torch.linalg.svd(both, full_matrices=False)
+    return left[:, values > 1e-7 * values[0]].contiguous()
+
+
+def rows_of_frames(y: Float[Tensor, "H Y d"], z: Float[Tensor, "H Z d"], grid: Grid, keys: Grid) -> Tensor:
+    """The vector of each pair of rows of stacked frames, (H, depth * height, depth * height of the keys, d).
+
+    y, z: by the displacement between rows of a frame, and between frames.
+    """
+    rows = _toeplitz(y, grid.height, keys.height, 1, 1)[:, None, :, None]
+    frames = _toeplitz(z, grid.depth, keys.depth, 1, 1)[:, :, None, :, None]
+    return (rows + frames).flatten(3, 4).flatten(1, 2)
+
+
 def _steps(queries: int, keys: int, stride: int, query_stride: int, device: torch.device) -> Tensor:
     """stride * key - query_stride * query, (queries, keys)."""
     return (
@@ -200,9 +223,11 @@ def _near(queries: int, keys: int, window: int, stride: int, query_stride: int, 
 
 
 def _toeplitz(
-    table: Float[Tensor, "H L d"], queries: int, keys: int, stride: int, query_stride: int
+    table: Float[Tensor, "H ... d"], queries: int, keys: int, stride: int, query_stride: int
 ) -> Float[Tensor, "H Q K d"]:
-    """The table at stride * key - query_stride * query, counted from its middle."""
+    """The table at stride * key - query_stride * query, counted from its middle; as it is where it is of pairs."""
+    if table.ndim == 4:
+        return table
     index = (_steps(queries, keys, stride, query_stride, table.device) + table.shape[1] // 2).flatten()
     return table.index_select(1, index).unflatten(1, (queries, keys))
 

@@ -106,6 +106,13 @@ def _check_widths(
         for (axis, side), table in zip(sides.items(), tables, strict=True):
             if table is None:
                 continue
+            if axis == "y" and table.ndim == 4:
+                if tuple(table.shape[:3]) != (heads, *side):
+                    raise ShapeError(
+                        f"the table of pairs of rows is {tuple(table.shape)}; expected {(heads, *side)}, d"
+                    )
+                widths["table of y"] = table.shape[-1]
+                continue
             size = table_size(*side, stride, query_stride)
             if table.ndim != 3 or table.shape[0] != heads or table.shape[1] % 2 == 0 or table.shape[1] < 2 * size - 1:
                 raise ShapeError(f"the table of {axis} is {tuple(table.shape)}; expected ({heads}, {2 * size - 1}, d)")
