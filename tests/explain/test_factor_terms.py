@@ -193,3 +193,16 @@ def test_the_bias_of_a_mask_joins_the_sum_and_hides_keys() -> None:
     assert torch.allclose(maps.weights("all")[0, :2], torch.tensor([0.5, 0.5], dtype=torch.float64))
     assert torch.allclose(maps.weights("E3")[0, :2], torch.tensor([0.0, 1.0], dtype=torch.float64).softmax(-1))
     assert maps.weights("E3")[0, 2] == maps.weights("all")[0, 2] == 0
+
+
+def test_frames_lie_side_by_side() -> None:
+    model = create_model("vit_desk_video(size=(14, 21), frames=4, patch=7, dim=16, depth=1)", Factors()).double()
+    clip = torch.randn(3, 4, 14, 21, dtype=torch.float64)
+    (maps,) = term_maps(model, clip, (1, 7))  # of frame 2, column 1
+    visible = inside(model, clip)
+    grid = visible["grid"]
+    rows = visible["operator"].weights(visible["q"], visible["k"], visible["v"], grid=grid)[0, :, (2 * 2 + 1) * 3 + 1]
+    assert torch.allclose(maps.weights("all"), rows, rtol=0, atol=1e-12)
+    assert maps.map("all").shape == (2, 2, 12)
+    assert torch.equal(maps.map("all")[:, 1, 7], maps.weights("all")[:, (2 * 2 + 1) * 3 + 1])
+    assert (grid.sides, maps.grid) == ((4, 2, 3), Grid(2, 12))

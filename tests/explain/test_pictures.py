@@ -9,8 +9,10 @@ from PIL import Image
 from regard.cli.app import run
 from regard.core import ConfigError, Grid, GridError, UnsupportedError
 from regard.explain import pictures
+from regard.explain.views import draw_view
 from regard.mixers.softmax import Softmax
 from regard.models.create import create_model
+from regard.swapping.capture import capture
 from regard.swapping.layer import Port
 from regard.swapping.swap import remove, swap
 
@@ -146,3 +148,25 @@ def test_attention_of_the_hosts_own_that_is_not_softmax_is_refused() -> None:
     network = create_model("vit_s_32_spt", None)
     with pytest.raises(UnsupportedError, match="attention of its own"):
         pictures.attention_maps(network, torch.randn(3, 32, 32))
+
+
+def test_frames_of_a_clip_lie_side_by_side():
+    network = create_model(
+        "vit_desk_video(size=(14, 21), frames=4, tube=2, patch=7, dim=16, depth=2)", Softmax()
+    ).eval()
+    clip = torch.randn(3, 4, 14, 21)
+    pixels = np.arange(12, dtype=np.uint8) * np.ones((14, 21, 1), np.uint8)  # channel c of frame t is 3 t + c
+    maps = pictures.attention_maps(network, clip, (1, 5), picture=pixels)  # of the second pair of frames, column 2
+    assert maps["grid"] == [2, 6]
+    with torch.no_grad(), capture(network, "blocks.0.attn") as found:
+        network(clip[None])
+    row = found["blocks.0.attn"][0, :, 6 + 3 + 2].reshape(2, 2, 2, 3)  # heads, frames, rows, columns
+    assert np.allclose(np.reshape(maps["layers"][0]["heads"], (2, 2, 6))[:, :, :3], row[:, 0], atol=1e-5)
+    assert np.allclose(np.reshape(maps["layers"][0]["heads"], (2, 2, 6))[:, :, 3:], row[:, 1], atol=1e-5)
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(maps["image"]))))
+    assert shown.shape == (14, 42, 3)
+    assert shown[0, 0].tolist() == [3, 4, 5]  # frame 1 stands for 0 and 1
+    assert shown[0, 41].tolist() == [9, 10, 11]
+    drawn, layers = draw_view("maps", network, clip, pixels, "a clip", trained=True)
+    assert Image.open(io.BytesIO(drawn)).width > 300
+    assert len(layers) == 2

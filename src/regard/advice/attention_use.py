@@ -66,7 +66,7 @@ def attention_use(model: UserModel, images: Tensor) -> dict[str, AttentionUse] |
 
 def _uses(weights: Tensor, grid: Grid) -> list[AttentionUse]:
     """Of each head, for the maps (windows, H, N, N) of one image."""
-    places = torch.cartesian_prod(torch.arange(grid.height), torch.arange(grid.width)).double()
+    places = torch.cartesian_prod(*map(torch.arange, grid.sides)).double()
     distance = torch.cdist(places, places)
     distance /= max(float(distance.mean()), 1e-12)
     return [_use_of_head(head, grid, distance, len(weights)) for head in weights.unbind(1)]

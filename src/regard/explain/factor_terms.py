@@ -18,6 +18,7 @@ from regard.mixers.factors.forms import Tables
 from regard.mixers.factors.inputs import scale_of, strided_tokens
 
 from .layer_inputs import Call, query_cells, recorded_calls, whole_image_calls
+from .strips import on_strip, strip, token_at
 
 ALL = "all"
 """The name of the map of all terms together, as the layer uses it."""
@@ -31,7 +32,8 @@ MEANING = {
 class TermMaps:
     """The terms of one layer for one query.
 
-    grid: of the queries; cell: (row, column) of the query on it. keys: the grid of the keys, before a stride. logits:
+    grid: of the queries, with frames side by side; cell: (row, column) of the query on it. keys: the grid of the keys,
+    before a stride. logits:
     scaled, of the enabled terms "E1" to "E4", (heads, tokens of keys). bias: added to their sum, (heads or 1, tokens):
     -inf for keys that the query does not attend to (window, stride, mask), otherwise 0 or the host's bias.
     """
@@ -55,13 +57,13 @@ class TermMaps:
         return softmax_rows(self.logits[name].masked_fill(self.bias == -torch.inf, -torch.inf))
 
     def map(self, name: str) -> Float[Tensor, "H h w"]:
-        """The weights of the patch tokens on their grid. They may sum to less than 1: other tokens are left out."""
-        weights = self.weights(name)[:, self.keys.span]
-        return weights.unflatten(-1, (self.keys.height, self.keys.width))
+        """The weights of the patch tokens on their grid, with frames side by side. They may sum to less than 1: other
+        tokens are left out."""
+        return on_strip(self.weights(name)[:, self.keys.span], self.keys)
 
 
 def term_maps(
-    model: nn.Module, image: Float[Tensor, "C H W"], query: tuple[int, int] | None = None, *, layers: str = "*"
+    model: nn.Module, image: Float[Tensor, "C *frames H W"], query: tuple[int, int] | None = None, *, layers: str = "*"
 ) -> list[TermMaps]:
     """The maps of each term in the layers with `Factors`, for one query of an image, in the order of the network.
 
@@ -74,7 +76,7 @@ def term_maps(
     """
     calls = recorded_calls(model, image, FactorsOperator, "layer with Factors", layers)
     whole = whole_image_calls(calls, {name: len(call.args[2]) for name, call in calls.items()})
-    positions = query_cells({name: call.kwargs["grid"] for name, call in whole.items()}, query)
+    positions = query_cells({name: strip(call.kwargs["grid"]) for name, call in whole.items()}, query)
     with torch.no_grad():
         return [_of_call(name, call, positions[name]) for name, call in whole.items()]
 
@@ -89,7 +91,8 @@ def _of_call(name: str, call: Call, cell: tuple[int, int]) -> TermMaps:
     logits = term_logits(operator, *call.args[:3], grid=grid, memory=memory, cell=cell)
     bias = key_bias(operator, grid, keys, cell, mask)
     return TermMaps(
-        layer=name, grid=grid, keys=keys, cell=cell, logits={term: value[0].cpu() for term, value in logits.items()},
+        layer=name, grid=strip(grid), keys=keys, cell=cell,
+        logits={term: value[0].cpu() for term, value in logits.items()},
         bias=bias.cpu().expand(operator.heads if not logits else bias.shape[0], -1),
     )  # fmt: skip
 
@@ -107,7 +110,7 @@ def term_logits(
     tables = operator.tables(grid, keys)
     scale = scale_of(config.scale, q, k, v, tables)
     r = None if tables is None else _position_terms(tables, keys, cell)
-    token = grid.prefix + cell[0] * grid.width + cell[1]
+    token = token_at(grid, cell)
     query = None if q is None else q[:, :, token].double()
     content = None if k is None else k.double()
     u, t = (None if vector is None else vector.double() for vector in (operator.u, operator.t))
@@ -126,10 +129,14 @@ def term_logits(
 def _position_terms(tables: Tables, keys: Grid, cell: tuple[int, int]) -> Float[Tensor, "H M d"]:
     """r, the embedded relative position of every key (zero for tokens outside the grid)."""
     x, y = tables
+    frame, column = divmod(cell[1], keys.width)  # of one frame, unless there are several
+    cell, keys = (frame * keys.height + cell[0], column), keys.stacked()
     r = x.new_zeros(x.shape[0], keys.tokens, x.shape[-1], dtype=torch.float64)
     columns = torch.arange(keys.width, device=x.device) - cell[1] + x.shape[1] // 2
     on_grid = x[:, None, columns].double().expand(-1, keys.height, -1, -1)
-    if y is not None:
+    if y is not None and y.ndim == 4:
+        on_grid = on_grid + y[:, cell[0], :, None].double()
+    elif y is not None:
         rows = torch.arange(keys.height, device=x.device) - cell[0] + y.shape[1] // 2
         on_grid = on_grid + y[:, rows, None].double()
     r[:, keys.span] = on_grid.flatten(1, 2)
@@ -142,12 +149,12 @@ def key_bias(
     """The bias of the logits of one query in the first sample: -inf for a key that it does not attend to."""
     device, window = operator.basis_x.device, operator.config.window
     bias = torch.zeros(1, keys.tokens, dtype=torch.float64, device=device)
-    token = grid.prefix + cell[0] * grid.width + cell[1]
+    token = token_at(grid, cell)
     if mask is not None:
         rows = torch.zeros(1, 1, grid.tokens, keys.tokens, dtype=torch.float64, device=device)
         bias = mask.add_to(rows)[0, :, token]
     attended = torch.zeros(keys.tokens, dtype=torch.bool, device=device)
-    attended[strided_tokens(keys, operator.stride, device)] = True
+    attended[strided_tokens(keys.stacked(), operator.stride, device)] = True
     if window:
         far_y = (torch.arange(keys.height, device=device) - cell[0]).abs() > window // 2
         far_x = (torch.arange(keys.width, device=device) - cell[1]).abs() > window // 2

@@ -31,7 +31,7 @@ def layers_of(model: nn.Module, kind: type[nn.Module]) -> dict[str, nn.Module]:
 
 
 def recorded_calls(
-    model: nn.Module, image: Float[Tensor, "C H W"], kind: type[nn.Module], description: str, layers: str = "*"
+    model: nn.Module, image: Float[Tensor, "C *frames H W"], kind: type[nn.Module], description: str, layers: str = "*"
 ) -> dict[str, Call]:
     """The arguments of each layer of a class in one forward pass in evaluation mode, in the order of the network.
 

@@ -27,6 +27,7 @@ from regard.swapping.layer import Port
 from regard.swapping.shared_state import swapped_layers
 
 from .layer_inputs import finest_grid, query_cell
+from .strips import on_strip, strip, strip_picture, token_at
 
 SAMPLES = ("china", "flower")
 CREDITS = {
@@ -71,7 +72,8 @@ def sample_image(
 
 
 def attention_maps(
-    model: nn.Module, image: Float[Tensor, "C H W"], query: tuple[int, int] | None = None, grid: Grid | None = None, *,
+    model: nn.Module, image: Float[Tensor, "C *frames H W"], query: tuple[int, int] | None = None,
+    grid: Grid | None = None, *,
     picture: UInt8[np.ndarray, "height width channels"] | None = None, layers: str = "*", credit: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """The attention weights of every layer and head of a model for one query of an image, as plain data (maps.json).
@@ -80,22 +82,25 @@ def attention_maps(
     tokens of all layers; by default each layer's own, where it has the rows and columns of the finest. picture: shown
     below the maps, by default the image stretched to 0..255. credit: the source of the picture, stored with the maps.
     Returns image (base64 PNG), credit, grid, query, layers; each layer has its name, its heads and their mean as lists
-    of height * width weights. Layers without weights between all tokens (channels, windows, other grids) are left out;
-    so are weights on prefix and suffix tokens, so a map may sum to less than 1.
+    of height * width weights. Frames of a clip lie side by side: on the grid, the query, and in the picture, which is
+    then to be given with the channels of all frames.
+    Layers without weights between all tokens (channels, windows, other grids) are left out; so are weights
+    on prefix and suffix tokens, so a map may sum to less than 1.
     Raises: GridError if the query lies outside the grid; UnsupportedError if the model's own attention is not softmax.
     """
     reader, inputs = _reader(model, image, layers)
     grids = {name: grid or own for name, own in _grids(reader, inputs, layers).items()}
-    cells = grid or finest_grid([*grids.values()] or [Grid(1, 1)])
+    finest = grid or finest_grid([*grids.values()] or [Grid(1, 1)])
+    cells = strip(finest)
     y, x = query_cell(cells, query)
-    alike = {name: of for name, of in grids.items() if (of.height, of.width) == (cells.height, cells.width)}
-    queries = {name: of.prefix + y * of.width + x for name, of in alike.items()}
+    alike = {name: of for name, of in grids.items() if of.sides == finest.sides}
+    queries = {name: token_at(of, (y, x)) for name, of in alike.items()}
     entries = []
     for name, rows in _rows(reader, inputs, queries).items():
         if rows.shape[-1] == alike[name].tokens:
-            heads = rows[0, :, 0, alike[name].span]  # (H, h*w)
+            heads = on_strip(rows[0, :, 0, alike[name].span], alike[name]).flatten(1)  # (H, h*w)
             entries.append({"layer": name, "heads": _round(heads), "mean": _round(heads.mean(0))})
-    shown = picture if picture is not None else _stretch(image)
+    shown = _stretch(image) if picture is None else strip_picture(picture, image, finest.depth)
     size = [cells.height, cells.width]
     encoded = base64.b64encode(png(shown)).decode()
     return {"image": encoded, "credit": credit, "grid": size, "query": [y, x], "layers": entries}

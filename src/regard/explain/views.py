@@ -25,6 +25,7 @@ from . import pictures
 from .factor_terms import MEANING, TermMaps, term_maps
 from .layer_inputs import effective_cells, layers_of, select_parts
 from .sampling_points import DynamicKernels, SamplingPoints, dynamic_kernels, sampling_points
+from .strips import strip_picture
 
 VIEWS = ("maps", "terms", "offsets", "kernels")
 TERMS_NOTE = "Each panel has its own scale. Covers n: as spread as n cells of equal weight (exp of the entropy)."
@@ -78,15 +79,16 @@ def select_view(model: nn.Module, name: str = "auto") -> str:
 
 
 def draw_view(
-    view: str, model: nn.Module, image: Float[Tensor, "C H W"], picture: UInt8[np.ndarray, "height width channels"],
-    title: str, *, trained: bool, query: tuple[int, int] | None = None, layers: str = "*", last: bool = False,
-    part: str = "", credit: str = "",
+    view: str, model: nn.Module, image: Float[Tensor, "C *frames H W"],
+    picture: UInt8[np.ndarray, "height width channels"], title: str, *, trained: bool,
+    query: tuple[int, int] | None = None, layers: str = "*", last: bool = False, part: str = "", credit: str = "",
 ) -> tuple[bytes, list[str]]:  # fmt: skip
     """A view of a model on an image, as a PNG file, and the names of the layers in it.
 
-    image: as the model expects it; picture: as it is shown. query: (row, column) on the finest grid of the matching
-    layers, by default the middle cell. layers: a glob of names; last: draw only the last of them. part: a head (or a
-    group, for offsets and kernels) by its number, "mean", "all", or "" for the view's own default.
+    image: as the model expects it; picture: as it is shown, of a clip with the channels of all frames. query: (row,
+    column) on the finest grid of the matching layers, by default the middle cell. layers: a glob of names; last: draw
+    only the last of them. part: a head (or a group, for offsets and kernels) by its number, "mean", "all", or "" for
+    the view's own default.
     Raises: the errors of `attention_maps`, `term_maps`, `sampling_points` and `dynamic_kernels`.
     """
     if view == "maps":
@@ -99,6 +101,8 @@ def draw_view(
     drawing = _DRAWINGS[view]
     results = drawing.collect(model, image, query, layers=layers)
     results = results[-1:] if last else results
+    if image.ndim == 4:
+        picture = strip_picture(picture, image, results[0].keys.depth if isinstance(results[0], TermMaps) else 1)
     colored = picture if picture.shape[-1] == 3 else picture.repeat(3, -1)
     rows = [row for result in results for row in drawing.rows(result, colored, part)]
     drawn = pictures.figure(

@@ -12,6 +12,7 @@ from regard.core import DataError, Extra, MixerConfig
 from regard.core.eval_mode import kept_modes
 from regard.explain.pictures import CREDITS, SAMPLES, sample_image
 from regard.files.paths import user_path
+from regard.images.clips import Clip
 from regard.images.images import read_image
 from regard.images.normalise import Statistics
 from regard.mixers.spelling import spell
@@ -66,7 +67,10 @@ def picture_of(user: UserModel, picture: str | Path | Pixels) -> tuple[Pixels, s
         if not path.exists():
             samples = ", ".join((*SAMPLES, "digit"))
             raise DataError(f"there is no image {picture}; give a file, or one of the samples {samples}")
-        pixels = read_image(path, user.size, 1 if user.channels == 1 else 3)
+        source = Clip(path, user.frames) if user.frames else path
+        pixels = read_image(source, user.size, user.channels if user.frames or user.channels == 1 else 3)
+    if user.frames and pixels.shape[-1] * user.frames == user.channels:
+        pixels = np.tile(pixels, user.frames)  # a sample, which does not move
     if pixels.shape[-1] != user.channels:
         grey = pixels.mean(-1, keepdims=True).round().astype(np.uint8)
         pixels = grey.repeat(user.channels, -1)
