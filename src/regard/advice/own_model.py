@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from regard.core import DataError, Extra, MixerConfig
 from regard.core.eval_mode import kept_modes
 from regard.images.augment import centre
+from regard.images.clips import frames_joined
 from regard.images.images import Images
 from regard.images.normalise import Statistics
 from regard.swapping.layer_plan import PlanSource
@@ -25,9 +26,10 @@ from .learning import Distillation
 from .search import read_budget
 from .user_model import UserModel, as_user_model, read_user_images, sample_images
 
-ImageSource = str | Path | UInt8[np.ndarray, "n h w c"] | DataLoader[Any]
+ImageSource = str | Path | UInt8[np.ndarray, "n *frames h w c"] | DataLoader[Any]
 """A folder of images, flat or nested; their pixels, of which the centre is used; or a DataLoader, whose
-batches are images (n, C, H, W) or have them first or as "pixel_values". Labels are not needed."""
+batches are images (n, C, H, W) or have them first or as "pixel_values". Labels are not needed. For a model of clips:
+clips, and batches as the model takes them."""
 IMAGES = 400
 """That are used at most."""
 
@@ -80,6 +82,8 @@ def _inputs(
 ) -> tuple[UserModel, Images]:  # fmt: skip
     user = as_user_model(model, type(model).__name__, size=size, data={"normal": normal}, judge=judge, extra=extra)
     if isinstance(images, np.ndarray):
+        if user.frames and images.ndim == 5:  # (n, frames, h, w, channels)
+            images = np.concatenate(list(images.swapaxes(0, 1)), -1)
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in {1, 3, user.channels}:
             raise DataError(
                 f"images are pixels (n, h, w, channels) of uint8 with {user.channels} channels, not {images.shape} of "
@@ -89,7 +93,7 @@ def _inputs(
         return user, sample_images(pictures, user.size, user.channels, len(images))
     if isinstance(images, DataLoader):
         return user, sample_images(_load_images(images, user), user.size, user.channels, IMAGES)
-    pictures, damaged = read_user_images(str(images), user.size, user.channels, IMAGES)
+    pictures, damaged = read_user_images(str(images), user.size, user.channels, IMAGES, user.frames)
     for line in damaged if report is not None else ():
         report(f"left out: {line}")  # type: ignore[misc]
     return user, pictures
@@ -105,7 +109,9 @@ def _load_images(loader: DataLoader[Any], user: UserModel) -> Images:
             images = next(iter(batch), None) if isinstance(batch, tuple | list) else batch
         if not isinstance(images, Tensor) or images.layout is not torch.strided or images.is_meta:
             images = torch.empty(0)
-        if images.ndim != 4 or images.shape[1] != user.channels or 0 in images.shape[2:]:
+        if user.frames and images.ndim == 5:
+            images = frames_joined(images, user.frames_first)
+        if images != 4 or images.shape[1] != user.channels or 0 in images.shape[2:]:
             raise DataError(
                 f"a batch of the loader has no images (n, {user.channels}, h, w): it is a {type(batch).__name__}; give "
                 "a tensor, a tuple with it first, or a mapping with pixel_values"

@@ -136,7 +136,7 @@ class _Work:
         start = time.monotonic()
         self.report(judged_as(self.judges))
         self._say(f"the original's outputs of {len(judged)} images")
-        together = max(1, min(16, MOST_PIXELS // math.prod(self.model.size)))
+        together = max(1, min(16, MOST_PIXELS // (math.prod(self.model.size) * max(self.model.frames, 1))))
         fidelity = Fidelity(self.substitutes, judged, self.judges, together)
         once = time.monotonic() - start
         self._say(f"{len(self.substitutes.names)} layers, {len(self.question.mixers)} mechanisms")

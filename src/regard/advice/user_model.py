@@ -1,7 +1,7 @@
 """The user's model and images: what swap-check, distill and advise look at."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from regard.core import ConfigError, DataError, Extra, UnsupportedError
 from regard.core.eval_mode import eval_mode
 from regard.files.paths import files_below, named_folder, printable, user_path
 from regard.images.augment import centre
+from regard.images.clips import Clip, clips_below, frames_apart
 from regard.images.feed import to_tensor
 from regard.images.imagenet import NORMAL
 from regard.images.images import Images, read_image, size_before_crop
@@ -42,7 +43,9 @@ class UserModel:
     """A model in evaluation mode and how its images are prepared.
 
     label: its name or folder, for pages and messages. size: (height, width) of its images; statistics: mean and
-    deviation by which they are normalised. trained: whether the weights are trained, as far as is known. data: what is
+    deviation by which they are normalised. frames: of its clips, 0 = it takes images; a clip is an image of the
+    channels of all its frames (`regard.images.clips`). frames_first: it takes (B, frames, C, H, W), else (B, C, frames,
+    H, W). trained: whether the weights are trained, as far as is known. data: what is
     known of the data of its training, see `regard.save`. judge: a kind of output or a function, "" = by the output.
     """
 
@@ -54,9 +57,12 @@ class UserModel:
     ports: Ports = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     judge: JudgeChoice = ""
+    frames: int = 0
+    frames_first: bool = False
 
     @property
     def channels(self) -> int:
+        """Of an image; of all frames of a clip."""
         return len(self.statistics[0])
 
     @property
@@ -69,8 +75,8 @@ class UserModel:
 
     @property
     def example(self) -> Tensor:
-        """Zeros (1, C, H, W)."""
-        return torch.zeros(1, self.channels, *self.size)
+        """Zeros as it takes them."""
+        return self._arrange(torch.zeros(1, self.channels, *self.size))
 
     @property
     def saveable(self) -> bool:
@@ -104,7 +110,10 @@ class UserModel:
 
     def prepare(self, images: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """uint8 images (n, C, H, W) as the model takes them: float32, normalised, on the device."""
-        return normalise(images, self.statistics, torch.device(device))
+        return self._arrange(normalise(images, self.statistics, torch.device(device)))
+
+    def _arrange(self, images: Tensor) -> Tensor:
+        return frames_apart(images, self.frames, self.frames_first) if self.frames else images
 
 
 def load_user_model(
@@ -147,23 +156,28 @@ def as_user_model(
     """
     network, data = network.eval(), data or {}
     example = example_input(network, default=default_size_of(network, text, extra))
-    if example.ndim != 4 or not example.is_floating_point():
+    if example.ndim not in (4, 5) or not example.is_floating_point():
         raise UnsupportedError(f"{text} takes {tuple(example.shape)} {example.dtype}, no images")
+    frames_first = example.ndim == 5 and is_of_transformers(network)
+    colours, frames = example.shape[1 + frames_first], example.shape[2 - frames_first] if example.ndim == 5 else 0
     if size is not None:
         if tuple(example.shape[-2:]) != size:
             network = copy.deepcopy(network)  # the caller's keeps its size
         example = _resize(network, example, size)
         if not checked:  # some of timm's own sizes lose a border
             _check_patches(network, example)
-    mean, deviation = data.get("normal") or usual_normal(network, example.shape[1])
-    if len(mean) != example.shape[1]:
-        raise ConfigError(f"mean and deviation are of {len(mean)} channels, images of {text} have {example.shape[1]}")
+    mean, deviation = data.get("normal") or usual_normal(network, colours)
+    if frames and len(mean) == colours:
+        mean, deviation = list(mean) * frames, list(deviation) * frames
+    if len(mean) != colours * max(frames, 1):
+        raise ConfigError(f"mean and deviation are of {len(mean)} channels, images of {text} have {colours}")
     with explain_inputs(network, example), torch.no_grad():
         network(example)
     height, width = example.shape[-2:]
     return UserModel(
-        network, _label(network, text), (height, width), (mean, deviation), trained, user_ports(extra), data, judge
-    )
+        network, _label(network, text), (height, width), (mean, deviation), trained, user_ports(extra), data, judge,
+        frames, frames_first,
+    )  # fmt: skip
 
 
 def _label(network: nn.Module, text: str) -> str:
@@ -188,10 +202,10 @@ def usual_normal(network: nn.Module, channels: int) -> Statistics:
 
 
 def _resize(network: nn.Module, example: Tensor, size: tuple[int, int]) -> Tensor:
-    """An image of another size, for a model whose position embedding can be resized. Raises: ConfigError."""
+    """An example of another size, for a model whose position embedding can be resized. Raises: ConfigError."""
     if tuple(example.shape[-2:]) == size:
         return example
-    example = torch.zeros(*example.shape[:2], *size)
+    example = torch.zeros(*example.shape[:-2], *size)
     with explain_inputs(network, example):
         set_size(network, size)
     return example
@@ -218,28 +232,34 @@ def _check_patches(network: nn.Module, example: Tensor) -> None:
         raise ConfigError(f"images of {given} are not divided by the {patch} patches of {name}; nearest: {nearest}")
 
 
-def read_user_images(data: str, size: tuple[int, int], channels: int, limit: int) -> tuple[Images, list[str]]:
+def read_user_images(
+    data: str, size: tuple[int, int], channels: int, limit: int, frames: int = 0
+) -> tuple[Images, list[str]]:
     """At most `limit` evenly spaced images of a folder, flat or nested; labels are never read.
 
+    frames: of clips, which are read in their place; 0 = images.
     Returned are the pixels (n, H, W, C), and a sentence for each image that cannot be read and is left out.
     Raises: DataError if fewer than `FEWEST_IMAGES` can be read, or all are equal.
     """
     folder = user_path(data, DataError)
     if not folder.is_dir():
         raise DataError(f"{data} is no folder of images and no named set; expected a folder, flat or nested")
-    files = files_below(folder, SUFFIXES)
+    sources: Sequence[Path | Clip] = files_below(folder, SUFFIXES)
+    if frames:
+        sources = [Clip(path, frames) for path in clips_below(folder)]
     readable: list[np.ndarray] = []
     damaged: list[str] = []
-    for row in evenly_spaced(len(files), limit):
+    for row in evenly_spaced(len(sources), limit):
         try:
-            image = read_image(files[row], size_before_crop(size), channels)
+            image = read_image(sources[row], size_before_crop(size), channels)
         except DataError as error:
             damaged.append(printable(str(error)))
         else:
             readable.append(centre(image[None], size)[0])
     if len(readable) < FEWEST_IMAGES:
+        kind = "clips (folders of frames, or videos)" if frames else f"images ({', '.join(sorted(SUFFIXES))})"
         raise DataError(
-            f"{data} has {len(readable)} readable images ({', '.join(sorted(SUFFIXES))}); at least "
+            f"{data} has {len(readable)} readable {kind}; at least "
             f"{FEWEST_IMAGES} are needed{'; ' + damaged[0] if damaged else ''}"
         )
     if all(np.array_equal(image, readable[0]) for image in readable):

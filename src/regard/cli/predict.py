@@ -8,7 +8,7 @@ import typer
 
 from regard.core import ConfigError, DataError, UnsupportedError
 from regard.files.atomic import store_errors, write_atomically
-from regard.files.paths import files_below, printable, user_path
+from regard.files.paths import printable, user_path
 
 from .exit_codes import WRONG_USE
 from .given import expand_groups
@@ -62,7 +62,7 @@ def predict(
     trained = read_trained(model, results, imported_items(modules), options, best)
     say_numbers(model, trained)
     task = cast("Task", trained.task)
-    sources = _sources(files, task.takes_text)
+    sources = _sources(files, task)
     network = ModelAtPrecision(trained.network.to(torch_device), trained.precision).eval()
     predictions, unreadable = _predictions(task, trained.record, network, sources, torch_device)
     _write(task, predictions, json.dumps(_coco(predictions, ids) if coco else predictions, indent=1), out)
@@ -97,22 +97,20 @@ def _write(task: "Task", predictions: list[dict[str, Any]], text: str, out: Path
     typer.echo(f"{out}: predictions.json{drawn}")
 
 
-def _sources(files: list[str], takes_text: bool) -> list[str]:
+def _sources(files: list[str], task: "Task") -> list[str]:
     """The files, the images in folders, and texts. Raises: ConfigError for a missing file or an empty folder."""
-    from regard.images.own import SUFFIXES
-
     sources = []
     for name in files:
-        if takes_text and not _may_be_path(name):
+        if task.takes_text and not _may_be_path(name):
             sources.append(name)
             continue
         path = user_path(name)
         if path.is_dir():
-            images = [str(file) for file in files_below(path, SUFFIXES)]
-            if not images:
-                raise ConfigError(f"the folder {name} has no images")
-            sources += images
-        elif takes_text or path.exists():
+            found = [str(file) for file in task.files_in(path)]
+            if not found:
+                raise ConfigError(f"the folder {name} has no {task.unit}")
+            sources += found
+        elif task.takes_text or path.exists():
             sources.append(str(path) if path.exists() else name)
         else:
             raise ConfigError(f"there is no file {name}")

@@ -105,9 +105,11 @@ def read_model(text: str, results: Path, extra: Extra, options: ModelOptions, ju
 
 def say_preparation(user: "UserModel") -> None:
     """Say how the images of a model are prepared, and whether that is known."""
-    mean, std = (", ".join(f"{value:.3g}" for value in part) for part in user.statistics)
+    colours = user.channels // max(user.frames, 1)
+    mean, std = (", ".join(f"{value:.3g}" for value in part[:colours]) for part in user.statistics)
+    kind = f"clips of {user.frames} frames" if user.frames else "images"
     known = "--mean, --std" if user.says_normal else "assumed, as the model does not say it: --mean, --std"
-    progress(f"{user.label}: images of {user.size[0]}x{user.size[1]}, mean {mean}, deviation {std} ({known})")
+    progress(f"{user.label}: {kind} of {user.size[0]}x{user.size[1]}, mean {mean}, deviation {std} ({known})")
 
 
 def host_of(text: str, results: Path = Path("results")) -> str:
@@ -137,15 +139,17 @@ def read_images(user: "UserModel", data: str, number: int) -> "Images":
     Raises: DataError.
     """
     from regard.advice.user_model import read_user_images, sample_images
-    from regard.lab.data import catalog
+    from regard.lab.data import catalog, moving
     from regard.lab.data.streamed.names import is_stream
 
     if is_stream(data):
         raise DataError(f"{data} is a stream, which has no single images: give a folder of images")
+    if user.frames and data == moving.NAME:
+        return sample_images(moving.load().train, user.size, user.channels, number)
     if data in catalog.NAMED:
         cut = data in catalog.SIZES and catalog.SIZES[data] != user.size
         return sample_images(catalog.load(data, user.size, cut=cut).train, user.size, user.channels, number)
-    images, damaged = read_user_images(data, user.size, user.channels, number)
+    images, damaged = read_user_images(data, user.size, user.channels, number, user.frames)
     for line in damaged:
         print(f"left out: {line}", file=sys.stderr)
     return images

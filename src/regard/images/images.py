@@ -2,6 +2,7 @@
 
 import io
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,8 +47,16 @@ class AsStored:
         return str(self.path)
 
 
-Source = bytes | Path | AsStored | np.ndarray
-"""An encoded image, the path of its file, or pixels."""
+class Several(ABC):
+    """Several images of one size as one, whose channels are those of the first, then those of the second, and so on."""
+
+    @abstractmethod
+    def parts(self) -> "Sequence[Source]":
+        """The images."""
+
+
+Source = bytes | Path | AsStored | np.ndarray | Several
+"""An encoded image, the path of its file, pixels, or several of these."""
 
 
 class Chosen:
@@ -147,6 +156,9 @@ def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.nd
     """
     from PIL import Image, ImageOps
 
+    if isinstance(source, Several):
+        parts = source.parts()
+        return np.concatenate([decode(part, size, channels // len(parts)) for part in parts], -1)
     if isinstance(source, np.ndarray):
         image = Image.fromarray(source.squeeze())
     else:
@@ -216,14 +228,14 @@ def _warn_of_lost(what: str) -> None:
     )
 
 
-def read_image(source: str | Path | AsStored, size: tuple[int, int] | None, channels: int) -> np.ndarray:
+def read_image(source: str | Path | AsStored | Several, size: tuple[int, int] | None, channels: int) -> np.ndarray:
     """`decode` of a file. Raises: DataError with its name if it does not exist or cannot be read."""
     with image_errors(source):
-        return decode(source if isinstance(source, AsStored) else Path(source), size, channels)
+        return decode(Path(source) if isinstance(source, str) else source, size, channels)
 
 
 @contextmanager
-def image_errors(source: str | Path | AsStored, kind: str = "image") -> Iterator[None]:
+def image_errors(source: str | Path | AsStored | Several, kind: str = "image") -> Iterator[None]:
     """Errors of a missing or damaged file become a DataError with its name. kind: what a missing file would be."""
     try:
         yield

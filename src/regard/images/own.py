@@ -164,9 +164,7 @@ def load(
         images[split] = from_files(
             sources, names, labels, size_before_crop(size), corrupt, f"own4-{total}-{split}", check
         )
-        lost = np.setdiff1d(labels, images[split].labels)
-        if len(lost):
-            raise DataError(f"no {split} image of class {classes[lost[0]]} in {path} can be read; repair or remove it")
+        check_readable(path, split, classes, labels, images[split].labels)
     divided = total.startswith(DIVIDED)
     own_set = ImageSet(f"own:{total}", classes, images["train"], images["test"], total, images.get("val"))
     return replace(own_set, divided=divided)
@@ -189,7 +187,7 @@ def read_splits(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], di
         warn_of_other_files(path)
     if not reserved and _has_reserved(path):
         log.warning("val of %s is its validation part, which --val 0.1 takes; the test is test", path)
-    return classes, _divide(*splits["train"]) if len(splits) == 1 else splits
+    return classes, divide(*splits["train"]) if len(splits) == 1 else splits
 
 
 def _has_reserved(path: Path) -> bool:
@@ -263,6 +261,13 @@ def check_classes(path: Path, classes: tuple[str, ...], test: np.ndarray, train:
         )
 
 
+def check_readable(path: Path, split: str, classes: tuple[str, ...], labels: np.ndarray, readable: np.ndarray) -> None:
+    """Raises: DataError for a class of which nothing can be read. labels, readable: of all, and of what was read."""
+    lost = np.setdiff1d(labels, readable)
+    if len(lost):
+        raise DataError(f"no {split} image of class {classes[lost[0]]} in {path} can be read; repair or remove it")
+
+
 def too_large(number: int, size: tuple[int, int], channels: int = 3) -> bool:
     """Whether so many images of a size are decoded when they are used."""
     return number * size[0] * size[1] * channels > IN_MEMORY
@@ -315,7 +320,7 @@ def warn_of_skipped(number: int, readable: int, names: Sequence[str | Path]) -> 
         log.warning(text, number - readable, number, names[0], names[number - 1])
 
 
-def _divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray) -> dict[str, Split]:
+def divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray) -> dict[str, Split]:
     """A random fifth of the images of each class, and at least one where it has two, is for the test."""
     order = generator("own", "split").permutation(len(sources))
     order = order[np.argsort(labels[order], kind="stable")]

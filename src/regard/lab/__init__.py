@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .tasks import Sequences as Sequences
     from .tasks import Task as Task
     from .tasks import Translation as Translation
+    from .tasks import Video as Video
     from .train.load import load_run as load_run
     from .train.optimizer import param_groups as param_groups
     from .train.recipe import Recipe as Recipe
@@ -37,7 +38,7 @@ _MODULES: dict[str, str] = {
     "Results": "regard.lab.results.results",
     "STUDIES": "regard.lab.studies",
     **dict.fromkeys(("TASKS", "Cells", "Classification", "Detection", "Instances"), "regard.lab.tasks"),
-    **dict.fromkeys(("Segmentation", "Sequences", "Task", "Translation"), "regard.lab.tasks"),
+    **dict.fromkeys(("Segmentation", "Sequences", "Task", "Translation", "Video"), "regard.lab.tasks"),
     "load_run": "regard.lab.train.load",
     "param_groups": "regard.lab.train.optimizer",
     "Recipe": "regard.lab.train.recipe",

@@ -20,6 +20,7 @@ from .sequence_classifier import sequence_encoder
 from .swin import swin_t_32
 from .vit5 import vit5_base, vit5_large, vit5_small, vit5_xlarge
 from .vit_desk import vit_desk
+from .vit_desk_video import vit_desk_video
 from .vit_spt import vit_s_32, vit_s_32_spt
 from .xcit_desk import xcit_desk
 
@@ -33,13 +34,15 @@ HOSTS: dict[str, Callable[..., nn.Module]] = {
 }  # fmt: skip
 """Functions that build Regard's own models, which no library has, by name."""
 
-TOKEN_HOSTS: dict[str, Callable[..., nn.Module]] = {"sequence_encoder": sequence_encoder}
-"""Models that take token ids instead of images, by name; they are not listed among the hosts of images."""
+OTHER_HOSTS: dict[str, Callable[..., nn.Module]] = {
+    "sequence_encoder": sequence_encoder, "vit_desk_video": vit_desk_video,
+}  # fmt: skip
+"""Models that take token ids or clips instead of images, by name; they are not listed among the hosts of images."""
 
 
 def own_models(extra: Extra = ()) -> dict[str, Callable[..., nn.Module]]:
     """Functions or classes that build models, by name: Regard's and the user's; the user's have precedence."""
-    return {**HOSTS, **TOKEN_HOSTS, **{item.__name__: item for item in extra if _is_model(item)}}
+    return {**HOSTS, **OTHER_HOSTS, **{item.__name__: item for item in extra if _is_model(item)}}
 
 
 def _is_model(item: type | Callable[..., Any]) -> bool:

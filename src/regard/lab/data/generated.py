@@ -13,6 +13,7 @@ REVISIONS: dict[str, int] = {
     "matching-mini": 1,
     "numbers": 1,
     **dict.fromkeys(("boards", "digit_boards"), 1),
+    "moving_digits": 1,
 }
 """By the name of the set. 1 is not written into keys, which older versions made without revisions."""
 

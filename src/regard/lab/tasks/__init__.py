@@ -7,8 +7,11 @@ from .detection import Detection, Instances
 from .segmentation import Segmentation
 from .sequences import Sequences
 from .translation import Translation
+from .video import Video
 
-TASKS: tuple[type[Task], ...] = (Classification, Detection, Instances, Segmentation, Translation, Sequences, Cells)
+TASKS: tuple[type[Task], ...] = (
+    Classification, Detection, Instances, Segmentation, Translation, Sequences, Cells, Video,
+)  # fmt: skip
 
 __all__ = [
     "TASKS",
@@ -22,4 +25,5 @@ __all__ = [
     "Task",
     "Translation",
     "Trial",
+    "Video",
 ]

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, MixerConfig, UnsupportedError
 from regard.core.validation import check_fields
+from regard.files.paths import files_below
+from regard.images.images import SUFFIXES
 from regard.images.order import Part
 from regard.lab.data.streamed.names import is_stream
 
@@ -282,6 +284,10 @@ class Task(ABC):
         record: None = of the task's own data. Raises: UnsupportedError if inputs are not images.
         """
         raise UnsupportedError(f"--task {self.name} takes no images")
+
+    def files_in(self, folder: Path) -> list[Path]:
+        """The files, or folders, of a folder that `predict` takes one by one. Raises: DataError."""
+        return files_below(folder, SUFFIXES)
 
     def predict(
         self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Record

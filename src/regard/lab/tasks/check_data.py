@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from regard.core import ConfigError, DataError, nearest
-from regard.files.paths import user_path
-from regard.images import lists, own
-from regard.images.images import DARK, Source, check_labels, decode, omissions, open_image
+from regard.files.paths import files_below, user_path
+from regard.images import clips, lists, own
+from regard.images.images import DARK, SUFFIXES, Source, check_labels, decode, omissions, open_image
 from regard.images.notes import Notes
 from regard.images.progress import ProgressLine
 from regard.lab.data.streamed import load as streamed
@@ -29,11 +29,13 @@ from .segmentation import layouts
 from .sequences import text
 from .translation import texts
 
-KINDS = ("classification", "segmentation", "detection", "instances", "sequences", "translation")
+KINDS = ("classification", "segmentation", "detection", "instances", "sequences", "translation", "video")
 """The tasks whose data are checked; those of instances are the data of detection, with masks."""
 TASK_OF: Mapping[str, type[Boxes]] = {task.name: task for task in TASKS if issubclass(task, Boxes)}
 LARGE = 89_000_000
 """Pixels of an image that most readers warn of."""
+UNEQUAL = 4
+"""Of the lengths of clips in one set, without a warning."""
 SKIPPED = "skipped: "
 """The beginning of a reader's warning of what it skips, at which a training stops unless it skips too."""
 _WITH_EXIF = ("segmentation", "detection", "instances")
@@ -95,6 +97,8 @@ def check_data(
             _segmentation(path, 255 if void is None else void, classes or 0, exif or "", report)
         elif kind == "sequences":
             _sequences(path, report)
+        elif kind == "video":
+            _video(path, report)
         else:
             _classification(path, report)
     return report
@@ -131,6 +135,8 @@ def kind_of(path: Path, source: str = "en", target: str = "de") -> str:
             return "segmentation"
         if formats.has_annotations(path):
             return "detection"
+        if files_below(path, clips.VIDEOS - SUFFIXES):
+            return "video"
     if lists.list_files(path):
         return "classification"
     if text.is_table(path):
@@ -251,6 +257,33 @@ def _classification(path: Path, report: DataReport) -> None:
             report.problems.append(str(error))
     _only_in_test(report, "images")
     pictures.compare()
+
+
+def _video(path: Path, report: DataReport) -> None:
+    classes, splits = clips.read_splits(path)
+    lengths: list[int] = []
+    for split, (paths, labels) in splits.items():
+        for label, name in enumerate(classes):
+            found = []
+            for row in np.flatnonzero(labels == label).tolist():
+                try:
+                    number, size = clips.measure(paths[row])
+                except (ValueError, DataError) as error:
+                    report.problems.append(f"{paths[row]} cannot be read as a clip: {error}")
+                    continue
+                found.append((size, "file" if paths[row].is_file() else "frames"))
+                lengths.append(number)
+                if number == 1:
+                    report.warnings.append(f"{paths[row]} has one frame, in which nothing moves")
+            number = int((labels == label).sum())
+            line = {"split": split, "class": name, "clips": number, "unreadable": number - len(found)}
+            report.rows.append(line | _ranges(found))
+    if lengths and max(lengths) > UNEQUAL * min(lengths):
+        report.warnings.append(
+            f"clips have {min(lengths)} to {max(lengths)} frames, and as many of each are taken: time runs faster in "
+            "the long ones"
+        )
+    _only_in_test(report, "clips")
 
 
 def _stream(data: str, kind: str) -> DataReport:

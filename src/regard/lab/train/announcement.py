@@ -15,7 +15,7 @@ def announcement(run: Run, model: nn.Module) -> str:
     tokens = ", ".join(f"{number:,}" for number in dict.fromkeys(grid.tokens for grid in grids))
     size = getattr(run.task, "size", None)
     parts = [
-        *([f"images of {size[0]}x{size[1]}"] if size else []),
+        *([f"{run.task.unit} of {size[0]}x{size[1]}"] if size else []),
         *([f"{tokens} tokens"] if tokens else []),
         f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters",
     ]

@@ -20,7 +20,7 @@ from regard.images.cores import loaders
 from regard.images.feed import Batches, evaluation_batches, to_tensor
 from regard.images.imagenet import NORMAL
 from regard.images.images import Images, ImageSet, read_image
-from regard.images.normalise import Statistics, is_pretrained, normalise
+from regard.images.normalise import Statistics, is_pretrained
 from regard.images.order import Part, check_parts
 from regard.images.own import Lazy
 from regard.images.streams import generator
@@ -201,32 +201,47 @@ class Classification(ValidationPart, ImageTask):
     def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
         outputs = self.outputs if record is None else self.classes or len(record["class_names"])
         channels = self.channels if record is None else len(record["normal"][0])
-        model = self.build(mixer, outputs, channels, removed)
+        colours = self.colours(channels)
+        model = self.build(mixer, outputs, colours, removed)
         if mixer is None and not removed:  # a swap has checked the inputs already
-            image = torch.zeros(1, channels, *self.size)
+            image = self.noise(1, colours)
             with explain_inputs(model, image), eval_mode(model):
                 model(image)
         return model
 
+    def colours(self, channels: int) -> int:
+        """Input channels of the host for images of so many."""
+        return channels
+
+    def noise(self, number: int, colours: int) -> Tensor:
+        """Random prepared images."""
+        return torch.randn(number, colours, *self.size)
+
+    @property
+    def spelled_host(self) -> str:
+        """The host, with what the task adds to its options."""
+        return self.host
+
     def build(
-        self, mixer: MixerConfig | None, outputs: int, channels: int, removed: bool = False, *, pretrained: bool = True
+        self, mixer: MixerConfig | None, outputs: int, colours: int, removed: bool = False, *, pretrained: bool = True
     ) -> nn.Module:
         """The host with these numbers of outputs and input channels, for images of `size` if it has such an option.
 
         Needs no data. The host's spelling has precedence for input channels and image size. pretrained: False ignores
         the pretrained weights that the host's spelling names.
         """
-        spelled = parse_host(self.host)[1]
+        host = self.spelled_host
+        spelled = parse_host(host)[1]
         options: dict[str, Any] = {"num_classes": outputs}
         if "in_chans" not in spelled:
-            options["in_chans"] = channels
+            options["in_chans"] = colours
         if "pretrained" in spelled and not pretrained:
             options["pretrained"] = False
         if "size" in spelled or "img_size" in spelled:
             self._check_size(spelled)
-            model = create_model(self.host, mixer, extra=self.extra, **options)
+            model = create_model(host, mixer, extra=self.extra, **options)
         else:
-            model = build_sized(self.host, mixer, self.size, self.extra, **options)
+            model = build_sized(host, mixer, self.size, self.extra, **options)
         return remove(model, ports=user_ports(self.extra)) if removed else model
 
     def _check_size(self, options: dict[str, Any]) -> None:
@@ -243,24 +258,36 @@ class Classification(ValidationPart, ImageTask):
 
     def trial(self, mixer: MixerConfig | None, removed: bool = False, outputs: int = 0, augment: str = "") -> Trial:
         """As in `Task`. Augmentations of single images (`by_image`) are left out."""
-        classes, channels = classes_and_channels(self.data)
+        classes, channels = self.known_classes_and_channels()
         outputs = outputs or self.classes or classes
-        model = self.build(mixer, outputs, channels, removed, pretrained=False)
-        channels = input_channels(model)
+        model = self.build(mixer, outputs, self.colours(channels), removed, pretrained=False)
+        colours = input_channels(model)
+        channels = channels // self.colours(channels) * colours
         rng = np.random.default_rng(0)
 
         def loss(n: int) -> Tensor:
             labels = torch.from_numpy(rng.integers(0, outputs, n))
             if not augment or by_image(augment):
-                return F.cross_entropy(model(torch.randn(n, channels, *self.size)).float(), labels)
+                return F.cross_entropy(model(self.noise(n, colours)).float(), labels)
             pixels = rng.integers(0, 256, (n, *self.size, channels), dtype=np.uint8)
             images = to_tensor(augment_batch(pixels, self.size, augment, False, rng))
-            return F.cross_entropy(model(images.float() / 255).float(), labels)
+            return F.cross_entropy(model(self.arrange(images.float() / 255)).float(), labels)
 
         def forward(n: int) -> Tensor:
-            return model(torch.randn(n, channels, *self.size))
+            return model(self.noise(n, colours))
 
-        return Trial(model, (torch.randn(1, channels, *self.size),), loss, forward)
+        return Trial(model, (self.noise(1, colours),), loss, forward)
+
+    def known_classes_and_channels(self) -> tuple[int, int]:
+        """(classes, channels) of the data without reading them, as far as they are known."""
+        return classes_and_channels(self.data)
+
+    def arrange(self, images: Tensor) -> Tensor:
+        """Images (n, C, h, w) as the host takes them."""
+        return images
+
+    def prepare(self, images: Tensor, device: torch.device, record: Record | None = None) -> Tensor:
+        return self.arrange(super().prepare(images, device, record))
 
     def feed(self, recipe: Training, seed: int, part: Part = (0, 1)) -> Batches | StreamBatches:
         image_set, images = self.data_set(), self.train_images()
@@ -347,15 +374,15 @@ class Classification(ValidationPart, ImageTask):
 
     def scores(self, model: nn.Module, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """Class scores (B, classes) in float32 and labels (B,) of the test images, batch by batch, in their order."""
-        return self._scores(model, device, self.test_images(), self.statistics())
+        return self._scores(model, device, self.test_images(), None)
 
     def _scores(
-        self, model: nn.Module, device: torch.device, test: Images, statistics: Statistics
+        self, model: nn.Module, device: torch.device, test: Images, record: Record | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         model.eval()
         for images, labels in evaluation_batches(test, self.size):
             with torch.inference_mode():
-                scores = model(normalise(images, statistics, device)).float()
+                scores = model(self.prepare(images, device, record)).float()
             yield scores, labels.to(device)
 
     def score(self, model: nn.Module, device: torch.device) -> Score:
@@ -374,9 +401,7 @@ class Classification(ValidationPart, ImageTask):
             self.check_fits(data, other, record)
             parts = [other.test]
         return top1_score(
-            scores
-            for part in parts
-            for scores in self._scores(model, device, self._limit_images(part), self.statistics(record))
+            scores for part in parts for scores in self._scores(model, device, self._limit_images(part), record)
         )
 
     def _whole(self, data: str, record: Record) -> list[Images]:
@@ -419,10 +444,9 @@ class Classification(ValidationPart, ImageTask):
         self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Record
     ) -> list[Prediction]:
         """For each image its five most probable classes: {"file", "label", "probability", "top"}."""
-        statistics = self.statistics(record)
-        predictions = []
+        channels, predictions = len(record["normal"][0]), []
         for source in sources:
-            image = normalise(to_tensor(self._pixels(source, len(statistics[0]))[None]), statistics, device)
+            image = self.prepare(to_tensor(self.pixels(source, channels)[None]), device, record)
             with torch.inference_mode():
                 scores = model(image)[0].float()
             predictions.append({"file": str(source), **best_classes(scores, record["class_names"])})
@@ -430,9 +454,9 @@ class Classification(ValidationPart, ImageTask):
 
     def draw(self, source: str | Path, prediction: Mapping[str, Any]) -> Image:
         lines = [f"{item['label']} {100 * item['probability']:.0f} %" for item in prediction["top"][:3]]
-        return add_caption(self._pixels(source, 3), lines)
+        return add_caption(self.pixels(source, 3), lines)
 
-    def _pixels(self, source: str | Path, channels: int) -> np.ndarray:
+    def pixels(self, source: str | Path, channels: int) -> np.ndarray:
         """A file's pixels (h, w, channels), cropped at the centre like the test images of the task's data."""
         pixels = read_image(source, size_before_centre(self.data, self.size, self.cut), channels)
         return centre(pixels[None], self.size)[0]

@@ -1,0 +1,3 @@
+"""Video classification."""
+
+from .task import Video as Video

@@ -1,0 +1,224 @@
+"""Video: clips from folders of frames and video files, the generated set, and a run from a folder to a prediction."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import regard
+from regard import MiTA, Softmax
+from regard.cli.app import run as command
+from regard.core import ConfigError, DataError
+from regard.images import clips
+from regard.images.augment import augment_batch
+from regard.images.images import decode
+from regard.images.streams import generator
+from regard.lab.data import moving
+from regard.lab.tasks import Video
+from regard.lab.tasks.check_data import check_data
+from regard.lab.train.recipe import Recipe
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+TASK = Video(host="vit_desk_video", data=moving.NAME, size=(28, 28))
+
+
+def write_frames(folder: Path, number: int, value: int = 0, size: tuple[int, int] = (20, 24)) -> Path:
+    """A clip whose frame i is of the grey value + i."""
+    folder.mkdir(parents=True)
+    for frame in range(number):
+        Image.fromarray(np.full((*size, 3), value + frame, np.uint8)).save(folder / f"frame_{frame}.png")
+    return folder
+
+
+def write_video(file: Path, number: int, size: tuple[int, int] = (32, 48)) -> Path:
+    """A video whose frame i is of the grey 10 i."""
+    av = pytest.importorskip("av")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.height, stream.width, stream.pix_fmt = *size, "yuv420p"
+        for frame in range(number):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((*size, 3), 10 * frame, np.uint8))))
+        container.mux(stream.encode())
+    return file
+
+
+def write_set(folder: Path, each: int = 5) -> Path:
+    """Two classes, bright and dark, of clips of 6 frames."""
+    for label, value in (("bright", 200), ("dark", 20)):
+        for clip in range(each):
+            write_frames(folder / label / f"clip{clip}", 6, value + clip)
+    return folder
+
+
+def test_the_middle_of_equal_parts_in_the_order_of_numbers(tmp_path: Path) -> None:
+    clip = clips.Clip(write_frames(tmp_path / "a", 16), 4)
+    assert [Path(str(part)).stem for part in clip.parts()] == ["frame_2", "frame_6", "frame_10", "frame_14"]
+    pixels = decode(clip, None, 12)
+    assert pixels.shape == (20, 24, 12)
+    assert pixels[0, 0].tolist() == [value for value in (2, 6, 10, 14) for _ in range(3)]
+    assert clips.Clip(tmp_path / "a", 16).parts() == clips.frame_files(tmp_path / "a")
+    apart = clips.frames_apart(torch.from_numpy(pixels).permute(2, 0, 1)[None], 4)
+    assert apart.shape == (1, 3, 4, 20, 24)
+    assert apart[0, 1, :, 0, 0].tolist() == [2, 6, 10, 14]
+    for first in (True, False):
+        images = torch.rand(2, 12, 3, 5)
+        torch.testing.assert_close(clips.frames_joined(clips.frames_apart(images, 4, first), first), images)
+
+
+def test_a_video_file_is_read_as_its_frames(tmp_path: Path) -> None:
+    clip = clips.Clip(write_video(tmp_path / "a.mp4", 12), 4)
+    pixels = decode(clip, None, 12)
+    assert pixels.shape == (32, 48, 12)
+    assert np.abs(pixels.reshape(-1, 4, 3).mean((0, 2)) - [10, 40, 70, 100]).max() < 4
+    assert clips.measure(tmp_path / "a.mp4") == (12, (32, 48))
+
+
+def test_all_frames_of_a_clip_change_alike() -> None:
+    frame = np.random.default_rng(0).integers(0, 256, (8, 12, 12, 1), np.uint8)
+    changed = augment_batch(np.repeat(frame, 5, -1), (12, 12), "crop", False, generator("x"))
+    assert (changed == changed[..., :1]).all()
+    assert not (changed[..., :1] == frame).all()
+
+
+def moving_digit(clip: np.ndarray) -> int:
+    """The class of the digit that moves: of all digits, the one that fits best to what moves by some step."""
+    bunch = load_digits()
+    tiles = np.zeros((len(bunch.target), 28, 28))
+    tiles[:, :8, :8] = bunch.images * (255 / 16)
+    frames, best = clip.astype(np.float64), (-np.inf, -1)
+    for step in moving.STEPS:
+        back = [np.roll(frames[..., frame], tuple(-frame * step), (0, 1)) for frame in range(8)]
+        seen = np.minimum.reduce(back)  # a digit that moves so is whole in it, others are not
+        inner = np.fft.ifft2(np.fft.fft2(seen) * np.conj(np.fft.fft2(tiles))).real.max((1, 2))
+        distance = inner - (tiles**2).sum((1, 2)) / 2  # largest for the digit itself
+        best = max(best, (float(distance.max()), int(bunch.target[distance.argmax()])))
+    return best[1]
+
+
+def test_the_generated_answer_is_the_digit_that_moves() -> None:
+    found = moving.load()
+    assert found.train.pixels.shape == (16_000, 28, 28, 8)
+    assert np.bincount(found.train.labels).min() > 1_450
+    assert [moving_digit(clip) for clip in found.test.pixels[:40]] == found.test.labels[:40].tolist()
+
+
+def test_the_host_gets_frames_and_the_statistics_of_all() -> None:
+    model = TASK.model(MiTA(m=(2, 2, 2), k=8), 0)
+    (clip,) = TASK.example()
+    assert clip.shape == (1, 1, 8, 28, 28)
+    assert model(clip).shape == (1, 10)
+    mean, std = TASK.statistics()
+    assert len(mean) == 8
+    assert len(set(mean)) == len(set(std)) == 1
+    images, _ = moving.load().test.pixels[:1], None
+    torch.testing.assert_close(
+        clip[0, 0, 3], (torch.from_numpy(images[0, ..., 3].copy()).float() / 255 - mean[0]) / std[0]
+    )
+    assert model.blocks[0].attn.mixer.site.grid == regard.Grid(4, 4, depth=8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"frames": 0}, "frames is at least 1"),
+        ({"frames": 4}, "moving_digits has 8 frames of 28x28, not 4 of 28x28"),
+        ({"cut": True}, "cut and download are for images"),
+        ({"data": "moving"}, "unknown data set 'moving'"),
+    ],
+    ids=str,
+)
+def test_wrong_fields_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        dataclasses.replace(TASK, **fields).data_set()
+
+
+def test_a_host_of_other_frames_is_refused() -> None:
+    with pytest.raises(ConfigError, match="takes 4 frames, the task has 8: make them equal"):
+        dataclasses.replace(TASK, host="vit_desk_video(frames=4)").model(Softmax(), 0)
+    with pytest.raises(ConfigError, match="8 frames cannot be cut into tubes of 3"):
+        dataclasses.replace(TASK, host="vit_desk_video(tube=3)").model(Softmax(), 0)
+
+
+@pytest.mark.parametrize("field", ["cutmix", "erasing"])
+def test_what_changes_single_frames_is_refused(field: str) -> None:
+    with pytest.raises(ConfigError, match=f"has no {field}"):
+        TASK.check(dataclasses.replace(Recipe(augment="none"), **{field: 0.5}))
+    with pytest.raises(ConfigError, match="augment of --task video is one of none, flip"):
+        TASK.check(Recipe(augment="timm"))
+
+
+def own(folder: Path, **fields: Any) -> Video:
+    return Video(host="vit_desk_video(patch=8, dim=16, depth=1)", data=str(folder), size=(16, 16), frames=4, **fields)
+
+
+def test_clips_of_class_folders_are_divided_and_recognised(tmp_path: Path) -> None:
+    task = own(write_set(tmp_path / "clips"))
+    found = task.data_set()
+    assert found.classes == ("bright", "dark")
+    assert (len(found.train), len(found.test)) == (8, 2)
+    assert found.train.pixels.shape[1:] == (18, 18, 12)
+    key = task.identity().data
+    assert key.startswith("own:of_each_class-")
+    write_frames(tmp_path / "clips" / "dark" / "more", 6)
+    assert task.identity().data != key
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    return write_set(tmp_path / "clips", 3)
+
+
+def test_bad_clips_are_named_in_one_sentence(broken: Path) -> None:
+    write_frames(broken / "dark" / "short", 1)
+    with pytest.raises(DataError, match=r"short cannot be read as an image \(it has 1 frame, 4 are taken"):
+        own(broken).data_set()
+    report = check_data(str(broken), "video")
+    assert report.warnings[0].endswith("short has one frame, in which nothing moves")
+    assert "clips have 1 to 6 frames, and as many of each are taken" in report.warnings[1]
+    assert not report.problems
+
+
+def test_a_damaged_video_is_named(broken: Path) -> None:
+    pytest.importorskip("av")
+    (broken / "dark" / "noise.mp4").write_bytes(b"no video" * 100)
+    with pytest.raises(DataError, match="noise.mp4 cannot be read as an image.*it is no video that PyAV reads"):
+        own(broken).data_set()
+    report = check_data(str(broken))  # recognised by the file
+    assert report.kind == "video"
+    assert "noise.mp4 cannot be read as a clip" in report.problems[0]
+    with pytest.raises(DataError, match="no test image of class dark in .* can be read"):  # it is all of that part
+        own(broken, corrupt="skip").data_set()
+
+
+def test_frames_in_a_class_folder_are_refused(broken: Path) -> None:
+    for frame in (broken / "dark" / "clip0").iterdir():
+        frame.rename(broken / "dark" / frame.name)
+    with pytest.raises(DataError, match="dark has frames itself; expected one folder for each class, and in it"):
+        own(broken).data_set()
+
+
+def test_from_a_folder_to_a_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_set(tmp_path / "clips", 9)
+    options = ["--set", "task.frames=4", "--size", "16x16", "--host", "vit_desk_video(patch=8, dim=16, depth=1)"]
+    quick = ["--set", "recipe.epochs=30", "--set", "recipe.batch=4", "--set", "recipe.lr=1e-2"]
+    assert command(["train", "Softmax()", "--task", "video", "--data", "clips", *options, *quick]) == 0
+    (run,) = Path("results").glob("*/run.json")
+    assert command(["predict", run.parent.name, "clips/dark", "clips/bright/clip4", "--out", "seen"]) == 0
+    predictions = json.loads(Path("seen/predictions.json").read_text())
+    assert [Path(one["file"]).name for one in predictions] == [*(f"clip{number}" for number in range(9)), "clip4"]
+    assert [one["label"] for one in predictions] == ["dark"] * 9 + ["bright"]
+    drawn = sorted(Path("seen").glob("*.png"))
+    assert len(drawn) == 10
+    assert Image.open(drawn[0]).width >= 4 * 16
+    assert command(["maps", run.parent.name, "clips/dark/clip0", "--out", "maps.png"]) == 0
+    assert Image.open("maps.png").width > 300
+    plan = ["--budget", "macs=0.95x", "--minutes", "0.2", "--mixers", "Linear; None"]
+    assert command(["advise", run.parent.name, "--data", "clips", *plan]) == 0
