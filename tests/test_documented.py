@@ -138,7 +138,7 @@ SPANS = sorted({span for page in PAGES for span in re.findall(r"`((?:regard|make
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the results of a run, photos in class folders, shards, a plan, a saved model, and the modules that
+    """A folder with the results of a run, photos in class folders, shards, clips, a plan, a saved model, and the modules that
     pages show."""
     root = tmp_path_factory.mktemp("documented")
     results = root / "results"
@@ -146,6 +146,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run(["study", "run", "quickstart", *options]) == 0
     class_folders(root / "photos", images=8, width=48, height=40)
     write_stream(root / "shards", "tar")
+    for name in ("jump", "wave"):
+        class_folders(root / "my-clips" / name, [f"clip{number}" for number in range(4)], 8, width=48, height=40)
     (root / "data").mkdir()
     write_layer_plan({"blocks.0.attn": SKA()}, root / "advice" / "plan.json")
     (outcome,) = results.glob("*/outcome.json")
