@@ -1,4 +1,4 @@
-"""Small random models of transformers, torchvision, open_clip and diffusers, with their inputs."""
+"""Small random models of transformers, torchvision, open_clip, diffusers and MONAI, with their inputs."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -440,11 +440,44 @@ DIFFUSERS_HOSTS: dict[str, Callable[[], LibraryHost]] = {
 }
 
 
+def monai_vit(*size: int, **options: Any) -> LibraryHost:
+    """MONAI's ViT of two blocks on images or volumes of a size."""
+    from monai.networks.nets import ViT
+
+    sizes = {"hidden_size": 32, "mlp_dim": 48, "num_layers": 2, "num_heads": 4, "spatial_dims": len(size)}
+    return LibraryHost(ViT(1, size, (8,) * len(size), **sizes, **options), torch.randn(2, 1, *size), 2)
+
+
+def unetr() -> LibraryHost:
+    from monai.networks.nets import UNETR
+
+    sizes = {"feature_size": 8, "hidden_size": 48, "mlp_dim": 64, "num_heads": 4}
+    return LibraryHost(UNETR(1, 2, (32, 32, 48), **sizes), torch.randn(1, 1, 32, 32, 48), 12)
+
+
+def swin_unetr(window: int) -> LibraryHost:
+    """The deepest attention has maps of 4 cells a side, which windows of 5 are cut to."""
+    from monai.networks.nets import SwinUNETR
+
+    model = SwinUNETR(1, 2, depths=(2, 2, 1, 1), num_heads=(2, 2, 4, 4), feature_size=12, window_size=window)
+    return LibraryHost(model, torch.randn(1, 1, 64, 64, 64), 6)
+
+
+MONAI_HOSTS: dict[str, Callable[[], LibraryHost]] = {
+    "ViT, volumes": lambda: monai_vit(16, 16, 24, classification=True, qkv_bias=True),
+    "ViT, images": lambda: monai_vit(32, 48),
+    "UNETR": unetr,
+    "SwinUNETR": lambda: swin_unetr(4),
+    "SwinUNETR, maps smaller than windows": lambda: swin_unetr(5),
+}
+
+
 HOSTS: dict[str, dict[str, Callable[[], LibraryHost]]] = {
     "transformers": HUGGING_HOSTS,
     "torchvision": TORCH_HOSTS,
     "open_clip": OPEN_CLIP_HOSTS,
     "diffusers": DIFFUSERS_HOSTS,
+    "monai": MONAI_HOSTS,
 }
 """Hosts by the package that they need."""
 

@@ -2,9 +2,9 @@
 
 from regard.swapping.layer import Port
 
-from . import diffusers, hugging_face, open_clip, timm, torch_attention, torchvision, torchvision_video
+from . import diffusers, hugging_face, monai, open_clip, timm, torch_attention, torchvision, torchvision_video
 
 PORTS: tuple[type[Port], ...] = (
     *timm.PORTS, *torch_attention.PORTS, *torchvision.PORTS, *torchvision_video.PORTS, *open_clip.PORTS,
-    *diffusers.PORTS, *hugging_face.PORTS,
+    *diffusers.PORTS, *monai.PORTS, *hugging_face.PORTS,
 )  # fmt: skip
