@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs" / "libraries.json"
 PACKAGES = {
     "transformers": "transformers", "torchvision": "torchvision", "open_clip": "open_clip_torch",
-    "diffusers": "diffusers",
+    "diffusers": "diffusers", "monai": "monai",
 }  # fmt: skip
 """The library -> the package that has its version."""
 LARGEST, LEAST = 1e-6, 1e-3

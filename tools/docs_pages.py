@@ -15,7 +15,7 @@ from regard.lab.studies import ANALYSES, STUDIES, load_analysis
 from regard.measure.taxonomy import taxonomy_rows, write_picture
 from regard.mixers import MIXERS
 from regard.mixers.shared.executions import RULES
-from regard.models.catalog import HOSTS
+from regard.models.catalog import HOSTS, OTHER_HOSTS
 from regard.projections import PROJECTIONS
 from regard.swapping.ports import PORTS
 from tools.generate import write
@@ -179,7 +179,7 @@ def left_attention() -> str:
 
 def hosts() -> str:
     """Regard's own models, the ports, and how to use models of other libraries."""
-    own = [(code(name), summary(make)) for name, make in HOSTS.items()]
+    own = [(code(name), summary(make)) for name, make in (HOSTS | OTHER_HOSTS).items()]
     ports = [(code(port.__name__), summary(port)) for port in PORTS]
     return f"""{NOTE}
 # Hosts
@@ -187,7 +187,7 @@ def hosts() -> str:
 A host is a model that gets a mechanism. `regard.list_models()` lists every name that `create_model` takes: Regard's
 own models first, then all of timm. `create_model(name)` is the host with its own attention, `create_model(name, SKA())`
 the same with static keys; `remove(model)` takes attention out. `swap(model, mixer)` takes any model with attention that
-a port supports, also models of torchvision, transformers, open_clip and diffusers. `regard swap-check NAME 'SKA()'`
+a port supports, also models of torchvision, transformers, open_clip, diffusers and MONAI. `regard swap-check NAME 'SKA()'`
 shows which weights a swap keeps, which are new, and which layers it refuses.
 [Your own model](your-own-model.md) gets a port of about ten lines.
 
@@ -235,12 +235,12 @@ mechanism as it is, and with the biases dropped (tried in small models with the 
 
 {counted_mechanisms()}
 
-## torchvision, Hugging Face, open_clip and diffusers
+## torchvision, Hugging Face, open_clip, diffusers and MONAI
 
 `swap(torchvision.models.vit_b_16(), SKA())` works in place, and so does a swap in a model of transformers (>= 5.9, the
-extra `hf`), open_clip or diffusers: [swap in five minutes](swap.md). Save and load models of transformers with
+extra `hf`), open_clip, diffusers or MONAI: [swap in five minutes](swap.md). Save and load models of transformers with
 `regard.save` and `regard.load`: transformers itself does not save the mechanism. Of models of
-open_clip and diffusers, save the state dict, and repeat the swap before you load it.
+open_clip, diffusers and MONAI, save the state dict, and repeat the swap before you load it.
 
 Compared in float64 with all parameters drawn at random (`python tools/compare_libraries.py`): the largest difference of
 the outputs after a swap to softmax, relative to the largest output, and, so that this means something, the least change
@@ -252,7 +252,9 @@ by uniform attention. `SamVisionAttention` computes its softmax in float32.
 A swap leaves other attention of these libraries as it is, also cross-attention of diffusers. ViT-MAE, whose tokens are
 shuffled, is refused with the reason.
 
-## Video
+{left_attention()}
+
+## Video and volumes
 
 VideoMAE, ViViT, V-JEPA 2 and torchvision's video Swin take the mechanisms that take frames, see
 [mechanisms](mechanisms.md). In TimeSformer each layer attends in time or in space, and takes any.
@@ -265,7 +267,8 @@ model = VideoMAEModel(VideoMAEConfig(hidden_size=96, num_hidden_layers=2, num_at
 swap(model, MiTA(m=(4, 7, 7), k=64))  # landmarks: 4 over the 8 frames of tokens, 7 x 7 over the 14 x 14 of each
 ```
 
-{left_attention()}
+The slices of a volume are such frames: MONAI's ViT, UNETR and SwinUNETR take the same mechanisms. Pass a volume as
+`example=`, since these models do not name the size of their inputs.
 
 ## Attention in a ResNet
 

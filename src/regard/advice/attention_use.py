@@ -16,6 +16,8 @@ from regard.swapping.layer import Port
 
 from .user_model import UserModel
 
+QUERIES = 256
+"""Evenly spaced patch tokens at most, whose weights are looked at."""
 LOCAL, GLOBAL = 0.6, 0.9
 """Of the distance under equal weights: below the first a layer is called local, above the second global."""
 
@@ -67,14 +69,15 @@ def attention_use(model: UserModel, images: Tensor) -> dict[str, AttentionUse] |
 def _uses(weights: Tensor, grid: Grid) -> list[AttentionUse]:
     """Of each head, for the maps (windows, H, N, N) of one image."""
     places = torch.cartesian_prod(*map(torch.arange, grid.sides)).double()
-    distance = torch.cdist(places, places)
+    queries = torch.linspace(0, grid.cells - 1, min(grid.cells, QUERIES)).round().long()
+    distance = torch.cdist(places[queries], places)
     distance /= max(float(distance.mean()), 1e-12)
-    return [_use_of_head(head, grid, distance, len(weights)) for head in weights.unbind(1)]
+    rows = weights[:, :, grid.span][:, :, queries]
+    return [_use_of_head(head, grid, distance, len(weights)) for head in rows.unbind(1)]
 
 
-def _use_of_head(weights: Tensor, grid: Grid, distance: Tensor, windows: int) -> AttentionUse:
-    """distance: between all cells, in units of its mean."""
-    rows = weights[:, grid.span]
+def _use_of_head(rows: Tensor, grid: Grid, distance: Tensor, windows: int) -> AttentionUse:
+    """rows: of some patch tokens. distance: of them to all, in units of its mean."""
     inside = rows[..., grid.span].double()
     share = inside.sum(-1, keepdim=True)
     return AttentionUse(

@@ -1,6 +1,6 @@
 """Mask: which keys a query may attend to, and what is added to the logits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,6 +13,8 @@ from .validation import plain_number
 @dataclass(frozen=True, eq=False)
 class Mask:
     """causal: query i sees keys up to i. keep (B, M): True where a key may be attended. bias (..., N, M): added logits.
+    product: (of queries (B, H, N, r), of keys (M, r)), whose products are added logits, as position biases that are a
+    sum over rows and columns of keys.
 
     The output of a query without any allowed key is zeros. A bias with one row is a key bias. In cross-attention M
     counts the tokens of the memory.
@@ -23,6 +25,7 @@ class Mask:
     causal: bool = False
     keep: Bool[Tensor, "B M"] | None = None
     bias: Float[Tensor, "... N M"] | None = None
+    product: tuple[Float[Tensor, "B H N r"], Float[Tensor, "M r"]] | None = None
 
     def __post_init__(self) -> None:
         keep, bias = self.keep, self.bias
@@ -50,6 +53,13 @@ class Mask:
         """The mask without what is added to the logits; None if nothing else is in it."""
         return Mask(causal=self.causal, keep=self.keep) if self.causal or self.keep is not None else None
 
+    def with_bias(self) -> "Mask":
+        """The mask with a bias for every pair in the place of the product."""
+        if self.product is None:
+            return self
+        bias = self.product[0] @ self.product[1].mT
+        return replace(self, bias=bias if self.bias is None else self.bias + bias, product=None)
+
     def check(self, batch: int, keys: int, heads: int, queries: int) -> None:
         """Compare the mask with the inputs of a layer.
 
@@ -64,6 +74,13 @@ class Mask:
                 "left out where a host adds a bias of its own heads"
             )
         self.check_bias(batch, heads, queries, keys)
+        if self.product is not None:
+            rows, columns = (tuple(part.shape) for part in self.product)
+            if rows[:3] != (batch, heads, queries) or columns != (keys, rows[-1]):
+                raise ShapeError(
+                    f"Mask.product is of {rows} and {columns}; expected (batch, heads, queries, r) and (keys, r) with "
+                    f"{batch}, {heads}, {queries} and {keys}"
+                )
 
     def check_bias(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """Raises ShapeError unless the bias has these numbers, or one where it is the same for all."""
@@ -80,14 +97,16 @@ class Mask:
 
     def check_device(self, device: torch.device) -> None:
         """Raises ShapeError unless the mask's tensors are on the device of the inputs."""
-        for name, part in (("keep", self.keep), ("bias", self.bias)):
+        of_queries, of_keys = self.product or (None, None)
+        for name, part in (("keep", self.keep), ("bias", self.bias), ("product", of_queries), ("product", of_keys)):
             if part is not None and part.device != device:
                 raise ShapeError(f"Mask.{name} is on {part.device}, the inputs on {device}; move it with .to(device)")
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The parts that are set: a subset of {"causal", "padding", "bias"}."""
-        kinds = (("causal", self.causal), ("padding", self.keep is not None), ("bias", self.bias is not None))
+        """The parts that are set: a subset of {"causal", "padding", "bias", "product"}."""
+        padding, bias, product = (part is not None for part in (self.keep, self.bias, self.product))
+        kinds = (("causal", self.causal), ("padding", padding), ("bias", bias), ("product", product))
         return frozenset(name for name, used in kinds if used)
 
     def allowed_pairs(self, rows: int, columns: int, device: torch.device, batch: int) -> Bool[Tensor, "..."] | None:
@@ -134,6 +153,8 @@ def _kind(value: object) -> str:
 
 
 NO_MASK = Mask()
+POSITION_BIASES = frozenset({"bias", "product"})
+"""The kinds of what hosts add to the logits."""
 
 
 def only_kept(x: Float[Tensor, "B H M d"], keep: Bool[Tensor, "B1 M"] | None) -> Float[Tensor, "B H M d"]:

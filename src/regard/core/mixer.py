@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from .contract import Contract
 from .cost import Cost
 from .errors import UnsupportedError
 from .grid import Grid
-from .mask import Mask
+from .mask import POSITION_BIASES, Mask
 from .site import Site
 from .tensors import check_kinds, check_layer_input, check_roles
 from .validation import check_fields
@@ -190,7 +190,8 @@ class Mixer(nn.Module):
 
     def kept_mask(self, mask: Mask | None) -> Mask | None:
         """The mask that is applied."""
-        return mask.without_bias() if self.drops_bias and mask is not None and mask.bias is not None else mask
+        biased = self.drops_bias and mask is not None and bool(mask.kinds & POSITION_BIASES)
+        return cast(Mask, mask).without_bias() if biased else mask
 
     def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
         """The fast form, or with `plain` the reference."""
@@ -217,11 +218,12 @@ class Mixer(nn.Module):
 class MixerConfig(ABC):
     """Describes a mechanism. Frozen, keyword-only, and all that is needed to build it at a Site.
 
-    card: facts for lists and reports. masks: the kinds of mask that it can apply, of "causal", "padding", "bias" and
-    "key bias": only biases with one row, the same for all queries. depth: whether it takes the frames of a clip or the
-    slices of a volume (`Grid.depth`). cross: whether queries may come from
-    another input than keys and values. samples: spellings that fit grids of about 4x4 cells, on which the contract is
-    checked, the usual one first; () where the defaults fit. Subclasses with a `__post_init__` call this one first.
+    card: facts for lists and reports. masks: the kinds of mask that it can apply, of "causal", "padding", "bias",
+    "product" (a bias that is a product of few channels; who takes "bias" gets it as one) and "key bias" (only biases
+    with one row, the same for all queries). depth: whether it takes the frames of a clip or the slices of a volume
+    (`Grid.depth`). cross: whether queries may come from another input than keys and values. samples: spellings that
+    fit grids of about 4x4 cells, on which the contract is checked, the usual one first; () where the defaults fit.
+    Subclasses with a `__post_init__` call this one first.
     revision: raised when a run of the same spelling gives other results; it enters the keys of runs.
     Raises: ConfigError for a field whose value its annotation does not allow.
     """

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from regard.core import MixerConfig, SwapError, UnsupportedError
+from regard.core.mask import POSITION_BIASES
 from regard.mixers.shared.heads import drops_bias
 from regard.mixers.spelling import parts, spell
 from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
@@ -24,14 +25,16 @@ OTHER_MASKS = "leave the layer out with where=, or take a mechanism that can: `r
 
 def check_supported(port: type[Port], host: nn.Module, name: str, mixer: MixerConfig) -> None:
     """Raises: UnsupportedError if the port or the mechanism cannot be used here. host: the library's module."""
-    passed = port.host_masks(host) - ({"bias"} if drops_bias(mixer) else set())
-    missing = sorted(passed - mixer.masks) if mixer.uses else []
+    passed = port.host_masks(host) - (POSITION_BIASES if drops_bias(mixer) else set())
+    taken = mixer.masks | (POSITION_BIASES if "bias" in mixer.masks else set())
+    missing = sorted(passed - taken) if mixer.uses else []
     if reason := port.refusal(host):
         raise UnsupportedError(f"{port.__name__} cannot replace {name}: {reason}")
     if missing:
         raise UnsupportedError(
-            f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply; {OTHER_MASKS}"
-            + ('; host_bias="drop" leaves its position biases out' if missing == ["bias"] else "")
+            f"{name} passes a {'bias' if missing == ['product'] else ', '.join(missing)} mask, which {spell(mixer)} "
+            f"cannot apply; {OTHER_MASKS}"
+            + ('; host_bias="drop" leaves its position biases out' if set(missing) <= POSITION_BIASES else "")
         )
 
 
@@ -122,7 +125,7 @@ def plan_notes(port: type[Port], host: nn.Module, mixer: MixerConfig, bias: bool
     notes, rate = [], port.weights_dropout(host)
     if port.loses:
         notes.append(f"re-initialised: {port.loses} is lost, so the layer has to be trained")
-    if drops_bias(mixer) and "bias" in port.host_masks(host):
+    if drops_bias(mixer) and POSITION_BIASES & port.host_masks(host):
         notes.append("position biases are left out, so that the output changes until the model is trained")
     if rate > 0:
         notes.append(f"dropout {rate} of attention weights is left out")

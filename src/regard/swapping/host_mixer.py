@@ -149,7 +149,9 @@ class HostPort(Port):
                 "cross-attention; leave the layer out with where="
             )
         width = self.value_width(self.host, site)
-        check_operator(mixer, width, "bias" in self.host_masks(self.host) and not drops_bias(config))
+        masks = self.host_masks(self.host)
+        biased = "bias" in masks or ("product" in masks and "product" not in config.masks)
+        check_operator(mixer, width, biased and not drops_bias(config))
         names = [name for name, path in self.parameter_names.items() if path == f"around.{name}"]
         made = self.mixer_class(mixer, self.host, names)
         made.value_width = width

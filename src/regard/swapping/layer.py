@@ -12,6 +12,7 @@ from torch.fx import Proxy, Tracer
 
 from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError, UnsupportedError
 from regard.core.errors import INSTEAD_OF_TORCHSCRIPT
+from regard.core.mask import POSITION_BIASES
 from regard.mixers.shared.heads import drops_bias
 from regard.projections.linear import role_rows
 
@@ -45,8 +46,8 @@ class Port(HostNames):
     {"out_proj": "proj"}. The mixer has `qkv` (or `qkv.q_proj`, `qkv.k_proj` and `qkv.v_proj`, if three matrices of the
     host are named so), `proj`, `q_norm`, `k_norm` and `operator`.
     kept_parameters: parameters that the port itself keeps and uses, such as a table of relative position biases.
-    mask_kinds: the kinds of mask that the host always passes ("causal", "padding", "bias"); mechanisms that cannot
-    apply them are refused.
+    mask_kinds: the kinds of mask that the host always passes ("causal", "padding", "bias", "product"); mechanisms that
+    cannot apply them are refused.
     loses: what the attention computes and no mechanism does, such as "attention between channels"; "" for most. The
     mechanism starts from the weights that the layer keeps and from new ones, so that the layer has to be trained, and
     only a swap with reinitialise=True replaces it.
@@ -83,7 +84,7 @@ class Port(HostNames):
         self._host = (host,)  # a tuple hides it from registration
         self.register_buffer("placeholder", first_tensor(host).new_zeros(()), persistent=False)
         self.host_shapes = {key: value.shape for key, value in host.state_dict().items()}
-        dropped = drops_bias(config) and "bias" in self.host_masks(host)
+        dropped = drops_bias(config) and bool(POSITION_BIASES & self.host_masks(host))
         for name in self.kept_parameters if config.uses and not dropped else ():
             kept = getattr(host, name, ...)
             if not isinstance(kept, nn.Parameter | None):

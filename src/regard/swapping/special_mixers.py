@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Grid, Inputs, Mask, Mixer, Operator, UnsupportedError
+from regard.core import Grid, Inputs, Mask, Mixer, MixerConfig, Operator, UnsupportedError
 from regard.mixers.shared.heads import HeadMixer
 
 Kind = TypeVar("Kind", bound=HeadMixer)
@@ -107,27 +107,36 @@ def output_sides(mixer: Mixer, sides: Sequence[int]) -> tuple[int, int]:
 
 
 class DecomposedPositions(Operator):
-    """A mechanism whose logits get q . (row table + column table) by offset of query and key (SAM, ViTDet, MViTv2).
+    """A mechanism whose logits get q . (row table + column table) by offset of query and key (SAM, ViTDet).
 
     rel_pos_h (2 h - 1, d) and rel_pos_w (2 w - 1, d) are stretched to other grids than the h x w that they are for.
     """
 
-    def __init__(self, inner: Operator, rel_pos_h: Tensor, rel_pos_w: Tensor) -> None:
+    def __init__(self, inner: Operator, config: MixerConfig, rel_pos_h: Tensor, rel_pos_w: Tensor) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.config = inner, config
         self.rel_pos_h, self.rel_pos_w = (nn.Parameter(table.detach().clone()) for table in (rel_pos_h, rel_pos_w))
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         q, grid, form = inputs.q, inputs.grid, self.inner.reference if plain else self.inner
         if q is None:  # a mechanism without queries has no logits to add to
             return form(q, inputs.k, inputs.v, grid=grid, memory=inputs.memory, mask=inputs.mask)
-        cells = q.unflatten(2, (grid.height, grid.width))
-        down = cells.unsqueeze(-2) @ _offsets(self.rel_pos_h, grid.height)[:, None].mT  # (B, H, h, w, 1, h)
-        across = cells.unsqueeze(-2) @ _offsets(self.rel_pos_w, grid.width).mT  # (B, H, h, w, 1, w)
-        bias = (down.mT + across).flatten(4).flatten(2, 3)
-        mask = inputs.mask or Mask()
-        mask = replace(mask, bias=bias if mask.bias is None else bias + mask.bias)
+        product = decomposed_positions(q, grid, self.rel_pos_h, self.rel_pos_w)
+        mask = replace(inputs.mask or Mask(), product=product)
+        mask = mask if "product" in self.config.masks else mask.with_bias()
         return form(q, inputs.k, inputs.v, grid=grid, memory=inputs.memory, mask=mask)
+
+
+def decomposed_positions(
+    q: Float[Tensor, "B H N d"], grid: Grid, rel_pos_h: Float[Tensor, "rows d"], rel_pos_w: Float[Tensor, "columns d"]
+) -> tuple[Float[Tensor, "B H N r"], Float[Tensor, "N r"]]:
+    """`Mask.product` of q . (row table + column table) by offset of query and key; r is a row and a column of keys."""
+    cells = q.unflatten(2, (grid.height, grid.width))
+    down = cells @ _offsets(rel_pos_h, grid.height).mT  # (B, H, h, w, h)
+    across = (cells.unsqueeze(-2) @ _offsets(rel_pos_w, grid.width).mT).squeeze(-2)  # (B, H, h, w, w)
+    row, column = (torch.eye(side, dtype=q.dtype, device=q.device) for side in (grid.height, grid.width))
+    row, column = row[:, None].expand(-1, grid.width, -1), column.expand(grid.height, -1, -1)
+    return torch.cat([down, across], -1).flatten(2, 3), torch.cat([row, column], -1).flatten(0, 1)
 
 
 def _offsets(table: Float[Tensor, "R d"], size: int) -> Float[Tensor, "n n d"]:

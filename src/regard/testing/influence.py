@@ -54,6 +54,7 @@ def masks(s: Subject) -> str:
         "padding": Mask(keep=keep),
         "bias": Mask(bias=rows),
         "key bias": Mask(bias=rows[:, :1]),
+        "product": Mask(product=(torch.randn(s.batch, s.heads, n, 3).double(), torch.randn(n, 3).double())),
     }
     for kind, mask in masks.items():
         if kind in s.config.masks or (kind == "key bias" and "bias" in s.config.masks):
@@ -135,7 +136,7 @@ def _applies(s: Subject, kind: str, mask: Mask) -> None:
     with torch.no_grad():
         out = layer(s.x, s.grid, mask)
         s.same(f"fast and plain form with a {kind} mask", out, layer.reference(s.x, s.grid, mask))
-        if mask.bias is not None:
+        if mask.bias is not None or mask.product is not None:
             if gap(out, layer(s.x, s.grid)) < 1e-6:
                 raise ContractError("a bias changes nothing")
             return

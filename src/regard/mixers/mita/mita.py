@@ -46,12 +46,13 @@ def mita_reference(
     landmarks: Float[Tensor, "B H m d"], top: int, *, experts: int = 1, branches: str = "both",
     duplicates: str = "multiset", landmark_scale: float = 1.0, scale: float | None = None, mask: Mask | None = None,
     landmark_keep: Bool[Tensor, "B m"] | None = None, plan: MitaPlan | None = None,
+    probes: Float[Tensor, "B H m d"] | None = None,
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Every query scores all m + M candidates; a key counts once for each of the query's experts that contains it."""
     check_counts("mita", k.shape[-2], landmarks.shape[-2], top, experts)
     k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    probe = landmarks @ k.mT * scale  # (B, H, m, M)
+    probe = (landmarks if probes is None else probes) @ k.mT * scale  # (B, H, m, M)
     bias = key_bias("mita", mask, probe)
     probe = probe if bias is None else probe + bias
     route = without(q @ landmarks.mT * scale, landmark_keep)  # (B, H, N, m)
@@ -75,14 +76,16 @@ def mita(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
     landmarks: Float[Tensor, "B H m d"] | PooledQueries, top: int, *, experts: int = 1, branches: str = "both",
     duplicates: str = "multiset", landmark_scale: float = 1.0, scale: float | None = None, mask: Mask | None = None,
-    landmark_keep: Bool[Tensor, "B m"] | None = None, plan: MitaPlan | None = None, execution: str = "auto",
+    landmark_keep: Bool[Tensor, "B m"] | None = None, plan: MitaPlan | None = None,
+    probes: Float[Tensor, "B H m d"] | None = None, execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Queries attend to the landmarks' compressed values and to the `top` keys of each of their `experts` landmarks.
 
     landmarks: a tensor, or `PooledQueries(grid, m)` for averages of the queries, which a compiled kernel then pools
-    itself. branches: "both", or only "route" (keys) or "compress" (landmarks). duplicates: whether a key that two
-    experts of a query share counts twice ("multiset", Eq. 11-12 as written) or once ("union"). landmark_scale: factor
-    of the landmark logits, d^-0.5 in the published code. scale: None = d^-0.5. mask: padding, and a bias with one row.
+    itself. probes: what scores the keys, where queries are compared with something else. branches: "both", or only
+    "route" (keys) or "compress" (landmarks). duplicates: whether a key that two experts of a query share counts twice
+    ("multiset", Eq. 11-12 as written) or once ("union"). landmark_scale: of the landmark logits, d^-0.5 in the
+    published code. scale: None = d^-0.5. mask: padding, and a bias with one row.
     landmark_keep: False for landmarks that must not be used. plan: a selection to use instead of the best. execution:
     "auto", or one of "native" (a compiled kernel for the CPU), "triton" (kernels for GPUs;
     neither can be differentiated twice), "varlen" (PyTorch's attention for sequences of any length, on CUDA in half
@@ -112,7 +115,7 @@ def mita(
     bias = None if mask is None else key_bias("mita", mask, upcast(k)[..., 0])
     k, v = hide(k, mask), hide(v, mask)
     if branches != "compress":
-        execution = _execution(execution, q, k, v, m, top, experts, bias, once)
+        execution = _execution(execution, q, k, v, m, top, experts, bias, once, probes)
     kernel: dict[str, Any] = {
         "shared": branches == "both", "scale": scale, "factor": landmark_scale, "bias": bias,
         "drop": None if landmark_keep is None else ~landmark_keep,
@@ -121,12 +124,12 @@ def mita(
         return mita_native(q, k, v, given, top, experts, plan=plan, **kernel)
     landmarks = landmarks.of(q) if isinstance(landmarks, PooledQueries) else landmarks
     with without_autocast(q.device):
-        if execution == "triton" and branches != "compress" and plan is None and not once:
+        if execution == "triton" and branches != "compress" and plan is None and not once and probes is None:
             return _by_triton(q, k, v, landmarks, (top, experts), kernel)
-        probing = upcast(landmarks) * scale
-        probe = probing @ upcast(k).mT  # (B, H, m, M)
+        compared = upcast(landmarks) * scale
+        probe = (compared if probes is None else upcast(probes) * scale) @ upcast(k).mT  # (B, H, m, M)
         probe = probe if bias is None else probe + bias
-        route = without(upcast(q) @ probing.mT, landmark_keep)  # (B, H, N, m)
+        route = without(upcast(q) @ compared.mT, landmark_keep)  # (B, H, N, m)
         landmark_weights = torch.softmax(probe, -1) if bias is None else softmax_rows(probe)
         values = None if branches == "route" else landmark_weights.to(v.dtype) @ v  # (B, H, m, e)
         shared = route if landmark_scale == 1.0 else route * landmark_scale
@@ -138,15 +141,16 @@ def mita(
 
 
 def _execution(
-    execution: str, q: Tensor, k: Tensor, v: Tensor, m: int, top: int, experts: int, bias: Tensor | None, once: bool
-) -> str:
+    execution: str, q: Tensor, k: Tensor, v: Tensor, m: int, top: int, experts: int, bias: Tensor | None, once: bool,
+    probes: Tensor | None,
+) -> str:  # fmt: skip
     """What runs. Raises: UnsupportedError if the compiled kernel is requested and cannot."""
-    trained = bias is not None and bias.requires_grad
-    if execution == "native" and (once or trained):
-        reason = "does not train a bias" if trained else "cannot count shared keys once"
+    trained, apart = bias is not None and bias.requires_grad, probes is not None
+    if execution == "native" and (once or trained or apart):
+        reason = "does not train a bias" if trained else "takes no probes" if apart else "cannot count shared keys once"
         raise UnsupportedError(f'mita: execution="native" {reason}; use "auto"')
-    native = not once and not trained and runs_native("mita", execution, q)
-    triton, few = experts == 1 and runs_triton(q, bias), few_logits(q, k.shape[-2])
+    native = not (once or trained or apart) and runs_native("mita", execution, q)
+    triton, few = experts == 1 and not apart and runs_triton(q, bias), few_logits(q, k.shape[-2])
     situation = Situation(
         device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=m, top=top * experts,
         trains=trains(q, k, v), facts=true_facts({"native": native, "union": once, "triton": triton, "few": few}),
@@ -227,7 +231,7 @@ class MiTA(HeadMixerConfig):
         expert_count="m (+1)", construction="landmark probing", topology="N-to-m", conditions="Q, K, V", discrete=True,
         prefix="queries and keys like any other token; not pooled into landmarks",
     )  # fmt: skip
-    masks = frozenset({"padding", "key bias"})
+    masks = frozenset({"padding", "key bias", "product"})
     depth = True
     cross = True
     samples = (
@@ -252,6 +256,8 @@ class MiTA(HeadMixerConfig):
             raise ConfigError(f"k and experts are at least 1, not k={self.k}, experts={self.experts}")
         if self.experts > self.number:
             raise ConfigError(f"{self.experts} experts per query of {self.number} landmarks; experts is at most m")
+        if self.landmarks not in ("avg2d", "avg1d") or self.preset != "paper":  # means alone are those of positions too
+            object.__setattr__(self, "masks", self.masks - {"product"})
         if self.shared_expert == "ttt":
             if self.branches != "both":
                 raise ConfigError(f'shared_expert="ttt" is one of both branches; branches="{self.branches}" has one')
@@ -319,24 +325,28 @@ class MiTAOperator(Operator):
         return cast(Landmarks, self.extract(q, grid, keep))
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        options, qkv = self._options(inputs, plain), (inputs.q, inputs.k, inputs.v)
-        out = mita_reference(*qkv, **options) if plain else mita(*qkv, execution=self.execution, **options)
+        q, k, options = self._options(inputs, plain)
+        out = (
+            mita_reference(q, k, inputs.v, **options)
+            if plain
+            else mita(q, k, inputs.v, execution=self.execution, **options)
+        )
         if self.inner is None:
             return out
         refuse_masks(self.config, inputs.mask)
-        return out + (ttt_reference if plain else ttt)(*qkv, self.inner.w1, self.inner.w2)
+        return out + (ttt_reference if plain else ttt)(q, k, inputs.v, self.inner.w1, self.inner.w2)
 
     def views(self, inputs: Inputs) -> tuple[View, ...]:
         """Where each query's landmark looks (Fig. 3), the keys of its experts and the queries that share its expert
         (Fig. 4), and the keys that no expert has (Fig. 8)."""
-        q, k, options = inputs.q, inputs.k, self._options(inputs, plain=True)
-        landmarks, keep = options["landmarks"], options["landmark_keep"]
-        probe = landmarks @ hide(k, inputs.mask).mT * q.shape[-1] ** -0.5
-        bias = key_bias("MiTA", inputs.mask, probe)
-        plan = mita_plan(
-            q, k, landmarks, options["top"], experts=self.config.experts, mask=inputs.mask, landmark_keep=keep
-        )
-        looks = softmax_rows(probe if bias is None else probe + bias)[0]
+        q, k, options = self._options(inputs, plain=True)
+        landmarks, mask, scale = options["landmarks"], options["mask"], q.shape[-1] ** -0.5
+        probe = (landmarks if options["probes"] is None else options["probes"]) @ hide(k, mask).mT * scale
+        bias = key_bias("MiTA", mask, probe)
+        probe = probe if bias is None else probe + bias
+        route = without(q @ landmarks.mT * scale, options["landmark_keep"])
+        plan = select(probe, route, options["top"], self.config.experts)
+        looks = softmax_rows(probe)[0]
         if self.config.branches == "compress":
             return (View("where its landmark looks", looks, plan.experts[0, ..., 0]),)
         keys = torch.zeros_like(looks, dtype=torch.bool).scatter(-1, plan.keys[0], True)
@@ -351,19 +361,34 @@ class MiTAOperator(Operator):
             View("where its landmark looks", looks, expert), lacking,
         )  # fmt: skip
 
-    def _options(self, inputs: Inputs, plain: bool) -> dict[str, Any]:
-        """The options of `mita` and its reference. Padding belongs to the keys: pooling sees it in self-attention only.
+    def _options(self, inputs: Inputs, plain: bool) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Queries, keys and options of `mita` and its reference. Padding belongs to the keys: pooling sees it in
+        self-attention only.
 
-        Raises: UnsupportedError for a causal mask or one bias row per query, before anything is computed.
+        With a product of positions these are further channels of queries and keys. A landmark then probes with the mean
+        of its queries' channels, and is compared with queries like a key at the mean of its places.
+        Raises: UnsupportedError for a causal mask or one bias row per query, before anything is computed; for a product
+        in cross-attention, where landmarks have no place among the keys.
         """
-        q, mask, config = inputs.q, inputs.mask, self.config
-        key_bias("MiTA", mask, inputs.k[..., 0])
+        q, k, mask, config = inputs.q, inputs.k, inputs.mask, self.config
+        key_bias("MiTA", mask, k[..., 0])
         keep = mask.keep if mask is not None and inputs.memory is None else None
-        averages = None if plain or keep is not None else cast(Extractor, self.extract).pooled_queries(inputs.grid)
-        landmarks, landmark_keep = (averages, None) if averages else self.pool(q, inputs.grid, keep)
-        return {
+        scale, probes = q.shape[-1] ** -0.5, None
+        if mask is not None and mask.product is not None:
+            if inputs.memory is not None:
+                raise UnsupportedError("MiTA takes a product of positions where queries and keys are the same tokens")
+            of_keys = mask.product[1].to(k).expand(*k.shape[:2], -1, -1)
+            k, compared = torch.cat([k, of_keys], -1), torch.cat([q, of_keys], -1)
+            factor = k.shape[-1] ** 0.5  # the logits are divided by it
+            q = torch.cat([q * (scale * factor), mask.product[0].to(q) * factor], -1)
+            (landmarks, landmark_keep), (probes, _) = (self.pool(x, inputs.grid, keep) for x in (compared, q))
+            mask = replace(mask, product=None)
+        else:
+            averages = None if plain or keep is not None else cast(Extractor, self.extract).pooled_queries(inputs.grid)
+            landmarks, landmark_keep = (averages, None) if averages else self.pool(q, inputs.grid, keep)
+        return q, k, {
             "landmarks": landmarks, "top": config.k if config.branches != "compress" else 1, "experts": config.experts,
             "branches": config.attended, "duplicates": config.duplicates,
-            "landmark_scale": q.shape[-1] ** -0.5 if config.preset != "paper" else 1.0, "mask": mask,
-            "landmark_keep": landmark_keep,
+            "landmark_scale": scale if config.preset != "paper" else 1.0, "mask": mask,
+            "landmark_keep": landmark_keep, "probes": probes,
         }  # fmt: skip

@@ -40,7 +40,9 @@ class MonaiAttention(Port):
     def refusal(cls, module: Any) -> str:  # type: ignore[override]
         if module.causal or module.rel_positional_embedding is not None:
             return "it is causal, or adds position biases that depend on the queries"
-        return "" if module.include_fc and module.use_combined_linear else "it has no fused map of q, k, v, or no output"
+        return (
+            "" if module.include_fc and module.use_combined_linear else "it has separate maps of q, k, v, or no output"
+        )
 
     @classmethod
     def weights_dropout(cls, module: Any) -> float:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Grid, Mixer, MixerConfig, Site
-from regard.mixers.shared.heads import HeadMixer
+from regard.mixers.shared.heads import HeadMixer, drops_bias
 from regard.swapping.biases import check_heads
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import SEPARATE_MATRICES
@@ -28,7 +28,7 @@ class HuggingSAM(HuggingPort):
 
     @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:
-        return frozenset({"bias"} if hasattr(module, "rel_pos_h") else ())
+        return frozenset({"product"} if hasattr(module, "rel_pos_h") else ())
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
@@ -36,9 +36,10 @@ class HuggingSAM(HuggingPort):
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer, host = super().build_mixer(config, site, shared), self.host
-        if isinstance(mixer, HeadMixer) and hasattr(host, "rel_pos_h"):
+        if isinstance(mixer, HeadMixer) and hasattr(host, "rel_pos_h") and not drops_bias(config):
             check_heads(mixer, site.heads, site.name)
-            mixer.operator = DecomposedPositions(mixer.operator, host.rel_pos_h, host.rel_pos_w)  # type: ignore
+            tables: Any = (host.rel_pos_h, host.rel_pos_w)
+            mixer.operator = DecomposedPositions(mixer.operator, config, *tables)
         return mixer
 
     def forward(self, hidden_states: Tensor, output_attentions: bool | None = False) -> tuple[Tensor, None]:

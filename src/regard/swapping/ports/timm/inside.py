@@ -13,7 +13,6 @@ from timm.models.gcvit import WindowAttentionGlobal
 from timm.models.lowformer import ConvAttention as LowFormerAttention
 from timm.models.tnt import Attention as TNTAttention
 from timm.models.vision_transformer_sam import Attention as SamAttention
-from timm.models.vision_transformer_sam import get_decomposed_rel_pos_bias
 from torch import Tensor, nn
 
 from regard.core import Grid, GridError, Inputs, Mask, Mixer, MixerConfig, Site, heads
@@ -22,6 +21,7 @@ from regard.swapping.host_mixer import HostMixer, HostPort, MapPort, host_parts
 from regard.swapping.layer import Port
 from regard.swapping.maps import heads_of_map, map_of, map_of_heads, tokens_of
 from regard.swapping.separate_qkv import TokenConv
+from regard.swapping.special_mixers import decomposed_positions
 from regard.swapping.talking_heads import TalkingHeads, logits_operator, no_logits_error
 
 from .pooled import fused_heads
@@ -110,16 +110,15 @@ class SamMixer(HostMixer):
     def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
         q, k, v = fused_heads(self.around.qkv(x), self.site.heads)
         q, k = self.around.q_norm(q), self.around.k_norm(k)
-        sides, tables = (grid.height, grid.width), (self.around.rel_pos_h, self.around.rel_pos_w)
-        bias = get_decomposed_rel_pos_bias(q.flatten(0, 1), *tables, sides, sides)
-        return Inputs(q, k, v, grid, mask=Mask(bias=bias.unflatten(0, q.shape[:2])))
+        mask = Mask(product=decomposed_positions(q, grid, self.around.rel_pos_h, self.around.rel_pos_w))
+        return Inputs(q, k, v, grid, mask=mask if "product" in self.config.masks else mask.with_bias())
 
 
 class TimmSAM(HostPort):
     """SAM's image encoder, in windows and on the whole map: biases that depend on the queries."""
 
     replaces: ClassVar[tuple[type, ...]] = (SamAttention,)
-    mask_kinds = frozenset({"bias"})
+    mask_kinds = frozenset({"product"})
     parameter_names = host_parts("qkv", "q_norm", "k_norm", "proj", "proj_drop", "rel_pos_h", "rel_pos_w")
     mixer_class: ClassVar[type[HostMixer]] = SamMixer
 
