@@ -14,6 +14,7 @@ from regard.core import (
     Card,
     Contract,
     Cost,
+    Grid,
     Inputs,
     Mask,
     Operator,
@@ -40,9 +41,16 @@ def softmax_reference(
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """softmax(scale q k^T + bias) v; scale None = d^-0.5."""
-    k, v = hide(k, mask), hide(v, mask)
+    return softmax_weights(q, k, scale=scale, mask=mask).to(v.dtype) @ hide(v, mask)
+
+
+@operator_function
+def softmax_weights(
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], *, scale: float | None = None, mask: Mask | None = None
+) -> Float[Tensor, "B H N M"]:
+    """softmax(scale q k^T + bias); scale None = d^-0.5."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return softmax_rows((mask or NO_MASK).add_to(q @ k.mT * scale)).to(v.dtype) @ v
+    return softmax_rows((mask or NO_MASK).add_to(q @ hide(k, mask).mT * scale))
 
 
 @operator_function
@@ -118,6 +126,13 @@ class SoftmaxOperator(Operator):
             return sdpa(inputs.q, inputs.k, inputs.v, scale=self.scale)
         form = softmax_reference if plain else softmax
         return form(inputs.q, inputs.k, inputs.v, scale=self.scale, mask=inputs.mask)
+
+    def weights(
+        self, q: Tensor | None, k: Tensor | None, v: Tensor, *, grid: Grid, memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:  # fmt: skip
+        """As in `Operator`, by the formula: without the products of all rows with the identity."""
+        return softmax_weights(cast(Tensor, q), cast(Tensor, k), scale=self.scale, mask=mask).to(v.dtype)
 
     def one_query(
         self, index: int, q: Tensor | None, k: Tensor | None, v: Tensor, *, mask: Mask | None = None
