@@ -118,3 +118,13 @@ def test_a_model_of_your_own() -> None:
     page = explore(model, pixels, layers="blocks.1.*", size=tuple(x.shape[-2:]))
     (layer,) = data_of(page.html)["pictures"][0]["models"][0]["layers"]
     assert layer["name"] == "blocks.1.attn"
+
+
+def test_a_page_of_a_clip() -> None:
+    model = create_model("vit_desk_video(size=(14, 21), frames=4, tube=2, patch=7, dim=16, depth=2)")
+    clip = np.arange(12, dtype=np.uint8) * np.ones((14, 21, 1), np.uint8)
+    (picture,) = data_of(explore(model, clip, MiTA(m=(2, 2, 3), k=3)).html)["pictures"]
+    assert (picture["height"], picture["width"]) == (14, 42)  # the two frames of tokens, side by side
+    layer = picture["models"][1]["layers"][0]
+    assert (layer["rows"], layer["columns"], layer["prefix"]) == (2, 6, 0)
+    assert layer["views"]

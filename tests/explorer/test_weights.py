@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard import create_model
 from regard.core import Grid, UnsupportedError
 from regard.explain.rollout import rollout
 from regard.explorer.weights import Weights, encode, read_weights
@@ -92,3 +93,31 @@ def test_layers_without_weights_between_the_pictures_tokens_are_named() -> None:
     model, x = xcit()
     with pytest.raises(UnsupportedError, match="no weights between tokens"):
         read_weights(swap(model.eval(), XCA()), x[0], "*", MOST)
+
+
+@pytest.mark.parametrize("mixer", ["", "MiTA(m=(2, 2, 3), k=3)", "TopK(k=3)"])
+def test_frames_of_a_clip_lie_side_by_side(mixer: str) -> None:
+    host = "vit_desk_video(size=(14, 21), frames=4, tube=2, patch=7, dim=16, depth=2)"
+    model, clip = create_model(host).eval(), torch.randn(1, 3, 4, 14, 21)
+    draw_large_weights(swap(model, mixer, example=clip) if mixer else model)
+    reading = read_weights(model, clip[0], "*", MOST)
+    reader = model if mixer else with_regard_softmax(model, clip)
+    with capture(reader) as maps, torch.no_grad():
+        reader(clip)
+    places = [(frame, y, x) for y in range(2) for frame in range(2) for x in range(3)]
+    order = [6 * frame + 3 * y + x for frame, y, x in places]
+    for weights in reading.layers[:-1]:
+        expected = maps[weights.name][0][:, order][:, :, order]
+        half = expected.abs().amax(-1, keepdim=True) * (0.5 / weights.levels) + 1e-7
+        assert ((decoded(weights) - expected).abs() <= half).all()
+        assert weights.grid == Grid(2, 6)
+        apart = torch.tensor([[np.hypot(a[1] - b[1], a[2] - b[2]) for b in places] for a in places])
+        shares = expected.abs() / expected.abs().sum(-1, keepdim=True)
+        assert weights.distance == pytest.approx((shares * apart).sum(-1).mean(-1).numpy(), abs=1e-4)
+    total = rollout(reader, clip)[:, order][:, :, order]
+    torch.testing.assert_close(decoded(reading.layers[-1]), total, rtol=0, atol=0.5 / 255)
+    for view in reading.layers[0].views:
+        own = view.row_of
+        assert own is None or own.shape[-1] == 12
+    joined = read_weights(model, clip[0], "*", 500)
+    assert joined.layers[0].stride == 3  # 2 would join cells of two frames

@@ -3,7 +3,8 @@
 import math
 
 import numpy as np
-from jaxtyping import Float, UInt8
+import torch
+from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
 from regard.core import Grid
@@ -20,7 +21,14 @@ def token_at(grid: Grid, cell: tuple[int, int]) -> int:
     return grid.prefix + (frame * grid.height + cell[0]) * grid.width + column
 
 
-def on_strip(cells: Float[Tensor, "*B cells"], grid: Grid) -> Float[Tensor, "*B height width"]:
+def strip_order(grid: Grid) -> Tensor:
+    """The index of each token of the strip among the tokens of the grid; prefix and suffix tokens stay."""
+    cells = on_strip(torch.arange(grid.cells), grid).flatten() + grid.prefix
+    others = torch.arange(grid.tokens)
+    return torch.cat([others[: grid.prefix], cells, others[grid.prefix + grid.cells :]])
+
+
+def on_strip(cells: Shaped[Tensor, "*B cells"], grid: Grid) -> Shaped[Tensor, "*B height width"]:
     """Values of patch tokens on the strip."""
     return cells.unflatten(-1, (grid.depth, grid.height, grid.width)).movedim(-3, -2).flatten(-2)
 

@@ -19,6 +19,7 @@ from torch import nn
 from regard.advice.judges import Judge
 from regard.advice.user_model import UserModel
 from regard.explain.pictures import WARNING, png
+from regard.explain.strips import strip_picture
 from regard.files.atomic import write_atomically
 from regard.pages.rendering import render_template
 
@@ -72,7 +73,8 @@ def make_page(
         image = user.prepare(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None])[0]
         found = [read_weights(one.network, image, layers, most) for one in shown]
         readings += found
-        entries.append(_entry(name, pixels, shown, found, _change(user, found)))
+        drawn = strip_picture(pixels, image, max(weights.frames for one in found for weights in one.layers))
+        entries.append(_entry(name, drawn, shown, found, _change(user, found)))
     view = {
         "title": " and ".join(one.label for one in shown),
         "source": ", ".join(pictures),

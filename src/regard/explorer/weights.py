@@ -15,6 +15,7 @@ from regard.core import Grid, Inputs, Mask, UnsupportedError
 from regard.core.eval_mode import eval_mode
 from regard.core.view import View
 from regard.explain.rollout import Rollout
+from regard.explain.strips import strip, strip_order
 from regard.swapping.capture import capture, readable_mixers, with_regard_softmax
 from regard.swapping.shared_state import swapped_layers
 
@@ -58,7 +59,7 @@ class Weights:
     row. grid: of its tokens; stride: so many cells of a side are one, of which queries are averaged and keys added.
     entropy (nats), distance (in cells), extra (share on tokens without a place): (H,), means over queries.
     places: of a layer in windows, the cell of each token of each window, (windows, T); then Q counts the tokens of all
-    windows, and K those of one.
+    windows, and K those of one. frames: of a clip, side by side on the grid.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Weights:
     extra: Float[np.ndarray, " H"]
     places: Int32[np.ndarray, "W T"] | None = None
     views: tuple[CodedView, ...] = ()
+    frames: int = 1
 
     @property
     def levels(self) -> int:
@@ -114,12 +116,12 @@ class Reading:
     hidden_views: tuple[str, ...] = ()
 
 
-def read_weights(model: nn.Module, image: Float[Tensor, "C H W"], layers: str, most: int) -> Reading:
+def read_weights(model: nn.Module, image: Float[Tensor, "C *frames H W"], layers: str, most: int) -> Reading:
     """The weights of the layers of a model, which is not changed; its own attention, also in single layers, is read by
     Regard's softmax.
 
     image: as the model expects it. layers: a glob on layer names. most: bytes that they may take; where it would be
-    more, cells are joined (`Weights.stride`), the same number in all layers.
+    more, cells are joined (`Weights.stride`), the same number in all layers. Frames of a clip lie side by side.
     Raises: UnsupportedError if no layer has weights between tokens of the picture.
     """
     first = next(model.parameters())
@@ -145,19 +147,22 @@ def read_weights(model: nn.Module, image: Float[Tensor, "C H W"], layers: str, m
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UnsupportedError(f"no layer has weights between all tokens of the picture{reasons and f' ({reasons})'}")
     if total is not None and len(found) > 1:
-        (grid,) = {place.grid for place in places.values()}
-        found[ROLLOUT] = encode(ROLLOUT, total.shares(), grid, stride)
+        (place,) = {place.grid: place for place in places.values()}.values()
+        found[ROLLOUT] = encode(ROLLOUT, total.shares(), place.grid, stride, place.frames)
     return Reading(tuple(found.values()), left_out, output, tuple(hidden))
 
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """Where the tokens of a layer lie. windows: as `Weights.places`. views: of a layer of the whole picture."""
+    """Where the tokens of a layer lie. windows: as `Weights.places`. views: of a layer of the whole picture. frames: of
+    a clip, side by side on the grid; order: the layer's token at each place, None where they are in this order."""
 
     grid: Grid
     heads: int
     windows: Int32[np.ndarray, "W T"] | None = None
     views: tuple[CodedView, ...] = ()
+    frames: int = 1
+    order: Tensor | None = None
 
     def size(self, stride: int) -> int:
         """The number of its weights."""
@@ -186,8 +191,10 @@ def _places(reader: nn.Module, inputs: Tensor, layers: str, left_out: dict[str, 
             elif len(args[0]) != 1:
                 left_out[name] = f"attends in {len(args[0])} windows, whose places are not known"
             else:
+                order = None if grid.depth == 1 else strip_order(grid)
                 views = mixer.operator.views(_operator_inputs(mixer, *args, **kwargs))
-                found[name] = _Place(grid, mixer.site.heads, views=tuple(map(encode_view, views)))
+                coded = tuple(encode_view(view if order is None else _reordered(view, order)) for view in views)
+                found[name] = _Place(strip(grid), mixer.site.heads, None, coded, grid.depth, order)
 
         return hook
 
@@ -207,6 +214,14 @@ def _operator_inputs(mixer: Any, x: Tensor, grid: Grid, mask: Mask | None = None
     """What the operator gets for the arguments of a layer's forward pass."""
     inputs: Inputs = mixer.operator_inputs(x, grid, mask, rope)
     return inputs
+
+
+def _reordered(view: View, order: Tensor) -> View:
+    """A view with its tokens, and its queries, in another order."""
+    rows = view.rows[..., order]
+    if view.row_of is not None:
+        return replace(view, rows=rows, row_of=view.row_of[..., order])
+    return replace(view, rows=rows[:, order] if rows.shape[1] == len(order) else rows)
 
 
 def encode_view(view: View) -> CodedView:
@@ -252,18 +267,23 @@ def window_places(
 
 def _stride(places: Collection[_Place], most: int) -> int:
     """The fewest cells of a side that are joined so that all weights fit; 1 where none can be joined."""
-    largest = max((max(each.grid.height, each.grid.width) for each in places if each.windows is None), default=1)
-    return next((s for s in range(1, largest) if sum(each.size(s) for each in places) <= most), largest)
+    whole = [each for each in places if each.windows is None]
+    widths = [each.grid.width // each.frames for each in whole if each.frames > 1]  # of frames, which are not joined
+    steps = range(1, max((max(each.grid.height, each.grid.width // each.frames) for each in whole), default=1) + 1)
+    possible = [step for step in steps if not any(width % step for width in widths)]
+    return next((s for s in possible if sum(each.size(s) for each in places) <= most), possible[-1])
 
 
 def _keeper(
     found: dict[str, Weights], place: _Place, stride: int, total: Rollout | None
 ) -> Callable[[str, Tensor], None]:
     def keep(name: str, weights: Tensor) -> None:
+        if place.order is not None:
+            weights = weights[..., place.order, :][..., place.order]
         if total is not None:
             total.add(weights)
         found[name] = (
-            replace(encode(name, weights[0], place.grid, stride), views=place.views)
+            replace(encode(name, weights[0], place.grid, stride, place.frames), views=place.views)
             if place.windows is None
             else encode_windows(name, weights, place.grid, place.windows)
         )
@@ -271,11 +291,12 @@ def _keeper(
     return keep
 
 
-def encode(name: str, weights: Float[Tensor, "H N M"], grid: Grid, stride: int) -> Weights:
-    """Weights in eight bits; each row has its own scale."""
+def encode(name: str, weights: Float[Tensor, "H N M"], grid: Grid, stride: int, frames: int = 1) -> Weights:
+    """Weights in eight bits; each row has its own scale. frames: side by side on the grid; distances are of places."""
     y, x = (side.flatten() for side in np.indices((grid.height, grid.width)))
+    x = x % (grid.width // frames)
     statistics = _statistics(weights[:, grid.span], grid.span, np.hypot(y[:, None] - y, x[:, None] - x))
-    return Weights(name, grid, stride, *_encode(_thin(weights, grid, stride)), *statistics)
+    return Weights(name, grid, stride, *_encode(_thin(weights, grid, stride)), *statistics, frames=frames)
 
 
 def encode_windows(

@@ -60,7 +60,11 @@ def test_in_sam_experts_with_all_keys_are_softmax(name: str) -> None:
     model, images = host(name)
     plain = swap(model(), Softmax(), example=images).double().eval()
     draw_large_weights(plain)
-    routed = swap(model(), MiTA(m=(2, 2), k=16 if name == "SamVisionModel" else 24, branches="route"), example=images).double().eval()
+    routed = (
+        swap(model(), MiTA(m=(2, 2), k=16 if name == "SamVisionModel" else 24, branches="route"), example=images)
+        .double()
+        .eval()
+    )
     routed.load_state_dict(plain.state_dict())
     with torch.no_grad():
         expected, found = (first_tensor(each(images.double())) for each in (plain, routed))
