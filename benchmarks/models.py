@@ -2,7 +2,9 @@
 
 `python benchmarks/models.py --rounds 7 --models vit_tiny_patch16_224,512,1 --mixer 'MiTA(m=25, k=25)'`
 `python benchmarks/models.py --models VJEPA2Model,256,1,64 --blocks 2 --mixer 'MiTA(m=(8, 4, 4), k=128)'`
-Models are timm's, or video models of transformers with random weights, whose case ends with the frames of a clip.
+`python benchmarks/models.py --models 'samvit_base_patch16(depth=2, global_attn_indexes=(0, 1)),1024,1'`
+Models are timm's, also with options, or video models of transformers with random weights, whose case ends with the
+frames of a clip.
 The two models take turns; a ratio is of medians of CPU time in one thread, of prediction (without gradients) and of
 training (forward and backward, without the optimizer). Peaks are of one pass above what the process holds before, each
 in a fresh process whose allocator returns memory at once; they need Linux. For times the allocator is as it is.
@@ -10,6 +12,7 @@ in a fresh process whose allocator returns memory at once; they need Linux. For 
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 RETURNING = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """An allocator that returns memory at once, so that a pass before does not hide the memory of the next."""
+CASE = re.compile(r"(.+?),(\d+),(\d+)(?:,(\d+))?")
+"""Model, size, images, and frames of a clip."""
 MODELS = ("vit_small_patch16_224,224,2", "vit_tiny_patch16_224,512,1", "vit_tiny_patch16_224,768,1")
 
 
@@ -43,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{options.mixer}, torch {torch.__version__}, one thread; {'; '.join(conditions())}")
     print(f"{'model':<24} {'size':>5} {'images':>6} {'predict':>8} {'train':>7} {'memory':>7} {'train':>7}")
     for case in options.models:
-        name, size, images, *frames = case.split(",")
+        name, size, images, *frames = CASE.fullmatch(case).groups()  # type: ignore[union-attr]
+        frames = [number for number in frames if number]
         arrange, clip = (name, int(size), int(images)), (int(frames[0]), options.blocks) if frames else ()
         runs = {mixer: build(*arrange, mixer, *clip) for mixer in ("", options.mixer)}
         times, _ = in_turns({mixer: run for mixer, (run, _) in runs.items()}, [], options.rounds)
@@ -55,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         memory = [peaks[options.mixer, trained] / peaks["", trained] for trained in (False, True)]
         numbers = " ".join(f"{ratio:>7.3f}" for ratio in (*ratios, *memory))
-        label = f"{name} {frames[0]} frames" if frames else name
+        label = f"{name} {frames[0]} frames" if frames else name.partition("(")[0]
         print(f"{label:<24} {size:>5} {images:>6}  {numbers}  {verdict(ratios, goals('models').get(f'{name},{size}'))}")
     print("ratios to the model as it was: time, then peak memory")
     return 0
@@ -65,17 +71,16 @@ def build(
     name: str, size: int, images: int, mixer: str, frames: int = 0, blocks: int = 0
 ) -> "tuple[Callable[[], torch.Tensor], torch.nn.Module]":
     """A pass over random images, and its model; mixer: "" for the model as it is. frames: of clips, 0 = images."""
-    import timm
     import torch
 
-    from regard import swap
+    from regard import create_model, swap
     from regard.measure.bench_model import output_tensor
 
     torch.manual_seed(0)
     if frames:
         model, x = video_model(name, size, frames, blocks), torch.randn(images, frames, 3, size, size)
     else:
-        model, x = timm.create_model(name, img_size=size, num_classes=10), torch.randn(images, 3, size, size)
+        model, x = create_model(name, img_size=size, num_classes=10), torch.randn(images, 3, size, size)
     if mixer:
         swap(model, mixer, example=x[:1])
 
