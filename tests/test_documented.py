@@ -138,8 +138,8 @@ SPANS = sorted({span for page in PAGES for span in re.findall(r"`((?:regard|make
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the results of a run, photos in class folders, shards, clips, a plan, a saved model, and the modules that
-    pages show."""
+    """A folder with the results of a run, photos in class folders, shards, clips, a plan, a saved model, and the
+    modules that pages show."""
     root = tmp_path_factory.mktemp("documented")
     results = root / "results"
     options = ["--scale", "smoke", "--seeds", "1", "--workers", "0", "--rows", "Factors*", "--results", str(results)]

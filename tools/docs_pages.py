@@ -187,8 +187,8 @@ def hosts() -> str:
 A host is a model that gets a mechanism. `regard.list_models()` lists every name that `create_model` takes: Regard's
 own models first, then all of timm. `create_model(name)` is the host with its own attention, `create_model(name, SKA())`
 the same with static keys; `remove(model)` takes attention out. `swap(model, mixer)` takes any model with attention that
-a port supports, also models of torchvision, transformers, open_clip, diffusers and MONAI. `regard swap-check NAME 'SKA()'`
-shows which weights a swap keeps, which are new, and which layers it refuses.
+a port supports, also models of torchvision, transformers, open_clip, diffusers and MONAI. `regard swap-check NAME
+'SKA()'` shows which weights a swap keeps, which are new, and which layers it refuses.
 [Your own model](your-own-model.md) gets a port of about ten lines.
 
 ## Own models

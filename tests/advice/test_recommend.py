@@ -151,6 +151,15 @@ def test_a_budget_that_cannot_be_met_gives_the_nearest_plan() -> None:
     assert any("no plan of these mechanisms meets macs=0.01x" in doubt for doubt in result.doubts)
 
 
+def test_a_budget_below_all_that_mixes_tokens_is_named() -> None:
+    question = Question(budget=Budget("macs", 0.01), mixers=(SKA(), Removed()), minutes=0.1, batch=2, steps=0)
+    result = recommend(user_model(), images(), question)
+    least = 1 + sum(row[SKA()].macs - row[None].macs for row in result.costs.values()) / result.usage.macs
+    said = [doubt for doubt in result.doubts if "of some kind in every layer" in doubt]
+    assert len(said) == 1
+    assert f"costs {least:.2f}x at least, so that {len(result.costs)} layers have none" in said[0]
+
+
 def test_the_state_of_another_question_is_replaced_with_a_line_and_a_damaged_one_refused(
     first: Recommendation, tmp_path: Path
 ) -> None:

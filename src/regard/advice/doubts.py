@@ -1,5 +1,7 @@
 """What an answer of `regard advise` is not sure of."""
 
+import math
+
 import numpy as np
 
 from regard.swapping.layer_plan import spell_or_none
@@ -66,6 +68,12 @@ def _hard_budget(result: Recommendation) -> list[str]:
             f"the attention layers are {100 * attention:.0f} % of the model's {kind}, so {result.budget} leaves little "
             "of them"
         )
+    removed = sum(spell_or_none(mixer) == "None" for mixer in best.choice.values() if mixer is not OWN)
+    if kind != "memory" and removed and (least := _least_with_attention(result)) > share:
+        lines.append(
+            f"with attention of some kind in every layer this model costs {least:.2f}x at least, so that {removed} "
+            f"layers have none within {result.budget}: a budget of {math.ceil(20 * least) / 20:.2f}x or more keeps it"
+        )
     if (agreement := best.agreement.mean or 0.0) < KEPT:
         lines.append(
             f"the recommended plan {agreement_text(result, f'{agreement:.0f}')} only: teach it (regard distill) and "
@@ -80,6 +88,17 @@ def _hard_budget(result: Recommendation) -> list[str]:
             f"{plan.spelling or 'as it was'}"
         )
     return lines
+
+
+def _least_with_attention(result: Recommendation) -> float:
+    """The share of the cheapest plan that removes the attention of no layer, by the costs of its layers."""
+    kind = result.budget.kind
+    saved = (
+        cost_of(row[OWN], kind)
+        - min(cost_of(usage, kind) for mixer, usage in row.items() if mixer is OWN or spell_or_none(mixer) != "None")
+        for row in result.costs.values()
+    )
+    return 1 - sum(saved) / max(cost_of(result.usage, kind), 1e-12)
 
 
 def _nowhere(result: Recommendation) -> list[str]:

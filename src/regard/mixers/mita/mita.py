@@ -373,7 +373,7 @@ class MiTAOperator(Operator):
         q, k, mask, config = inputs.q, inputs.k, inputs.mask, self.config
         key_bias("MiTA", mask, k[..., 0])
         keep = mask.keep if mask is not None and inputs.memory is None else None
-        scale, probes = q.shape[-1] ** -0.5, None
+        scale, probes, landmarks = q.shape[-1] ** -0.5, None, cast(Tensor | PooledQueries, None)
         if mask is not None and mask.product is not None:
             if inputs.memory is not None:
                 raise UnsupportedError("MiTA takes a product of positions where queries and keys are the same tokens")
