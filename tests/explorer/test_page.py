@@ -126,5 +126,5 @@ def test_a_page_of_a_clip() -> None:
     (picture,) = data_of(explore(model, clip, MiTA(m=(2, 2, 3), k=3)).html)["pictures"]
     assert (picture["height"], picture["width"]) == (14, 42)  # the two frames of tokens, side by side
     layer = picture["models"][1]["layers"][0]
-    assert (layer["rows"], layer["columns"], layer["prefix"]) == (2, 6, 0)
+    assert (layer["rows"], layer["columns"], layer["frames"], layer["prefix"]) == (2, 6, 2, 0)
     assert layer["views"]

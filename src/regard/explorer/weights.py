@@ -85,6 +85,7 @@ class Weights:
         rows, columns = (-(-side // self.stride) for side in (self.grid.height, self.grid.width))
         return {
             "name": self.name, "heads": len(self.codes), "stride": self.stride, "rows": rows, "columns": columns,
+            "frames": self.frames,
             "prefix": self.grid.prefix, "suffix": self.grid.suffix, **_code_facts(self.signed),
             "codes": _base64(self.codes), "scales": _base64(self.scales.astype("<f4")),
             "views": [view.to_json() for view in self.views],

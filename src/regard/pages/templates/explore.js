@@ -90,6 +90,10 @@ function markQuery(map, layer) {
   map.style.setProperty("--cell-y", `${100 / layer.rows}%`);
   map.classList.toggle("grid", $("#grid").checked);
 }
+const wordsOf = (layer, y, x) => {
+  const width = layer.columns / layer.frames;  // of a frame
+  return `${layer.frames > 1 ? `frame ${Math.floor(x / width)}, ` : ""}row ${y}, column ${x % width}`;
+};
 const percent = (value) => `${(100 * value).toFixed(Math.abs(value) < 0.1 ? 2 : 1)} %`;
 function sentence(model, layer, values) {
   const patches = inside(layer, values);
@@ -97,15 +101,15 @@ function sentence(model, layer, values) {
   patches.forEach((value, i) => { if (value > patches[best]) best = i; });
   let other = 0;
   values.forEach((value, i) => { if (i < layer.prefix || i >= layer.prefix + patches.length) other += value; });
-  const [y, x] = cell(layer), from = at.token >= 0 ? $("#token").selectedOptions[0].textContent : `row ${y}, column ${x}`;
+  const [y, x] = cell(layer), from = at.token >= 0 ? $("#token").selectedOptions[0].textContent : wordsOf(layer, y, x);
   const start = `${picture().models.length > 1 ? `${picture().models[model].label}: ` : ""}${layer.name}, ${headOf(layer) === "mean" ? "mean of heads" : `head ${headOf(layer)}`}: ${from}`;
   const view = viewOf(layer);
   if (view) {
     const number = values.reduce((sum, value) => sum + value, 0), kind = headOf(layer) === "mean" ? " in the mean of heads" : "";
-    const about = view.set ? `${Number(number.toFixed(1))} tokens${kind}` : `most at row ${Math.floor(best / layer.columns)}, column ${best % layer.columns}`;
+    const about = view.set ? `${Number(number.toFixed(1))} tokens${kind}` : `most at ${wordsOf(layer, Math.floor(best / layer.columns), best % layer.columns)}`;
     return `${start}, ${at.reverse ? `queries that have it in "${view.name}"` : view.name}: ${about}.`;
   }
-  const place = `row ${Math.floor(best / layer.columns)}, column ${best % layer.columns} (${percent(patches[best])})`;
+  const place = `${wordsOf(layer, Math.floor(best / layer.columns), best % layer.columns)} (${percent(patches[best])})`;
   const verb = at.reverse ? `is looked at most from ${place}` : `looks most at ${place}${layer.prefix + layer.suffix ? `; ${percent(other)} on other tokens` : ""}`;
   return `${start} ${verb}.`;
 }
@@ -213,6 +217,7 @@ function build() {
   if (names.length > 1) names.push("second minus first: amber more, blue less");
   models.replaceChildren(...names.map(mapElement));
   models.classList.toggle("one", names.length === 1);
+  models.classList.toggle("wide", picture().width > 3 * picture().height);  // frames side by side
   for (const map of all(".map", models)) {
     map.addEventListener("pointerdown", (event) => { map.setPointerCapture(event.pointerId); point(event, map); });
     map.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse" || event.buttons) point(event, map); });
