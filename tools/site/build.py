@@ -42,7 +42,7 @@ def all_pages() -> dict[str, str | bytes]:
     pages |= {found.report: redraw_results.page(found.folder) for found in evidence}
     pages[PROBES] = probes_table.page()
     pages[ADVICE] = render_page(sorted((RESULTS / "advice").glob("*.json")))
-    pages["docs/bench.html"] = (ROOT / "docs" / "bench.html").read_bytes()
+    pages |= {f"docs/{name}": (ROOT / "docs" / name).read_bytes() for name in ("bench.html", "explore.html")}
     return pages
 
 
@@ -59,6 +59,7 @@ def result_pages(evidence: list[Evidence]) -> str:
     ]
     others = {
         "Mechanisms over tokens: time and memory": "docs/bench.html",
+        "Where a trained video model looks, and what MiTA changes": "docs/explore.html",
         "What each mechanism can do: probes": PROBES,
         "Is the advice right?": ADVICE,
     }
