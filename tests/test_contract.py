@@ -177,6 +177,7 @@ class BrokenOperator(SoftmaxOperator):
         return super().reference(q, k, v, **options)
 
     def weights(self, q: Any, k: Any, v: Any, **options: Any) -> Tensor:
+        k = k - k.mean(0) if self.fault == "batch" else k
         return super().weights(q, k, v, **options) * (0.5 if self.fault == "weights" else 1.0)
 
 

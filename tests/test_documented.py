@@ -59,7 +59,7 @@ SMALLER = {
     r"regard bench --grid .*--page": "SKA",
     r"regard bench .*--model": "--seconds 0.01 --batch 1 --size 96",
     r"regard advise (?!.*(?:--data|--tokens|--grid))": "--seconds 0.001 --batch 1 --size 32x32 --mixers SKA",
-    r"regard advise .*--data": "--minutes 0.02 --images 16 --mixers None --budget macs=0.999x",
+    r"regard advise .*--data": "--minutes 0.02 --images 16 --mixers None --budget macs=0.999x --out advised",
     r"regard swap-check .*--data": "--images 16",
     r"regard distill": "--steps 2 --output-steps 1 --images 16 --out learned",
     r"regard probe": "--scale smoke --seeds 1 --workers 0",

@@ -9,6 +9,9 @@ from pilot_store import make_store
 from regard.cli import run_display, study_display
 from regard.cli.app import run
 from regard.cli.tables import show
+from regard.core import DataError
+from regard.images.images import read_image
+from regard.lab.tasks.segmentation.layouts import read_mask
 from regard.pages.sheets import markdown_cell, spreadsheet_cell
 
 STEERING = "\x1b]0;title\x07\x1b[2J\u202egnp.exe\r"
@@ -51,3 +54,27 @@ def test_other_cells_are_written_as_they_are(value: object) -> None:
 
 def test_a_cell_of_markdown_stays_one_cell() -> None:
     assert markdown_cell("a|b\n<script>alert(1)</script> p < 0.05") == "a\\|b &lt;script>alert(1)&lt;/script> p < 0.05"
+
+
+def test_a_check_of_data_shows_names_of_strangers_as_escapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split, label in (("train", f"sp{STEERING[:10]}"), ("test", "zz")):
+        (tmp_path / f"{split}.csv").write_text(f"text,label\nhi,ham\nho,{label}\n")
+    assert run(["data", "check", str(tmp_path), "--task", "sequences"]) == 1
+    shown = capsys.readouterr()
+    assert "\\x1b]0;" in shown.err
+    assert "\x1b" not in shown.out + shown.err
+
+
+def test_a_picture_that_is_a_program_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostScript is no image here, whatever its name: Pillow would start Ghostscript."""
+    (tmp_path / "gs").write_text(f"#!/bin/sh\necho run >> {tmp_path / 'ran'}\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "a.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
+    with pytest.raises(DataError, match="no image format that Pillow reads"):
+        read_image(tmp_path / "a.png", (8, 8), 3)
+    with pytest.raises(DataError, match="a.png"):
+        read_mask(tmp_path / "a.png")
+    assert not (tmp_path / "ran").exists()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from operators import check_error
-from regard import Grid, Mask, Site, parse
+from regard import Grid, Mask, Site, ops, parse
 from regard.core import ShapeError, softmax_rows
 from regard.ops import mita_plan, softmax_reference
 
@@ -122,3 +122,22 @@ def test_a_mask_and_identity_queries_compile_as_one_graph() -> None:
     x = torch.randn(2, 4, 8)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x, KEEP), run(x, KEEP))
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax_reference", "topk", "topk_reference", "ska"])
+def test_a_product_is_a_bias_where_a_function_takes_biases(name: str) -> None:
+    q, k, v = torch.randn(3, 2, 2, 6, 4, dtype=torch.float64)
+    mask = Mask(product=(torch.randn(2, 2, 6, 3).double(), torch.randn(6, 3).double()))
+    form: Any = getattr(ops, name)
+    arguments = (q, k[0] if name == "ska" else k, v, *((4,) if "topk" in name else ()))
+    assert torch.allclose(form(*arguments, mask=mask), form(*arguments, mask=mask.with_bias()))
+    assert not torch.allclose(form(*arguments, mask=mask), form(*arguments))
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    "product", [torch.randn(2, 3), "rows", (torch.randn(1, 2, 3, 4),), (torch.randn(1, 2, 3, 4), torch.randn(3, 5))]
+)
+def test_a_product_is_two_tensors(product) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ShapeError, match="Mask.product is a pair"):
+        Mask(product=product)

@@ -176,3 +176,10 @@ def test_an_unknown_peak_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Path, "write_text", refused)
     assert peak_growth(lambda: None) is None
+
+
+def test_clips_are_named_with_their_frames_and_what_fits_no_small_image_is_measured() -> None:
+    clips = bench([parse("Linear")], [Grid(4, 4, depth=2), Grid(4, 4, depth=4)], dim=16, batch=1, seconds=0.01)
+    assert [row.grid for row in clips] == ["2x4x4", "4x4x4"]
+    (row,) = bench([parse("TopK(k=1100)")], [Grid(50, 50)], dim=16, heads=2, batch=1, seconds=0.01)
+    assert row.tokens == 2500

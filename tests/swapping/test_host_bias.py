@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import nn
 
-from regard.core import UnsupportedError
+from regard.core import ConfigError, UnsupportedError
 from regard.mixers.agent import Agent
 from regard.mixers.linear import Linear
 from regard.mixers.mita.mita import MiTA
@@ -15,7 +15,7 @@ from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import parse, spell
 from regard.models.create import create_model
 from regard.models.saving import load, save
-from regard.swapping.swap import plan_swap, restore, swap
+from regard.swapping.swap import plan_swap, restore, retune, swap
 
 BEIT = "beit_base_patch16_224(img_size=64, embed_dim=32, depth=2, num_heads=2, num_classes=5)"
 SWIN = "swin_tiny_patch4_window7_224(img_size=56, embed_dim=16, depths=(2, 2), num_heads=(1, 2), num_classes=5)"
@@ -95,3 +95,20 @@ def test_a_saved_model_leaves_them_out_too(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=LEFT_OUT):
         swap(model, MIXERS[0])
     assert torch.equal(load(save(model, tmp_path / "saved"))(x), model(x))
+
+
+@pytest.mark.parametrize("host", [BEIT, SWIN, LEVIT])
+def test_retune_leaves_them_out_still(host: str, tmp_path: Path) -> None:
+    model, x = drawn(host), image(host)
+    swap(model, parse('TopK(k=3, host_bias="drop")'), example=x)
+    expected = model(x)
+    assert torch.equal(retune(model, k=3)(x), expected)
+    save(model, tmp_path / "model")
+    assert torch.allclose(load(tmp_path / "model")(x), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("host_bias", ["keep", "drop"])
+def test_retune_changes_no_biases(host_bias: str) -> None:
+    model = swap(drawn(BEIT), parse("TopK(k=3)"))
+    with pytest.raises(ConfigError, match="use swap for that"):
+        retune(model, host_bias=host_bias)

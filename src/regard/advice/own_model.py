@@ -1,5 +1,6 @@
 """`regard.recommend` and `regard.distill`: advice for a network in memory, in one call."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from regard.core import DataError, Extra, MixerConfig
 from regard.core.eval_mode import kept_modes
+from regard.core.validation import check_arguments, short_repr
 from regard.images.augment import centre
 from regard.images.clips import frames_joined
 from regard.images.images import Images
@@ -34,6 +36,7 @@ IMAGES = 400
 """That are used at most."""
 
 
+@check_arguments
 def recommend(
     model: nn.Module, images: ImageSource, budget: str = "latency=0.8x", *, mixers: Sequence[MixerConfig] = (),
     minutes: float = 15.0, size: tuple[int, int] | None = None, normal: Statistics | None = None,
@@ -55,6 +58,7 @@ def recommend(
         return recommending.recommend(user, pictures, question, folder=folder, report=report)
 
 
+@check_arguments
 def distill(
     model: nn.Module, plan: PlanSource | MixerConfig, images: ImageSource, *, steps: int = 200, output_steps: int = 400,
     lr: float = 1e-3, batch: int = 16, size: tuple[int, int] | None = None, normal: Statistics | None = None,
@@ -82,9 +86,10 @@ def _inputs(
 ) -> tuple[UserModel, Images]:  # fmt: skip
     user = as_user_model(model, type(model).__name__, size=size, data={"normal": normal}, judge=judge, extra=extra)
     if isinstance(images, np.ndarray):
+        allowed = {user.channels} if user.frames else {1, 3, user.channels}
         if user.frames and images.ndim == 5:  # (n, frames, h, w, channels)
             images = np.concatenate(list(images.swapaxes(0, 1)), -1)
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in {1, 3, user.channels}:
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in allowed:
             raise DataError(
                 f"images are pixels (n, h, w, channels) of uint8 with {user.channels} channels, not {images.shape} of "
                 f"{images.dtype}"
@@ -93,9 +98,11 @@ def _inputs(
         return user, sample_images(pictures, user.size, user.channels, len(images))
     if isinstance(images, DataLoader):
         return user, sample_images(_load_images(images, user), user.size, user.channels, IMAGES)
+    if not isinstance(images, str | Path):
+        raise DataError(f"images are a folder, an array of pixels or a DataLoader, not {short_repr(images)}")
     pictures, damaged = read_user_images(str(images), user.size, user.channels, IMAGES, user.frames)
-    for line in damaged if report is not None else ():
-        report(f"left out: {line}")  # type: ignore[misc]
+    for line in damaged:
+        (report or warnings.warn)(f"left out: {line}")
     return user, pictures
 
 
@@ -111,7 +118,7 @@ def _load_images(loader: DataLoader[Any], user: UserModel) -> Images:
             images = torch.empty(0)
         if user.frames and images.ndim == 5:
             images = frames_joined(images, user.frames_first)
-        if images != 4 or images.shape[1] != user.channels or 0 in images.shape[2:]:
+        if images.ndim != 4 or images.shape[1] != user.channels or 0 in images.shape[2:]:
             raise DataError(
                 f"a batch of the loader has no images (n, {user.channels}, h, w): it is a {type(batch).__name__}; give "
                 "a tensor, a tuple with it first, or a mapping with pixel_values"

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.core import MixerConfig, UnsupportedError
+from regard.core import ConfigError, MixerConfig, UnsupportedError
 from regard.images.images import Images
 from regard.measure.intervals import rank_correlation
 from regard.measure.turns import ROUNDS
@@ -56,7 +56,7 @@ FEWEST_IMAGES, ENOUGH_STEPS = 4, 60
 """Of a step of learning, and steps, below which images are left out rather than steps."""
 MOST_PIXELS = 2**20
 """Of the images that are judged together, so that few large ones take no longer than many small ones."""
-STATE = "advice.state"
+STATE, PAGE = "advice.state", "advice.html"
 
 Report = Callable[[str], None]
 LayerErrors = Mapping[tuple[str, MixerConfig], OutputChange]
@@ -86,6 +86,9 @@ def recommend(
     Raises: SwapError if nothing can be replaced, UnsupportedError if its output cannot be judged, StoreError for a
     damaged state, ConfigError, MissingExtra.
     """
+    names = [] if folder is None or (folder / STATE).exists() else [folder / name for name in (PLAN, PAGE)]
+    if others := [str(path) for path in names if path.exists()]:
+        raise ConfigError(f"{others[0]} is there already, and of no advice in its folder: choose another folder")
     judges = model.judges()
     work = _Work(model, judges, images, question, folder, report or (lambda text: None))
     try:

@@ -102,8 +102,7 @@ class UserModel:
             raise UnsupportedError(f"{self.label} has no weights, so that there is nothing to replace or to learn")
         if kind in WRAPPERS:
             raise UnsupportedError(f"{self.label} is wrapped in {kind}: give the model inside it, .{WRAPPERS[kind]}")
-        if first.dtype != torch.float32:
-            raise UnsupportedError(f"the weights of {self.label} are {first.dtype}: give it in float32, model.float()")
+        _check_dtype(self.network, self.label)
         example = self.example.to(first.device)
         with explain_inputs(self.network, example), eval_mode(self.network):
             return self.network(example)
@@ -114,6 +113,13 @@ class UserModel:
 
     def _arrange(self, images: Tensor) -> Tensor:
         return frames_apart(images, self.frames, self.frames_first) if self.frames else images
+
+
+def _check_dtype(network: nn.Module, label: str) -> None:
+    """Raises: UnsupportedError for weights of another type than float32."""
+    first = next(network.parameters(), None)
+    if first is not None and first.is_floating_point() and first.dtype != torch.float32:
+        raise UnsupportedError(f"the weights of {label} are {first.dtype}: give it in float32, model.float()")
 
 
 def load_user_model(
@@ -155,6 +161,7 @@ def as_user_model(
     text: its name or folder. checked: its patches divide images of that size. Raises: ConfigError.
     """
     network, data = network.eval(), data or {}
+    _check_dtype(network, text)
     example = example_input(network, default=default_size_of(network, text, extra))
     if example.ndim not in (4, 5) or not example.is_floating_point():
         raise UnsupportedError(f"{text} takes {tuple(example.shape)} {example.dtype}, no images")

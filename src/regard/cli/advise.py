@@ -116,7 +116,7 @@ def advise(
     from regard.advice.answer import Question
     from regard.advice.distill import PLAN
     from regard.advice.page import answer, short_plan, write_advice
-    from regard.advice.recommend import recommend
+    from regard.advice.recommend import PAGE, recommend
     from regard.advice.search import Budget, read_budget
 
     question = Question(
@@ -132,7 +132,7 @@ def advise(
         raise ConfigError(f"times are measured on cpu or cuda, not on {place.type}: give --device cpu")
     user.network.to(place)
     result = recommend(user, read_images(user, data, images), question, folder=out, report=progress)
-    page = write_advice(out / "advice.html", result)
+    page = write_advice(out / PAGE, result)
     if as_json:
         show(_rows(result, lambda plan: plan.spelling or "as it was"), as_json)
         return

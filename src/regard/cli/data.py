@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from regard.core import DataProblems
+from regard.files.paths import printable
 
 from .run_options import path_option
 from .tables import AsJson, show
@@ -60,7 +61,7 @@ def check(
 
     if fix is not None:
         lines = write_clean_copy(data, fix, task, void, classes, exif)
-        print("\n".join(lines[: SHOWN + 1]), file=sys.stderr)
+        print("\n".join(map(printable, lines[: SHOWN + 1])), file=sys.stderr)
         data, task, void, classes, exif = str(fix), task, None, None, None
     try:
         report = check_data(data, task, source, target, void, classes, exif)
@@ -76,5 +77,5 @@ def check(
         show(report.rows, title=f"{data}: {report.kind}", notes=notes or ["no problems"])
     if report.problems:
         number = f"{len(report.problems)} {'problems' if len(report.problems) > 1 else 'problem'}"
-        print(f"regard: {number} would stop a training, the first: {report.problems[0]}", file=sys.stderr)
+        print(f"regard: {number} would stop a training, the first: {printable(report.problems[0])}", file=sys.stderr)
         raise typer.Exit(1)

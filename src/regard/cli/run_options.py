@@ -1,5 +1,6 @@
 """The options of `regard train` and `finetune`, and the run that they describe."""
 
+import dataclasses
 import os
 import re
 import sys
@@ -213,7 +214,7 @@ def make_run(
     if data in kind.sets and Path(data).is_dir():
         print(f"{data} is a built-in set; for the folder of this name write ./{data}", file=sys.stderr)
     data = (data if data in kind.sets else absolute(data)) or kind.example_data
-    fields = {"task": dict(kind.__dataclass_fields__), "recipe": Recipe.__dataclass_fields__}
+    fields = {"task": {each.name: each for each in dataclasses.fields(kind)}, "recipe": Recipe.__dataclass_fields__}
     del fields["task"]["extra"]  # the option --import
     refuse_twice(changes, given)
     if options.digest and data in kind.sets:

@@ -108,13 +108,28 @@ def _scores_alone(network: "nn.Module", judge: "Judge") -> "nn.Module":
     return Scores().eval()
 
 
+def _channels_first(network: "nn.Module") -> "nn.Module":
+    """A network of clips (B, frames, C, H, W) as one of clips (B, C, frames, H, W), as `--task video` gives them."""
+    from torch import nn
+
+    class ChannelsFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, clips: "Tensor") -> "Tensor":
+            return self.network(clips.transpose(1, 2))
+
+    return ChannelsFirst().eval()
+
+
 def _of_user(text: str, results: Path, extra: Extra, options: ModelOptions, any_output: bool) -> Trained:
     """The user's model; says what is not known of its classes."""
     from torch import Tensor
 
     from regard.advice.judges.embedding import Embedding
     from regard.advice.judges.scores import Scores
-    from regard.lab.tasks.classification import Classification
+    from regard.lab.tasks import Classification, Video
 
     user = read_model(text, results, extra, options)
     output = user.output()
@@ -132,7 +147,12 @@ def _of_user(text: str, results: Path, extra: Extra, options: ModelOptions, any_
         raise ConfigError(f"{text} names {len(known)} classes, but its model has {scores.shape[1]}: save it again")
     if not user.trained:
         progress(f"the weights of {user.label} are random: give --pretrained or --weights")
-    task = Classification(host="own", data=user.data.get("name", text), size=user.size, init="host", extra=extra)
+    about: dict[str, Any] = {"host": "own", "size": user.size, "init": "host", "extra": extra}
+    if user.frames:
+        task: Classification = Video(data="own", frames=user.frames, **about)
+    else:
+        task = Classification(data=user.data.get("name", text), **about)
     network = user.network if isinstance(output, Tensor) else _scores_alone(user.network, judge)
+    network = _channels_first(network) if user.frames_first else network
     record["class_names"] = known
     return Trained(network, task, record, "32-true", lambda: (user.example,), named=bool(names), example=user.example)

@@ -48,6 +48,11 @@ class Mask:
             )
         if bias is not None and bias.ndim < 2:
             raise ShapeError(f"Mask.bias is {_kind(bias)}; expected (..., queries, keys), or (..., 1, keys)")
+        if self.product is not None and not _is_product(self.product):
+            raise ShapeError(
+                "Mask.product is a pair of floating-point tensors, of queries (batch, heads, queries, r) and of keys "
+                "(keys, r)"
+            )
 
     def without_bias(self) -> "Mask | None":
         """The mask without what is added to the logits; None if nothing else is in it."""
@@ -127,6 +132,8 @@ class Mask:
 
     def add_to(self, logits: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N M"]:
         """The logits with the bias added and -inf where attention is forbidden; the plain form, for references."""
+        if self.product is not None:
+            return self.with_bias().add_to(logits)
         if self.bias is not None:
             logits = logits + self.bias
         keep = self.allowed_pairs(logits.shape[-2], logits.shape[-1], logits.device, logits.shape[0])
@@ -137,6 +144,8 @@ class Mask:
 
         q (B, H, N, d) gives the number of rows, dtype and device; columns is the number of keys.
         """
+        if self.product is not None:
+            return self.with_bias().dense(q, columns)
         keep = self.allowed_pairs(q.shape[-2], columns, q.device, q.shape[0])
         if self.bias is None:
             return keep
@@ -146,6 +155,14 @@ class Mask:
 
 def _is_dense(x: Tensor) -> bool:
     return not x.is_nested and x.layout == torch.strided
+
+
+def _is_product(value: object) -> bool:
+    if not isinstance(value, tuple) or len(value) != 2 or not all(isinstance(part, Tensor) for part in value):
+        return False
+    rows, columns = value
+    numbers = rows.is_floating_point() and columns.is_floating_point()
+    return numbers and (rows.ndim, columns.ndim) == (4, 2) and rows.shape[-1] == columns.shape[-1]
 
 
 def _kind(value: object) -> str:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -190,8 +190,11 @@ class Mixer(nn.Module):
 
     def kept_mask(self, mask: Mask | None) -> Mask | None:
         """The mask that is applied."""
-        biased = self.drops_bias and mask is not None and bool(mask.kinds & POSITION_BIASES)
-        return cast(Mask, mask).without_bias() if biased else mask
+        if mask is None or not mask.kinds & POSITION_BIASES:
+            return mask
+        if self.drops_bias:
+            return mask.without_bias()
+        return mask.with_bias() if "bias" in self.config.masks and "product" not in self.config.masks else mask
 
     def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
         """The fast form, or with `plain` the reference."""
@@ -259,6 +262,10 @@ class MixerConfig(ABC):
         With a `site.memory` it is the layer of `build_cross`, with keys and values there. accounting: "executed" counts
         what runs; "paper" counts as the mechanism's paper does, where that differs (`check_accounting` refuses others).
         """
+
+    def build_cross(self, site: Site, shared: nn.Module | None = None) -> "Mixer":
+        """The layer whose keys and values come from another input, on `site.memory`. Raises: UnsupportedError."""
+        raise UnsupportedError(f"{type(self).__name__} has no cross-attention")
 
     def shared(self) -> nn.Module | None:
         """A module with the parameters that all layers of a model have in common; None if there are none."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, GridError, UnsupportedError
 from regard.swapping.host_names import MIXER_CHILD
-from regard.swapping.inspect import layer_calls
+from regard.swapping.inspect import explain_inputs, layer_calls
 
 
 class Call(NamedTuple):
@@ -44,7 +44,8 @@ def recorded_calls(
     chosen = {name: module for name, module in present.items() if fnmatchcase(name, layers)}
     if not chosen:
         raise ConfigError(f"no {description} matches {layers!r}; there are {', '.join(present)}")
-    return {name: Call(chosen[name], *call) for name, call in layer_calls(model, chosen, image[None]).items()}
+    with explain_inputs(model, image[None]):
+        return {name: Call(chosen[name], *call) for name, call in layer_calls(model, chosen, image[None]).items()}
 
 
 def whole_image_calls(calls: Mapping[str, Call], batches: Mapping[str, int]) -> dict[str, Call]:

@@ -8,8 +8,9 @@ from torch import nn
 
 from regard.advice.distill import plan_of
 from regard.advice.user_model import UserModel, as_user_model
-from regard.core import DataError, Extra, MixerConfig
+from regard.core import ConfigError, DataError, Extra, MixerConfig
 from regard.core.eval_mode import kept_modes
+from regard.core.validation import short_repr
 from regard.explain.pictures import CREDITS, SAMPLES, sample_image
 from regard.files.paths import user_path
 from regard.images.clips import Clip
@@ -41,6 +42,8 @@ def explore(
     The model is not changed. Raises: UnsupportedError if it has no weights between tokens; SwapError; DataError.
     """
     data = {} if normal is None else {"normal": list(normal)}
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"a model is a torch module, not {short_repr(model)}")
     with kept_modes(model):
         user = as_user_model(model, type(model).__name__, size=size, data=data, extra=extra)
         pixels, credit = picture_of(user, picture)

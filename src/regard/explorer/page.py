@@ -100,7 +100,9 @@ def _entry(
 
 
 def _data_uri(pixels: Pixels) -> str:
-    """As PNG where that is small, else as JPEG."""
+    """As PNG where that is small, else as JPEG; other channels than grey or three colours as their mean."""
+    if pixels.shape[-1] not in (1, 3):
+        pixels = pixels.mean(-1, keepdims=True).round().astype(np.uint8)
     kind, encoded = "png", png(pixels)
     if len(encoded) > 400_000:
         out = io.BytesIO()

@@ -5,6 +5,7 @@ normalisation of images serve clips, and change all frames alike. `frames_apart`
 T frames are read, those in the middle of T equal parts of it (Wang et al. 2016, Temporal Segment Networks).
 """
 
+import hashlib
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -20,13 +21,20 @@ from regard.files.paths import files_below, printable, subfolders, visible
 
 from . import digest as digests
 from .folders import BESIDE, NOTES, Split, split_folders
-from .images import SUFFIXES, ImageSet, Several, Source, check_labels, size_before_crop, size_of
+from .images import SUFFIXES, Images, ImageSet, Several, Source, check_labels, read_image, size_before_crop
 from .own import DIVIDED, RESERVED, check_classes, check_readable, divide, from_files
 
 log = logging.getLogger("regard.data")
 
-VIDEOS = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".gif"})
-"""Of files that PyAV reads, extra "video"."""
+VIDEOS = {
+    **dict.fromkeys((".mp4", ".m4v", ".mov"), "mov"), **dict.fromkeys((".mkv", ".webm"), "matroska"), ".avi": "avi",
+    **dict.fromkeys((".mpg", ".mpeg"), "mpeg"), ".gif": "gif",
+}  # fmt: skip
+"""Suffix of a file that PyAV reads, extra "video" -> the only format in which it is read, so that none names others."""
+FILES = SUFFIXES | VIDEOS.keys()
+"""Suffixes of frames and videos."""
+WHOLE = 0.9
+"""Of the frames that a video file announces; one of fewer is damaged."""
 COLOURS = 3
 """Channels of the user's own clips."""
 LAYOUT = "one folder for each class, and in it a folder of frames or a video file for each clip"
@@ -56,16 +64,19 @@ def frame_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names, key=_by_numbers)]
 
 
-def measure(clip: Path) -> tuple[int, tuple[int, int]]:
-    """The number of frames of a clip, and (height, width) of its first. Raises: ValueError, DataError."""
+def measure(clip: Path) -> tuple[int, set[tuple[int, int]], str]:
+    """The number of frames of a clip, all of which are read, their (height, width), and a digest of its files.
+
+    Raises: ValueError, DataError.
+    """
     if clip.is_dir():
         files = frame_files(clip)
-        return len(files), size_of(files[0])
+        sizes = {(image.shape[0], image.shape[1]) for image in (read_image(file, None, 3) for file in files)}
+        total = hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files))
+        return len(files), sizes, total.hexdigest()
     require("av", extra="video")
-    number, size = 0, (0, 0)
-    for number, frame in enumerate(_decoded(clip), 1):
-        size = size if number > 1 else (frame.height, frame.width)
-    return number, size
+    frames = [(frame.height, frame.width) for frame in _decoded(clip)]
+    return len(frames), set(frames), hashlib.sha256(clip.read_bytes()).hexdigest()
 
 
 def _by_numbers(name: str) -> list[tuple[int, str]]:
@@ -94,13 +105,22 @@ def _decoded(file: Path) -> Iterator:
     """The frames of a video file as PyAV gives them. Raises: ValueError."""
     import av
 
+    number, expected, kind = 0, 0.0, VIDEOS.get(file.suffix.lower())
+    if kind is None:
+        raise ValueError(f"it is no folder of frames, and no video by its name ({', '.join(VIDEOS)})")
     try:
-        with av.open(str(file)) as container:
+        with file.open("rb") as stream, av.open(stream, "r", format=kind) as container:
             if not container.streams.video:
                 raise ValueError("it has no pictures")
-            yield from container.decode(video=0)
+            video = container.streams.video[0]
+            lasts = (container.duration or 0) / av.time_base * float(video.average_rate or 0)
+            expected = float(video.frames) or lasts
+            for number, frame in enumerate(container.decode(video), 1):  # noqa: B007
+                yield frame
     except av.FFmpegError as error:
         raise ValueError(f"it is no video that PyAV reads: {error.strerror}") from error
+    if number < WHOLE * expected:
+        raise ValueError(f"only {number} of its {expected:.0f} frames can be read: it is damaged, or cut")
 
 
 def clips_below(path: Path) -> list[Path]:
@@ -108,7 +128,10 @@ def clips_below(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     entries = [path / entry.name for entry in visible(path)]
-    if any(entry.suffix.lower() in SUFFIXES - VIDEOS and entry.is_file() for entry in entries):
+    frames = [entry for entry in entries if entry.suffix.lower() in SUFFIXES - VIDEOS.keys() and entry.is_file()]
+    if frames:
+        if others := [entry for entry in entries if entry not in frames and not _beside(entry)]:
+            log.warning("%s lies among the frames of a clip, and is not read", printable(str(others[0])))
         return [path]
     found: list[Path] = []
     for entry in entries:
@@ -116,9 +139,16 @@ def clips_below(path: Path) -> list[Path]:
             found += clips_below(entry)
         elif entry.suffix.lower() in VIDEOS:
             found.append(entry)
-        elif entry.suffix.lower() not in BESIDE and entry.stem.upper() not in NOTES:
+        elif not _beside(entry):
             log.warning("%s is neither a frame nor a video, and is not read", printable(str(entry)))
+    if not entries:
+        log.warning("%s is empty", printable(str(path)))
     return found
+
+
+def _beside(entry: Path) -> bool:
+    """Whether a file usually lies beside data."""
+    return entry.is_file() and (entry.suffix.lower() in BESIDE or entry.stem.upper() in NOTES)
 
 
 def read_splits(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], dict[str, tuple[list[Path], np.ndarray]]]:
@@ -129,13 +159,17 @@ def read_splits(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], di
     if not path.is_dir():
         raise DataError(f"{path} is no folder; expected {LAYOUT}")
     roots = split_folders(path)
-    if not reserved:
-        roots.pop("val", None)
+    if not reserved and "val" in roots:
+        del roots["val"]
+        log.warning("val of %s is its validation part, which --val 0.1 takes; the test is test", path)
     classes = tuple(folder.name for folder in subfolders(roots["train"]))
     if len(classes) < 2:
         raise DataError(f"{roots['train']} has {len(classes)} class folders; expected {LAYOUT}, and two classes")
     problems, splits = Problems(), {}
     for split, root in roots.items():
+        for entry in (*visible(root), *(visible(path) if root != path else ())):
+            if entry.is_file() and Path(entry.name).suffix.lower() in FILES:
+                problems.append(f"{printable(entry.path)} lies beside class folders; put it into that of its class")
         unknown = [folder.name for folder in subfolders(root) if folder.name not in classes]
         if unknown:
             problems.append(f"{root} has classes that the training split does not have: {', '.join(unknown[:5])}")
@@ -155,7 +189,7 @@ def read_splits(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], di
 def digest(path: Path, kind: str = "", reserved: bool = False) -> str:
     """What stands for the clips in the key of a run, as `own.digest` for images. Raises: DataError."""
     _, splits = read_splits(path, reserved)
-    files = digests.relative(path, files_below(path, SUFFIXES | VIDEOS))
+    files = digests.relative(path, files_below(path, frozenset(FILES)))
     total = digests.identity_of(path, files, kind)
     return f"{DIVIDED * (len(splits) == 1)}{total}{RESERVED * ('val' in splits)}"
 
@@ -164,6 +198,19 @@ def present_digest(path: Path, kind: str = "", reserved: bool = False) -> str:
     """`digest`, computed anew if the files have changed meanwhile. Raises: DataError."""
     digests.forget_if_changed(path, digest)
     return digest(path, kind, reserved)
+
+
+def load_scored(
+    path: Path, frames: int, size: tuple[int, int], corrupt: str, kind: str = ""
+) -> tuple[tuple[str, ...], Images]:
+    """The classes of the user's own clips, and those of their test, or all of them. Raises: DataError."""
+    classes, found = read_splits(path)
+    part = "test" if "test" in found else "train"
+    paths, labels = found[part]
+    check_labels(f"the {part} split of {path}", labels, len(classes), least=1)
+    sources, names = [Clip(clip, frames) for clip in paths], [str(clip) for clip in paths]
+    key = f"clips-{digest(path, kind)}-scored-{frames}"
+    return classes, from_files(sources, names, labels, size_before_crop(size), corrupt, key, channels=COLOURS * frames)
 
 
 def load(

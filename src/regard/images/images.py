@@ -25,6 +25,10 @@ SUFFIXES = frozenset({
 """Of files that are read as images."""
 
 
+FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "WEBP", "AVIF", "TIFF", "JPEG2000", "TGA", "PPM")
+"""Of Pillow, in which they are read; others, such as PostScript, would start programs."""
+
+
 def kinds_of_images() -> str:
     """The suffixes of images for a message: the usual ones, and how many more are read."""
     usual = (".jpg", ".png", ".tif", ".bmp", ".webp")
@@ -158,7 +162,7 @@ def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.nd
 
     if isinstance(source, Several):
         parts = source.parts()
-        return np.concatenate([decode(part, size, channels // len(parts)) for part in parts], -1)
+        return np.concatenate([_decode_part(part, size, channels // len(parts)) for part in parts], -1)
     if isinstance(source, np.ndarray):
         image = Image.fromarray(source.squeeze())
     else:
@@ -173,12 +177,21 @@ def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.nd
     return np.asarray(image, dtype=np.uint8).reshape(image.size[1], image.size[0], channels)
 
 
+def _decode_part(part: Source, size: tuple[int, int] | None, channels: int) -> np.ndarray:
+    try:
+        return decode(part, size, channels)
+    except Exception as error:  # Pillow raises various errors for a damaged file
+        raise ValueError(f"{part.name}: {error}" if isinstance(part, Path) else str(error)) from error
+
+
 def open_image(file: bytes | Path) -> Any:
     """A Pillow image, of which the header is read. Raises: OSError, which says what the user can do."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
+        Image.init()
+        known = [name for name in FORMATS if name in Image.OPEN]
+        return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=known)
     except UnidentifiedImageError as error:  # whose own text names an address in memory
         raise OSError(_no_image(file)) from error
     except Image.DecompressionBombError as error:

@@ -376,6 +376,8 @@ def _tables(path: Path) -> dict[str, list[Path]]:
     for file in files:
         stem = _SHARD.sub("", file.stem.lower())
         parts.setdefault(file.parent.name.lower() if stem.isdigit() else stem, []).append(file)
+    for part in parts.values():
+        _check_whole(part)
     splits = by_split({part[0]: name for name, part in parts.items()})
     if not splits:
         return {}
@@ -394,7 +396,16 @@ def _tables(path: Path) -> dict[str, list[Path]]:
     return {split: by_first[file] for split, file in splits.items()}
 
 
-_SHARD = re.compile(r"-\d+-of-\d+$")
+_SHARD = re.compile(r"-\d+-of-(\d+)$")
+
+
+def _check_whole(files: list[Path]) -> None:
+    """Raises: DataError if files of a table that is named in parts, as on the Hub, are missing."""
+    numbers = {int(match[1]) for file in files if (match := _SHARD.search(file.stem))}
+    if numbers and numbers != {len(files)}:
+        raise DataError(
+            f"{files[0]} is one of {max(numbers)} parts, {len(files)} of which are there: download the others"
+        )
 
 
 def _from_tables(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str, Split]]:

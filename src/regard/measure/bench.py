@@ -222,7 +222,7 @@ def scale_timing(timing: Timing, growth: float) -> Timing:
 
 
 def _name(grid: Grid) -> str:
-    return f"{grid.height}x{grid.width}"
+    return "x".join(map(str, grid.sides))
 
 
 def _build_mixer(config: MixerConfig, site: Site) -> Mixer:
@@ -251,18 +251,22 @@ def _candidate(
 def _estimate(
     config: MixerConfig, site: Site, batch: int, placement: Placement, backward: bool, part: str, before: Timing | None
 ) -> Timing | None:  # fmt: skip
-    """The row as estimated from the one before, or from a small grid where the first is large; None: not needed."""
-    small = replace(site, grid=replace(site.grid, height=32, width=32))
+    """The row as estimated from the one before, or from a small image where the first is large; None: not needed, or
+    the mechanism does not fit that image."""
+    small = replace(site, grid=replace(site.grid, height=32, width=32, depth=1))
     if before is None:
         if site.grid.tokens <= _UNKNOWN:
             return None
-        candidate = _candidate(config, small, batch, placement, backward, part)
+        try:
+            candidate = _candidate(config, small, batch, placement, backward, part)
+        except RegardError:
+            return None
         with one_thread():
             memory, once = peak_growth(candidate.run, placement[0]), time_pass(candidate.run, placement[0])
         summary = Summary(once.seconds, once.seconds, once.seconds, 1, 0.0, 0.0)
         before = _timing(candidate.name, "32x32", small.grid.tokens, backward, summary, 0.0, memory)
-    side = (int(text) for text in before.grid.split("x"))
-    last = replace(site, grid=replace(site.grid, height=next(side), width=next(side)))
+    *depth, height, width = (int(text) for text in before.grid.split("x"))
+    last = replace(site, grid=replace(site.grid, height=height, width=width, depth=depth[0] if depth else 1))
     return scale_timing(before, _cost(config, site, part).macs / max(1, _cost(config, last, part).macs))
 
 

@@ -3,6 +3,7 @@
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from timm.layers import build_sincos2d_pos_embed
 from timm.models.vision_transformer import VisionTransformer
@@ -29,6 +30,26 @@ class TubeletEmbed(nn.Module):
 
 class VideoTransformer(VisionTransformer):
     """timm's VisionTransformer on clips."""
+
+    @torch.no_grad()
+    def set_input_size(
+        self, img_size: tuple[int, int] | None = None, patch_size: tuple[int, int] | None = None
+    ) -> None:
+        """Take clips of another (height, width): positions are resampled within each frame. Raises: ConfigError."""
+        embed = cast(TubeletEmbed, self.patch_embed)
+        channels, frames, *sides = embed.clip
+        patch = embed.proj.kernel_size[-1]
+        height, width = image_sides("vit_desk_video", img_size or (sides[0], sides[1]), patch)
+        new = height // patch, width // patch
+        if new == embed.grid_size:
+            return
+        depth = embed.num_patches // (embed.grid_size[0] * embed.grid_size[1])
+        old = self.get_parameter("pos_embed")
+        maps = old[0].unflatten(0, (depth, *embed.grid_size)).permute(0, 3, 1, 2)
+        resampled = F.interpolate(maps, new, mode="bicubic", antialias=True).permute(0, 2, 3, 1).flatten(0, 2)
+        self.pos_embed = nn.Parameter(resampled[None].to(old.dtype))
+        embed.grid_size, embed.num_patches = new, depth * new[0] * new[1]
+        embed.clip = channels, frames, height, width
 
     def example_input(self) -> Float[Tensor, "1 C T h w"]:
         """Noise of the size that it takes."""

@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from regard.core import MixerConfig, SwapError, UnsupportedError
 from regard.core.mask import POSITION_BIASES
-from regard.mixers.shared.heads import drops_bias
+from regard.mixers.shared.heads import HeadMixerConfig, drops_bias
 from regard.mixers.spelling import parts, spell
 from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 
@@ -34,7 +34,11 @@ def check_supported(port: type[Port], host: nn.Module, name: str, mixer: MixerCo
         raise UnsupportedError(
             f"{name} passes a {'bias' if missing == ['product'] else ', '.join(missing)} mask, which {spell(mixer)} "
             f"cannot apply; {OTHER_MASKS}"
-            + ('; host_bias="drop" leaves its position biases out' if set(missing) <= POSITION_BIASES else "")
+            + (
+                '; host_bias="drop" leaves its position biases out'
+                if set(missing) <= POSITION_BIASES and isinstance(mixer, HeadMixerConfig)
+                else ""
+            )
         )
 
 

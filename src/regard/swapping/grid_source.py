@@ -67,6 +67,8 @@ class GridSource:
             return  # no pass, but a trace of one
         size = self._thread.size
         output, sides = _with_sides(module, args[0] if args else None, output)
+        if sides is not None and output.ndim < 3:
+            raise GridError(f"the watched module gives {tuple(output.shape)}, no map (B, C, h, w)")
         if sides is None:
             raise GridError("patches with coordinates have no common grid; pass a swapped model images (B, C, H, W)")
         size.height, size.width, size.depth = (*sides, 1) if len(sides) == 2 else (*sides[1:], sides[0])

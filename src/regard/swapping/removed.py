@@ -17,6 +17,7 @@ class Removed(MixerConfig):
         dynamic="none", row_maps=False,
     )  # fmt: skip
     masks = frozenset({"causal", "padding", "bias"})
+    depth = True
 
     @property
     def uses(self) -> str:

@@ -361,6 +361,8 @@ def _retune(model: nn.Module, where: str, changes: Mapping[str, Any]) -> nn.Modu
         for key in changes:
             if key not in names:
                 raise ConfigError(f"{type(config).__name__} has no {key!r}; {nearest(key, names)}")
+        if "host_bias" in changes:
+            raise ConfigError("retune cannot bring biases of the host back, or leave them out; use swap for that")
         new = layer.new_mixer(replace(config, **changes), old.site, shared_module(layer))
         for path, adapter in adapters(old).items():
             new.set_submodule(path, adapter)
@@ -369,6 +371,7 @@ def _retune(model: nn.Module, where: str, changes: Mapping[str, Any]) -> nn.Modu
         except RuntimeError as error:
             arguments = ", ".join(f"{key}={value}" for key, value in changes.items())
             raise ConfigError(f"retune({arguments}) would change parameters of {name}; use swap for that") from error
+        new.drops_bias = old.drops_bias
         mixers.append((layer, new.train(old.training)))
     for layer, new in mixers:
         move_hooks(layer.mixer, new)

@@ -57,7 +57,7 @@ def masks(s: Subject) -> str:
         "product": Mask(product=(torch.randn(s.batch, s.heads, n, 3).double(), torch.randn(n, 3).double())),
     }
     for kind, mask in masks.items():
-        if kind in s.config.masks or (kind == "key bias" and "bias" in s.config.masks):
+        if kind in s.config.masks or (kind in ("key bias", "product") and "bias" in s.config.masks):
             _applies(s, kind, mask)
         else:
             _refuses(s, kind.removeprefix("key "), mask)

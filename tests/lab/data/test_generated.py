@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from regard.images.streams import generator
-from regard.lab.data import boards, generated
+from regard.lab.data import boards, generated, moving
 from regard.lab.data.catalog import digits
 from regard.lab.data.cued import CUED, canvas
 from regard.lab.data.generated import REVISIONS
@@ -28,13 +28,14 @@ SETS = {
     "pathfinder": "sequences",
     "numbers": "translation",
     "digit_boards(ability=content)": "cells",
+    "moving_digits": "video",
 }
 """A task for each place where the data of a key are named."""
 
 
 def task_on(data: str) -> Task:
     kind: Any = next(kind for kind in KINDS if kind.name == SETS[data])
-    size = {"size": (12, 12)} if "size" in kind.__dataclass_fields__ else {}
+    size = {"size": (28, 28) if data == moving.NAME else (12, 12)} if "size" in kind.__dataclass_fields__ else {}
     return kind(host="vit_desk(patch=14)", data=data, **size)
 
 
@@ -84,6 +85,7 @@ MADE: dict[str, tuple[Callable[[], bytes], str]] = {
     "pathfinder-9": (lambda: _scenes("pathfinder-9"), "1: c6da341446fe"),
     "pathfinder-mini": (lambda: _scenes("pathfinder-mini"), "1: b3b429fd4842"),
     "digit_boards": (lambda: _boards("digit_boards"), "1: a9881e4e4391"),
+    "moving_digits": (lambda: moving.load().test.pixels[:3].tobytes(), "1: 28f762882e0d"),
     "numbers": (lambda: repr(number_sentences(50)).encode(), "1: e19deb5ffcf3"),
 }
 """Of each set without a data folder: samples as bytes; the revision, and 12 digits of the SHA-256 of the samples."""
@@ -98,5 +100,5 @@ def test_generators_make_what_they_made_when_their_revision_was_set(name: str) -
 
 def test_every_generated_set_has_a_revision() -> None:
     sequences = {*listops.LISTOPS, *pathfinder.PATHFINDER, matching.NAME}
-    names = {"digits-canvas", *CUED, *sequences, *boards.NAMES, "numbers"}
+    names = {"digits-canvas", *CUED, *sequences, *boards.NAMES, "numbers", moving.NAME}
     assert REVISIONS.keys() == names

@@ -80,7 +80,7 @@ class FoundBoxes(Judge):
         return 1 - ap, ap
 
     def loss(self, before: Any, after: Any) -> Float[Tensor, ""]:
-        raise UnsupportedError("boxes that a detector has chosen have no gradients: give --score-steps 0")
+        raise UnsupportedError("boxes that a detector has chosen have no gradients: give --output-steps 0")
 
 
 def found_boxes(output: Any) -> bool:

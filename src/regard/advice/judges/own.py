@@ -44,5 +44,5 @@ class Own(Judge):
     def loss(self, before: Any, after: Any) -> Float[Tensor, ""]:
         loss = torch.as_tensor(self.function(before, after)).mean()
         if not loss.requires_grad:
-            raise ConfigError("judge gives a number without gradients, so nothing learns: use torch, or score_steps=0")
+            raise ConfigError("judge gives a number without gradients, so nothing learns: use torch, or output_steps=0")
         return loss

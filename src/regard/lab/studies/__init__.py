@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 # name -> (module below this package; title; source)
 STUDIES: dict[str, tuple[str, str, str]] = {
     "quickstart": ("quickstart", "Digits on a canvas", "Regard"),
-    "moving": ("moving", "Which digit moves? Attention over all frames of a clip", "Regard"),
     "probes_content": ("probes.study", "Probe: recall by content", "Regard"),
     "probes_place": ("probes.study", "Probe: recall by absolute place", "Regard"),
     "probes_offset": ("probes.study", "Probe: recall by relative place", "Regard"),

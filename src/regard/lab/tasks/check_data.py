@@ -135,12 +135,15 @@ def kind_of(path: Path, source: str = "en", target: str = "de") -> str:
             return "segmentation"
         if formats.has_annotations(path):
             return "detection"
-        if files_below(path, clips.VIDEOS - SUFFIXES):
+        if files_below(path, frozenset(clips.VIDEOS.keys() - SUFFIXES)):
             return "video"
     if lists.list_files(path):
         return "classification"
     if text.is_table(path):
-        files = text.tables(path).values()
+        try:
+            files = text.tables(path).values()
+        except DataError:  # named as on the Hub
+            return "classification"
         return "sequences" if all(_has_text(file) for file in files) else "classification"
     return "classification"
 
@@ -262,27 +265,34 @@ def _classification(path: Path, report: DataReport) -> None:
 def _video(path: Path, report: DataReport) -> None:
     classes, splits = clips.read_splits(path)
     lengths: list[int] = []
+    copies: dict[str, dict[str, str]] = defaultdict(dict)
     for split, (paths, labels) in splits.items():
         for label, name in enumerate(classes):
-            found = []
-            for row in np.flatnonzero(labels == label).tolist():
+            found, frames = [], list[int]()
+            rows = np.flatnonzero(labels == label).tolist()
+            for clip in (paths[row] for row in rows):
                 try:
-                    number, size = clips.measure(paths[row])
+                    number, sizes, total = clips.measure(clip)
                 except (ValueError, DataError) as error:
-                    report.problems.append(f"{paths[row]} cannot be read as a clip: {error}")
+                    report.problems.append(f"{clip} cannot be read as a clip: {error}")
                     continue
-                found.append((size, "file" if paths[row].is_file() else "frames"))
-                lengths.append(number)
+                copies[total].setdefault(split, str(clip))
+                found += [(size, "file" if clip.is_file() else "frames") for size in sorted(sizes)[:1]]
+                frames.append(number)
                 if number == 1:
-                    report.warnings.append(f"{paths[row]} has one frame, in which nothing moves")
-            number = int((labels == label).sum())
-            line = {"split": split, "class": name, "clips": number, "unreadable": number - len(found)}
-            report.rows.append(line | _ranges(found))
+                    report.warnings.append(f"{clip} has one frame, in which nothing moves")
+                if len(sizes) > 1:
+                    report.warnings.append(_different(f"frames of {clip}, each cropped for itself,", *sorted(sizes)))
+            line = {"split": split, "class": name, "clips": len(rows), "unreadable": len(rows) - len(frames)}
+            span = f"{min(frames)} to {max(frames)}" if len(set(frames)) > 1 else str(*set(frames))
+            report.rows.append(line | {"frames": span} | _ranges(found))
+            lengths += frames
     if lengths and max(lengths) > UNEQUAL * min(lengths):
         report.warnings.append(
             f"clips have {min(lengths)} to {max(lengths)} frames, and as many of each are taken: time runs faster in "
             "the long ones"
         )
+    report.warnings += [f"the same clip in {_join_places(where)}" for where in copies.values() if len(where) > 1]
     _only_in_test(report, "clips")
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import DataError
+from regard.images.images import Images
 
 from .base import Score
 
@@ -38,6 +39,15 @@ def check_subset(data: str, classes: Sequence[str], trained: Sequence[str]) -> N
     if unknown:
         shown, known = (f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" for names in (unknown, trained))
         raise DataError(f"{data} has classes that the training data do not have: {shown}; the model has {known}")
+
+
+def relabelled(data: str, scored: Images, classes: Sequence[str], trained: Sequence[str]) -> Images:
+    """Other data with the labels of the training, whose classes they share by name. Raises: DataError."""
+    if tuple(classes) == tuple(trained):
+        return scored
+    check_subset(data, classes, trained)
+    place = np.array([list(trained).index(name) for name in classes], np.int64)
+    return Images(scored.pixels, place[scored.labels])
 
 
 def majority(labels: np.ndarray) -> float:

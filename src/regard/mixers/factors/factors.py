@@ -121,6 +121,7 @@ def factors(
     Raises: ConfigError, ShapeError, GridError, UnsupportedError.
     """
     keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, query_stride, basis, execution)
+    mask = None if mask is None else mask.with_bias()
     if execution == "materialised":
         return factors_reference(
             q, k, v, terms=terms, grid=grid, key_grid=keys, tables=tables, u=u, t=t,

@@ -200,7 +200,7 @@ class DepthwiseConv(Extractor):
 
     def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Landmarks:
         grid.check(q)
-        if grid.height != self.rows or grid.width != self.columns:
+        if grid.sides != (self.rows, self.columns):
             raise GridError(
                 f"convolved landmarks were built for {self.rows}x{self.columns} cells, not for {grid}; "
                 'build the layer for this grid, or choose landmarks="avg2d"'

@@ -371,7 +371,7 @@ class MiTAOperator(Operator):
         in cross-attention, where landmarks have no place among the keys.
         """
         q, k, mask, config = inputs.q, inputs.k, inputs.mask, self.config
-        key_bias("MiTA", mask, k[..., 0])
+        key_bias("MiTA", None if mask is None else replace(mask, product=None), k[..., 0])
         keep = mask.keep if mask is not None and inputs.memory is None else None
         scale, probes, landmarks = q.shape[-1] ** -0.5, None, cast(Tensor | PooledQueries, None)
         if mask is not None and mask.product is not None:

@@ -91,6 +91,8 @@ def key_bias(name: str, mask: Mask | None, like: Tensor) -> Tensor | None:
         return None
     if mask.causal:
         raise UnsupportedError(f"{name} cannot apply a causal mask: landmarks are averages that see later tokens")
+    if mask.product is not None:
+        raise UnsupportedError(f"{name} takes no product of positions: give it as further channels of q and k")
     bias = None
     if mask.bias is not None:
         if mask.bias.shape[-2] != 1:

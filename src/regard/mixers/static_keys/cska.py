@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import NO_MASK, Cost, Grid, Inputs, Mask, Operator, Site, hide, operator_function
-from regard.core.errors import ConfigError, GridError, ShapeError, nearest
+from regard.core.errors import ConfigError, GridError, ShapeError, UnsupportedError, nearest
 from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.tiles import join_tokens, split_tokens
 
@@ -84,6 +84,8 @@ def cska(
     for name, value, options in (("path", path, PATHS), ("activation", activation, ACTIVATIONS)):
         if value not in options:
             raise ConfigError(f"cska has no {name} {value!r}; {nearest(value, options)}")
+    if mask is not None and mask.causal:
+        raise UnsupportedError("cska cannot apply a causal mask: a filter reads later tokens")
     if path == "auto":
         path = choose_path(q, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale

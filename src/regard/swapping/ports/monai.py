@@ -17,6 +17,9 @@ from regard.swapping.layer import Port
 
 from .torchvision import TorchvisionSwin
 
+_STAGES = 6
+"""Of a SwinUNETR, and some more."""
+
 
 def _is(module: nn.Module, path: str) -> bool:
     return f"{type(module).__module__}.{type(module).__qualname__}" == f"monai.networks.{path}"
@@ -61,6 +64,7 @@ class MonaiSwin(TorchvisionSwin):
     """SwinUNETR's attention in windows, in two or three dimensions; position biases and shift masks are kept."""
 
     replaces: ClassVar[tuple[type, ...]] = ()
+    watch = "patch_embed.proj"
 
     @classmethod
     def matches(cls, module: nn.Module) -> bool:
@@ -76,23 +80,22 @@ class MonaiSwin(TorchvisionSwin):
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        """Raises: SwapError where a map is smaller than the windows along some sides only, which tokens do not tell."""
-        sides, tokens = tuple(module.window_size), inputs[0].shape[1]
-        if tokens != math.prod(sides):
-            side = round(tokens ** (1 / len(sides)))
-            if side ** len(sides) != tokens:
-                raise SwapError(
-                    f"windows of {'x'.join(map(str, sides))} are cut to {tokens} tokens by a small map: give an input "
-                    "that is as large along all sides, or larger"
-                )
-            sides = (side,) * len(sides)
-        depth = sides[0] if len(sides) == 3 else 1
-        return Grid(*sides[-2:], depth=depth)
+        """The window, which is not larger than its map: that of the patches, halved some times along each side.
+
+        Raises: SwapError for tokens of no such map.
+        """
+        window, tokens = tuple(module.window_size), inputs[0].shape[1]
+        first = (watched.depth, watched.height, watched.width)[-len(window) :] if watched is not None else window
+        for halved in range(_STAGES):
+            sides = tuple(min(full, -(-side // 2**halved)) for full, side in zip(window, first, strict=True))
+            if math.prod(sides) == tokens:
+                return Grid(*sides[-2:], depth=sides[0] if len(sides) == 3 else 1)
+        raise SwapError(f"{tokens} tokens are no window of {'x'.join(map(str, window))} on a map of these patches")
 
     def forward(  # type: ignore[override]
         self, x: Float[Tensor, "B N C"], mask: Float[Tensor, "W N N"] | None = None
     ) -> Float[Tensor, "B N C"]:
-        return mix_windows(self.mixer, x, self.call_grid(self.host, (x,), None), mask)
+        return mix_windows(self.mixer, x, self.call_grid(self.host, (x,), self.source.grid(0)), mask)
 
 
 PORTS: tuple[type[Port], ...] = (MonaiAttention, MonaiSwin)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def write_video(file: Path, number: int, size: tuple[int, int] = (32, 48)) -> Pa
         stream = container.add_stream("mpeg4", rate=10)
         stream.height, stream.width, stream.pix_fmt = *size, "yuv420p"
         for frame in range(number):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((*size, 3), 10 * frame, np.uint8))))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((*size, 3), 10 * frame % 256, np.uint8))))
         container.mux(stream.encode())
     return file
 
@@ -77,7 +78,7 @@ def test_a_video_file_is_read_as_its_frames(tmp_path: Path) -> None:
     pixels = decode(clip, None, 12)
     assert pixels.shape == (32, 48, 12)
     assert np.abs(pixels.reshape(-1, 4, 3).mean((0, 2)) - [10, 40, 70, 100]).max() < 4
-    assert clips.measure(tmp_path / "a.mp4") == (12, (32, 48))
+    assert clips.measure(tmp_path / "a.mp4")[:2] == (12, {(32, 48)})
 
 
 def test_all_frames_of_a_clip_change_alike() -> None:
@@ -182,7 +183,66 @@ def test_bad_clips_are_named_in_one_sentence(broken: Path) -> None:
     report = check_data(str(broken), "video")
     assert report.warnings[0].endswith("short has one frame, in which nothing moves")
     assert "clips have 1 to 6 frames, and as many of each are taken" in report.warnings[1]
+    assert [row["frames"] for row in report.rows if row["split"] == "train"] == ["6", "1 to 6"]
     assert not report.problems
+
+
+def test_what_lies_in_a_wrong_place_is_named(broken: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_frames(broken / "dark" / "clip0" / "inner", 3)
+    (broken / "dark" / "empty").mkdir()
+    own(broken).data_set()
+    assert "inner lies among the frames of a clip" in caplog.text
+    assert "empty is empty" in caplog.text
+    (broken / "stray.mp4").write_bytes(b"")
+    with pytest.raises(DataError, match="stray.mp4 lies beside class folders"):
+        clips.read_splits(broken)
+
+
+def test_a_check_reads_every_frame_and_finds_copies(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_set(tmp_path / "clips" / split, 2)
+    (tmp_path / "clips" / "train" / "dark" / "clip0" / "frame_3.png").write_bytes(b"no image")
+    Image.new("RGB", (9, 9)).save(tmp_path / "clips" / "train" / "dark" / "clip1" / "frame_5.png")
+    report = check_data(str(tmp_path / "clips"), "video")
+    assert "frame_3.png cannot be read as an image" in report.problems[0]
+    assert any("frames of" in text and "9x9 and 20x24" in text for text in report.warnings)
+    assert sum("the same clip in" in text for text in report.warnings) == 2
+
+
+def test_a_cut_video_is_damaged(tmp_path: Path) -> None:
+    file = write_video(tmp_path / "a.mkv", 60)
+    file.write_bytes(file.read_bytes()[: 2 * file.stat().st_size // 3])
+    with pytest.raises(ValueError, match="of its 60 frames can be read: it is damaged, or cut"):
+        clips.measure(file)
+
+
+def test_a_name_like_an_address_asks_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        folder = Path(f"http:/127.0.0.1:{server.getsockname()[1]}")
+        folder.mkdir(parents=True)
+        write_video(tmp_path / "a.mp4", 4).rename(folder / "a.mp4")
+        assert clips.measure(folder / "a.mp4")[0] == 4
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_a_host_of_images_takes_no_clips() -> None:
+    with pytest.raises(ConfigError, match="does not take inputs of"):
+        dataclasses.replace(TASK, host="vit_desk(size=28, patch=7)").model(Softmax(), 0)
+
+
+def test_positions_are_resampled_within_frames() -> None:
+    task = dataclasses.replace(TASK, host="vit_desk_video(dim=16, depth=1)")
+    model = task.model(None, 0)
+    before = model.pos_embed.detach().clone()
+    model.set_input_size((28, 28))
+    assert model.pos_embed.equal(before)
+    model.set_input_size((42, 28))
+    assert model(torch.randn(1, 1, 8, 42, 28)).shape == (1, 10)
+    frames = model.pos_embed[0].unflatten(0, (8, 6, 4)).mean((1, 2))
+    assert torch.allclose(frames, before[0].unflatten(0, (8, 4, 4)).mean((1, 2)), atol=0.05)
 
 
 def test_a_damaged_video_is_named(broken: Path) -> None:
@@ -220,5 +280,12 @@ def test_from_a_folder_to_a_prediction(tmp_path: Path, monkeypatch: pytest.Monke
     assert Image.open(drawn[0]).width >= 4 * 16
     assert command(["maps", run.parent.name, "clips/dark/clip0", "--out", "maps.png"]) == 0
     assert Image.open("maps.png").width > 300
-    plan = ["--budget", "macs=0.95x", "--minutes", "0.2", "--mixers", "Linear; None"]
-    assert command(["advise", run.parent.name, "--data", "clips", *plan]) == 0
+    assert command(["advise", run.parent.name, "--data", "clips", "--budget", "macs=0.95x", "--minutes", "0.2"]) == 0
+    few = ["--steps", "1", "--output-steps", "0", "--images", "16", "--out", "taught"]
+    assert command(["distill", run.parent.name, "--plan", "SKA()", "--data", "clips", *few]) == 0
+    assert command(["predict", "taught", "clips/dark/clip0", "--out", "again"]) == 0
+    write_set(tmp_path / "others", 2)
+    for trained in (run.parent.name, "taught"):
+        assert command(["eval", trained, "--data", "others"]) == 0
+    once = ["--set", "recipe.epochs=1", "--set", "recipe.batch=4"]
+    assert command(["finetune", run.parent.name, "--data", "clips", "--size", "24x16", *once]) == 0

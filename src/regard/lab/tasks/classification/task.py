@@ -42,7 +42,7 @@ from regard.swapping.inspect import explain_inputs, input_channels
 from regard.swapping.swap import remove
 
 from ..base import Prediction, Record, Samples, Score, Training, Trial
-from ..class_scores import best_classes, check_subset, majority, top1_score
+from ..class_scores import best_classes, majority, relabelled, top1_score
 from ..drawing import add_caption
 from ..image_task import ImageTask, same_data
 from ..validation import ValidationPart
@@ -201,7 +201,7 @@ class Classification(ValidationPart, ImageTask):
     def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
         outputs = self.outputs if record is None else self.classes or len(record["class_names"])
         channels = self.channels if record is None else len(record["normal"][0])
-        colours = self.colours(channels)
+        colours = self.host_channels(channels)
         model = self.build(mixer, outputs, colours, removed)
         if mixer is None and not removed:  # a swap has checked the inputs already
             image = self.noise(1, colours)
@@ -209,7 +209,7 @@ class Classification(ValidationPart, ImageTask):
                 model(image)
         return model
 
-    def colours(self, channels: int) -> int:
+    def host_channels(self, channels: int) -> int:
         """Input channels of the host for images of so many."""
         return channels
 
@@ -260,9 +260,9 @@ class Classification(ValidationPart, ImageTask):
         """As in `Task`. Augmentations of single images (`by_image`) are left out."""
         classes, channels = self.known_classes_and_channels()
         outputs = outputs or self.classes or classes
-        model = self.build(mixer, outputs, self.colours(channels), removed, pretrained=False)
+        model = self.build(mixer, outputs, self.host_channels(channels), removed, pretrained=False)
         colours = input_channels(model)
-        channels = channels // self.colours(channels) * colours
+        channels = channels // self.host_channels(channels) * colours
         rng = np.random.default_rng(0)
 
         def loss(n: int) -> Tensor:
@@ -414,11 +414,7 @@ class Classification(ValidationPart, ImageTask):
             return []
         if len(record["normal"][0]) != 3:
             raise DataError(f"the run takes images of {len(record['normal'][0])} channels, {data} has 3")
-        if classes != tuple(record["class_names"]):
-            check_subset(data, classes, record["class_names"])
-            place = np.array([list(record["class_names"]).index(name) for name in classes], np.int64)
-            scored = Images(scored.pixels, place[scored.labels])
-        return [scored]
+        return [relabelled(data, scored, classes, record["class_names"])]
 
     @property
     def chance(self) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from regard.core import DataError, Problems
 from regard.files.paths import files_below, subfolders, text_lines, visible
 from regard.images.folders import SPLITS
-from regard.images.images import SUFFIXES, image_errors, kinds_of_images
+from regard.images.images import SUFFIXES, image_errors, kinds_of_images, open_image
 from regard.images.notes import Notes
 from regard.images.streams import generator
 from regard.models.segmentation import VOID
@@ -362,11 +362,11 @@ def divide(path: Path, pairs: Pairs) -> Pairs:
 
 def read_mask(source: Mask, colours: Mapping[tuple[int, int, int], int] | None = None) -> np.ndarray:
     """The labels (height, width) uint8 of a palette or grey image, or of one in these colours. Raises: DataError."""
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
     if isinstance(source, Drawn):
         return source.labels()
-    with image_errors(source, "mask"), Image.open(source) as opened:
+    with image_errors(source, "mask"), open_image(source) as opened:
         image = ImageOps.exif_transpose(opened)
         in_colours = image.mode == "P" or (image.mode in ("L", "1") and grey(colours or {}))
         listed = in_colours and _palette(image) <= (colours or {}).keys()

@@ -9,22 +9,26 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from PIL.Image import Image
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.core import ConfigError, DataError
+from regard.core import ConfigError, DataError, MixerConfig
+from regard.core.eval_mode import eval_mode
 from regard.images import clips
 from regard.images.augment import BATCHWISE, centre
-from regard.images.images import ImageSet, read_image, size_before_crop
+from regard.images.images import Images, ImageSet, read_image, size_before_crop
 from regard.images.normalise import Statistics
 from regard.lab.data import moving
 from regard.lab.data.catalog import own_path
 from regard.lab.data.generated import with_revision
 from regard.models.catalog import has_option, own_models
 from regard.models.create import parse_host, spell_host
+from regard.swapping.inspect import explain_inputs, input_channels
 
 from ..base import Record, Training
+from ..class_scores import relabelled
 from ..classification import Classification
 from ..drawing import add_caption
+from ..image_task import same_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,7 @@ class Video(Classification):
     example_data: ClassVar[str] = moving.NAME
     sets: ClassVar[Mapping[str, str]] = {moving.NAME: moving.SOURCE}
     reads_streams: ClassVar[bool] = False
+    model_fields: ClassVar[tuple[str, ...]] = ("frames",)
     no_export: ClassVar[str] = "`regard export` writes models of images"
 
     frames: int = moving.FRAMES
@@ -96,6 +101,21 @@ class Video(Classification):
         classes = 10 if self.data in self.sets else 1000
         return classes, self.colours_of_a_frame * self.frames
 
+    def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
+        """As in `Classification`. Raises: also ConfigError for a host that takes no clips."""
+        model = super().network(mixer, removed, record)
+        clip = self.noise(1, input_channels(model))
+        with explain_inputs(model, clip), eval_mode(model), torch.no_grad():
+            model(clip)
+        return model
+
+    def _whole(self, data: str, record: Record) -> list[Images]:
+        if data in self.sets or same_data(self.data, data):
+            return []
+        path = own_path(data, self.sets, clips.LAYOUT)
+        classes, scored = clips.load_scored(path, self.frames, self.size, self.corrupt, self.digest)
+        return [relabelled(data, scored, classes, record["class_names"])]
+
     def sample_counts(self) -> tuple[int, int]:
         record = self.record()
         return record["train"], record["test"]
@@ -109,7 +129,7 @@ class Video(Classification):
             return list(self.mean) * self.frames, list(self.std) * self.frames
         return super().statistics(record)
 
-    def colours(self, channels: int) -> int:
+    def host_channels(self, channels: int) -> int:
         return channels // self.frames
 
     def noise(self, number: int, colours: int) -> Tensor:
