@@ -88,13 +88,18 @@ def test_all_frames_of_a_clip_change_alike() -> None:
     assert not (changed[..., :1] == frame).all()
 
 
-def moving_digit(clip: np.ndarray) -> int:
-    """The class of the digit that moves: of all digits, the one that fits best to what moves by some step."""
+def answer_of(clip: np.ndarray) -> int:
+    """The class of the digit that moves where a square rests, else of the one that rests: of all digits, the one that
+    fits best to what moves by some step, or to what stays."""
     bunch = load_digits()
     tiles = np.zeros((len(bunch.target), 28, 28))
     tiles[:, :8, :8] = bunch.images * (255 / 16)
-    frames, best = clip.astype(np.float64), (-np.inf, -1)
-    for step in moving.STEPS:
+    frames = clip.astype(np.float64)
+    still = np.minimum.reduce(frames, -1)
+    square = np.fft.ifft2(np.fft.fft2(still == 255) * np.conj(np.fft.fft2(np.pad(np.ones((4, 4)), (0, 24))))).real.max()
+    ways = moving.STEPS if square > 15.5 else np.zeros((1, 2), int)
+    best = (-np.inf, -1)
+    for step in ways:
         back = [np.roll(frames[..., frame], tuple(-frame * step), (0, 1)) for frame in range(8)]
         seen = np.minimum.reduce(back)  # a digit that moves so is whole in it, others are not
         inner = np.fft.ifft2(np.fft.fft2(seen) * np.conj(np.fft.fft2(tiles))).real.max((1, 2))
@@ -103,11 +108,12 @@ def moving_digit(clip: np.ndarray) -> int:
     return best[1]
 
 
-def test_the_generated_answer_is_the_digit_that_moves() -> None:
+def test_the_generated_answer_is_the_digit_that_is_asked_for() -> None:
     found = moving.load()
     assert found.train.pixels.shape == (16_000, 28, 28, 8)
     assert np.bincount(found.train.labels).min() > 1_450
-    assert [moving_digit(clip) for clip in found.test.pixels[:40]] == found.test.labels[:40].tolist()
+    right = [answer_of(clip) == label for clip, label in zip(found.test.pixels[:60], found.test.labels, strict=False)]
+    assert np.mean(right) >= 0.95
 
 
 def test_the_host_gets_frames_and_the_statistics_of_all() -> None:
