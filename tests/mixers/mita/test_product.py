@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard import MiTA, Softmax, swap
+from regard import Linear, MiTA, Softmax, swap
 from regard.core import Grid, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers.mita.mita import mita
 from regard.mixers.shared.landmarks import pool_matrix
@@ -107,7 +107,8 @@ def test_shapes_of_a_product_are_checked() -> None:
     layer, x = MiTA(m=4, k=5).build(Site(dim=16, heads=2, grid=GRID)), torch.randn(2, 24, 16)
     with pytest.raises(ShapeError, match=r"Mask.product is of \(2, 2, 23, 3\) and \(24, 3\)"):
         layer(x, GRID, Mask(product=(torch.randn(2, 2, 23, 3), torch.randn(24, 3))))
-    with pytest.raises(UnsupportedError, match="Softmax cannot apply a product mask"):
-        Softmax().build(Site(dim=16, heads=2, grid=GRID))(
-            x, GRID, Mask(product=(torch.randn(2, 2, 24, 3), torch.randn(24, 3)))
-        )
+    mask = Mask(product=(torch.randn(2, 2, 24, 3), torch.randn(24, 3)))
+    softmax = Softmax().build(Site(dim=16, heads=2, grid=GRID))
+    assert torch.equal(softmax(x, GRID, mask), softmax(x, GRID, mask.with_bias()))
+    with pytest.raises(UnsupportedError, match="Linear cannot apply a product mask"):
+        Linear().build(Site(dim=16, heads=2, grid=GRID))(x, GRID, mask)
