@@ -190,7 +190,7 @@ class Mixer(nn.Module):
 
     def kept_mask(self, mask: Mask | None) -> Mask | None:
         """The mask that is applied."""
-        if mask is None or not mask.kinds & POSITION_BIASES:
+        if not isinstance(mask, Mask) or not mask.kinds & POSITION_BIASES:  # another kind is refused later
             return mask
         if self.drops_bias:
             return mask.without_bias()
