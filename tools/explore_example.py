@@ -1,7 +1,8 @@
 """Write docs/explore.html, the explorer's page of a trained model of clips: `python -m tools.explore_example RUN`.
 
 RUN is the folder of a run on `moving_digits`; that of the page is of `regard train 'Softmax()' --task video --set
-recipe.epochs=6 --set task.split=held`. Beside it stands a copy with MiTA in its place and nothing learned, on the first test clip.
+recipe.epochs=6 --set task.split=held`. Beside it stands a copy with MiTA in its place and nothing learned, on the first
+test clip.
 """
 
 import sys
