@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from regard.core import DataError, Extra, MixerConfig
 from regard.core.eval_mode import kept_modes
-from regard.core.validation import check_arguments, short_repr
+from regard.core.validation import check_arguments
 from regard.images.augment import centre
 from regard.images.clips import frames_joined
 from regard.images.images import Images
@@ -98,8 +98,6 @@ def _inputs(
         return user, sample_images(pictures, user.size, user.channels, len(images))
     if isinstance(images, DataLoader):
         return user, sample_images(_load_images(images, user), user.size, user.channels, IMAGES)
-    if not isinstance(images, str | Path):
-        raise DataError(f"images are a folder, an array of pixels or a DataLoader, not {short_repr(images)}")
     pictures, damaged = read_user_images(str(images), user.size, user.channels, IMAGES, user.frames)
     for line in damaged:
         (report or warnings.warn)(f"left out: {line}")

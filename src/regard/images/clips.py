@@ -166,10 +166,10 @@ def read_splits(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], di
     if len(classes) < 2:
         raise DataError(f"{roots['train']} has {len(classes)} class folders; expected {LAYOUT}, and two classes")
     problems, splits = Problems(), {}
+    for entry in (entry for folder in dict.fromkeys((*roots.values(), path)) for entry in visible(folder)):
+        if entry.is_file() and Path(entry.name).suffix.lower() in FILES:
+            problems.append(f"{printable(entry.path)} lies beside class folders; put it into that of its class")
     for split, root in roots.items():
-        for entry in (*visible(root), *(visible(path) if root != path else ())):
-            if entry.is_file() and Path(entry.name).suffix.lower() in FILES:
-                problems.append(f"{printable(entry.path)} lies beside class folders; put it into that of its class")
         unknown = [folder.name for folder in subfolders(root) if folder.name not in classes]
         if unknown:
             problems.append(f"{root} has classes that the training split does not have: {', '.join(unknown[:5])}")

@@ -116,10 +116,6 @@ class Video(Classification):
         classes, scored = clips.load_scored(path, self.frames, self.size, self.corrupt, self.digest)
         return [relabelled(data, scored, classes, record["class_names"])]
 
-    def sample_counts(self) -> tuple[int, int]:
-        record = self.record()
-        return record["train"], record["test"]
-
     def own_statistics(self) -> Statistics:
         return clips.shared_by_frames(self.data_set().statistics, self.frames)
 
