@@ -36,6 +36,7 @@ from regard.core.validation import check_arguments
 from regard.lab import Claim, Classification, Recipe, Results, Row, Run, Setting, Study, param_groups
 from regard.measure.bench import bench
 from regard.measure.bench_model import bench_model
+from regard.measure.cost import count_macs
 from regard.mixers.topk.topk import TopKPlan
 from regard.ops import topk, topk_reference
 from small_hosts import vit
@@ -93,6 +94,12 @@ CALLS: dict[str, Callable[[], object]] = {
     "capture: layers is b": lambda: capture(swapped(), b"*").__enter__(),  # type: ignore[arg-type]
     "ports is a list of subclasses of Port": lambda: swap(vit()[0], SKA(), ports=[nn.Linear]),  # type: ignore[list-item]
     "ports is a list of subclasses of Port.* not 3": lambda: plan_swap(vit()[0], SKA(), ports=3),  # type: ignore[arg-type]
+    "batches has a list; expected images": lambda: calibrate(
+        swap(vit()[0], SKA(init="calibrate")),
+        swap(vit()[0], Softmax()),
+        [[torch.ones(1, 3, 32, 32), 1]],  # type: ignore[list-item]
+    ),
+    "count_macs: images is 3": lambda: count_macs(vit()[0], 3),  # type: ignore[arg-type]
     "example is one input of a model": lambda: swap(vit()[0], SKA(), example=[1]),  # type: ignore[arg-type]
     "does not take inputs of 3x5x5": lambda: swap(
         maxvit("maxvit_tiny_tf_224")[0], SKA(), example=torch.ones(1, 3, 5, 5)

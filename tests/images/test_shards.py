@@ -106,14 +106,15 @@ def test_a_shard_without_a_split_is_divided(tmp_path: Path) -> None:
         ("a.tar", [("a.png", encoded(0)), ("a.cls", b"cat")], "a.cls in .*a.tar has the label 'cat', expected a whole"),
         ("a.tar", [("a.png", encoded(0)), ("a.b.png", encoded(0)), ("a.cls", b"1")], "a.b.png in .* second image"),
         ("a.tar", [("a.png", encoded(0)), ("a.cls", b"1"), ("a.json", b'{"label": 2}')], "sample a in .* 1 and 2"),
+        ("a.tar", [*sample(1, 0), *sample(2, 1), *sample(1, 0)], "sample .* occurs twice in .*a.tar"),
         ("a.tar", [("a.png", encoded(0)), ("a.json", b'{"label": 1, "label": 0}')], "a.json in .*a.tar is not JSON"),
         ("a.tar", [("a.png", encoded(0)), ("a.json", b"[" * 100_000)], "a.json in .*a.tar is not JSON"),
         ("a.tar", [("bad.png", b"no image"), ("bad.cls", b"0")], "bad.png in .*a.tar cannot be read"),
         ("val/a.tar", [], "for the test only"),
         ("train-test.tar", [], "train-test.tar has the words train and test"),
     ],
-    ids=["no label", "no image", "a word", "two images", "two labels", "a label twice", "brackets", "damaged", "test",
-         "two splits"],
+    ids=["no label", "no image", "a word", "two images", "two labels", "a key twice", "a label twice", "brackets",
+         "damaged", "test", "two splits"],
 )  # fmt: skip
 def test_what_is_wrong_in_shards_is_named(
     tmp_path: Path, file: str, members: list[tuple[str, bytes]], message: str

@@ -85,6 +85,12 @@ def test_too_many_rows_are_refused():
     check_error(GridError, "nearest possible", Linformer(m=7, init="pool").operator, Site(16, 2, Grid(3, 5)))
 
 
+def test_float32_projections_stand_beside_inputs_of_half_precision():
+    q, k, v = (x.bfloat16() for x in draw_qkv())
+    matrix = torch.randn(1, 4, k.shape[-2])
+    assert torch.equal(linformer(q, k, v, matrix, matrix), linformer(q, k, v, matrix.bfloat16(), matrix.bfloat16()))
+
+
 @pytest.mark.untyped
 def test_wrong_calls_say_what_was_expected():
     q, k, v = draw_qkv()

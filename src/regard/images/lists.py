@@ -13,7 +13,7 @@ import numpy as np
 
 from regard.core import DataError, Problems
 from regard.files.atomic import without_repetition
-from regard.files.paths import files_below, printable, subfolders, visible
+from regard.files.paths import files_below, printable, readable, subfolders, visible
 
 from .folders import SPLITS, Split, split_of_name
 from .images import SUFFIXES, kinds_of_images
@@ -59,10 +59,11 @@ def _columns(file: Path) -> tuple[str, str] | None:
 def rows_in(file: Path, strict: bool = True) -> Iterator[dict[str, Any]]:
     """The rows of a list by the names of its columns. Raises: DataError.
 
-    strict: refuse a name that occurs twice, and a row with more fields than the header.
+    strict: refuse a name that occurs twice, a row with more fields than the header, and bytes that are not UTF-8.
     """
     try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
+        errors = "strict" if strict else "replace"
+        with readable(file), file.open(encoding="utf-8-sig", errors=errors, newline="") as stream:
             if file.suffix.lower() == ".jsonl":
                 for line, text in enumerate(stream, 1):
                     if text.strip():
@@ -82,7 +83,7 @@ def rows_in(file: Path, strict: bool = True) -> Iterator[dict[str, Any]]:
                     place = f"line {table.line_num} has more fields than the header"
                     raise ValueError(f"{place}; put a text with {mark!r} into quotes")
                 yield fields
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
+    except (ValueError, RecursionError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
 
 
@@ -107,7 +108,8 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> dict[str, list[tup
         assert columns is not None
         for number, row in enumerate(rows_in(file), 1 + (file.suffix.lower() != ".jsonl")):
             name, label = row.get(columns[0]), row.get(columns[1])
-            if name in (None, "") or label is None or not str(label).strip() or isinstance(label, list | dict):
+            lacks = str(label).strip().lower() in ("", "none", "nan")  # as tools write a cell without a value
+            if name in (None, "") or lacks or isinstance(label, list | dict):
                 problems.append(f"{file}, line {number}: expected a file and one label, not {printable(str(row))[:80]}")
                 continue
             own = _split_of(row)
@@ -136,8 +138,8 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> dict[str, list[tup
 
 
 def _split_of(row: dict[str, str]) -> str:
-    """The split in the column `split`, "train" without one, "" for another word."""
-    given = next((value for name, value in row.items() if str(name).strip().lower() == "split"), "") or "train"
+    """The split in the column `split`, "train" without that column, "" for another word or none."""
+    given = next((value for name, value in row.items() if str(name).strip().lower() == "split"), "train")
     return next((split for split, names in SPLITS.items() if str(given).strip().lower() in names), "")
 
 

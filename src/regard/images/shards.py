@@ -144,6 +144,7 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 def _samples(file: Path | str, members: Iterator[tuple[str, bool, Any]]) -> Iterator[tuple[str, Any, int]]:
     """Name, image and label of each sample; the members of a sample stand one after another."""
     key, name, image, label = "", "", None, None
+    before: set[str] = set()
     for member, is_image, data in members:
         folder, _, last = member.rpartition("/")
         stem, _, kind = last.partition(".")
@@ -151,6 +152,9 @@ def _samples(file: Path | str, members: Iterator[tuple[str, bool, Any]]) -> Iter
             if key:
                 yield name, *_sample(file, key, image, label)
             key, image, label = f"{folder}/{stem}", None, None
+            if key in before:
+                raise DataError(f"sample {printable(stem)} occurs twice in {file}; give each image a key")
+            before.add(key)
         if is_image:
             if image is not None:
                 raise DataError(f"{printable(member)} in {file} is a second image of its sample; give each image a key")

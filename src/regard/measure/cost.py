@@ -60,11 +60,13 @@ def host_and_image(host: str, size: tuple[int, int] | None, extra: Extra = ()) -
     return model, image
 
 
+@check_arguments
 def count_cost(model: nn.Module, image: Tensor, accounting: str = "executed") -> Cost:
     """Parameters and multiply-accumulates of one forward pass; a swapped layer's original does not count."""
     return Cost(sum(p.numel() for p in model.parameters()), count_macs(model, image, accounting))
 
 
+@check_arguments
 def count_macs(model: nn.Module, images: Tensor | tuple[Any, ...], accounting: str = "executed") -> int:
     """Multiply-accumulates of one forward pass (matrix products, convolutions) in evaluation mode.
 

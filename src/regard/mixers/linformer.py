@@ -32,7 +32,7 @@ def linformer_reference(
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """(softmax(scale q (E k)^T) F) v; hidden keys and values are 0 before they are projected."""
     keep = check_qkv_and_padding("linformer", q, k, v, mask)
-    _check_projections(q, k, project_k, project_v)
+    project_k, project_v = _fitting_projections(q, k, project_k, project_v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     a = (q @ (project_k @ only_kept(k, keep)).mT * scale).softmax(-1)
     return a @ project_v @ only_kept(v, keep)
@@ -51,16 +51,18 @@ def linformer(
     Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks.
     """
     keep = check_qkv_and_padding("linformer", q, k, v, mask)
-    _check_projections(q, k, project_k, project_v)
+    project_k, project_v = _fitting_projections(q, k, project_k, project_v)
     keys, values = project_k @ only_kept(k, keep), project_v @ only_kept(v, keep)
     return low_rank_attention(q, keys, values, scale=scale)
 
 
-def _check_projections(q: Tensor, k: Tensor, project_k: Tensor, project_v: Tensor) -> None:
+def _fitting_projections(q: Tensor, k: Tensor, project_k: Tensor, project_v: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the dtype of the keys: float32 ones may stand beside inputs of half precision. Raises: ShapeError."""
     for label, matrix in (("project_k", project_k), ("project_v", project_v)):
         if matrix.shape[0] not in (1, q.shape[1]) or matrix.shape != (*project_k.shape[:2], k.shape[-2]):
             expected = f"(1 or {q.shape[1]}, rows, keys = {k.shape[-2]}), both alike"
             raise ShapeError(f"linformer: {label} has shape {tuple(matrix.shape)}; expected {expected}")
+    return project_k.to(k.dtype), project_v.to(k.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

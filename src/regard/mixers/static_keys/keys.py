@@ -316,6 +316,9 @@ def _mean_keys(
     try:
         with eval_mode(teacher):
             for batch in batches:
+                if not isinstance(batch, Tensor):
+                    kind = type(batch).__name__
+                    raise ConfigError(f"batches has a {kind}; expected images: (images for images, labels in loader)")
                 teacher(batch)
     finally:
         for handle in handles:

@@ -165,6 +165,7 @@ YOLO, YOLO_LISTS, FIRST = "YOLO, images/train", "YOLO with lists", "labels/train
 LISTED = "ImageSets/Main/train.txt"
 ALTERED: dict[str, tuple[str, str, str, str, str]] = {
     "YOLO in pixels": (YOLO, FIRST, "", "0 40 32 20 30\n", "fractions"),
+    "YOLO, not a number": (YOLO, FIRST, "", "0 nan .5 .2 .2\n", "no finite numbers"),
     "YOLO with confidence": (YOLO, FIRST, "", "0 .5 .5 .2 .2 .9\n", "5 numbers"),
     "YOLO, no class": (YOLO, FIRST, "", "cat .5 .5 .2 .2\n", "no"),
     "YOLO, a class without a name": (YOLO, FIRST, "", "7 .5 .5 .2 .2\n", "category 7"),

@@ -253,6 +253,8 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"labels.csv": GOOD + "/data/0.png,cat\n"}, "line 14: .*absolute"),
     ({"labels.csv": GOOD + "images/0.png,\n"}, "line 14: .*one label"),
     ({"labels.csv": GOOD + "0.doc,cat\n"}, "line 14: .*no image"),
+    ({"all.csv": "file,label,split\n0.png,cat,\n1.png,dog,train\n"}, "line 2: its split"),
+    ({"labels.csv": HEAD + "0.png,nan\n1.png,dog\n"}, "line 2: expected a file and one label"),
     ({"all.csv": "file,label,split\n0.png,cat,holdout\n1.png,dog,train\n"}, "line 2: its split"),
     ({"a.csv": GOOD, "b.csv": HEAD + "0.png,dog\n1.png,dog\n"}, r"0\.png is 'dog' .*'cat' .*a\.csv"),
 ]
@@ -264,6 +266,13 @@ def test_what_a_list_leaves_open_is_refused(tmp_path: Path, files: dict[str, str
     for read in (check_data, lambda data: task(Path(data)).data_set()):
         with pytest.raises(DataError, match=words):
             read(str(tmp_path))
+
+
+def test_a_list_in_another_encoding_is_named_before_class_folders_are_read(tmp_path: Path) -> None:
+    WHOLE["folders of another meaning"](tmp_path)
+    (tmp_path / "labels.csv").write_bytes((HEAD + "0.png,café\n").encode("latin-1"))
+    with pytest.raises(DataError, match=r"labels\.csv cannot be read: .*UTF-8"):
+        check_data(str(tmp_path))
 
 
 def test_a_test_without_labels_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

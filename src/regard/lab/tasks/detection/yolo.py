@@ -1,5 +1,6 @@
 """Data of YOLO's format: a .txt file for each image, whose lines are the class and fractions of the image's sides."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -225,6 +226,8 @@ def _annotation(words: list[str], width: int, height: int) -> dict[str, Any]:
         raise ValueError(f"{printable(' '.join(words)[:60])!r} is not a class and numbers") from None
     if not label.is_integer() or not 0 <= label < 2**20:
         raise ValueError(f"its class is {words[0]}, expected a whole number from 0 on")
+    if not all(map(math.isfinite, values)):
+        raise ValueError("it has coordinates that are no finite numbers")
     if not all(-1 <= value <= 2 for value in values):
         raise ValueError("it has coordinates in pixels; expected fractions of the image's width and height")
     if len(values) == 4:
