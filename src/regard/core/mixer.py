@@ -18,7 +18,7 @@ from .mask import POSITION_BIASES, Mask
 from .site import Site
 from .tensors import check_kinds, check_layer_input, check_roles
 from .validation import check_fields
-from .view import View
+from .view import Samples, View
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +152,10 @@ class Operator(nn.Module):
         weights = self.weights(inputs.q, inputs.k, inputs.v, grid=inputs.grid, memory=inputs.memory, mask=inputs.mask)
         return (View("keys that it chose", weights[0] != 0),)
 
+    def samples(self, inputs: Inputs) -> Samples | None:
+        """The points between the cells at which it reads the map; None if it reads whole tokens, as here."""
+        return None
+
 
 class Mixer(nn.Module):
     """A layer that mixes tokens: x (B, N, C) -> (B, N, C). Built by a MixerConfig, which it keeps as `config`.
@@ -199,6 +203,10 @@ class Mixer(nn.Module):
     def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
         """The fast form, or with `plain` the reference."""
         raise NotImplementedError
+
+    def samples(self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None, rope: Any) -> Samples | None:
+        """As `Operator.samples`, for the arguments of `forward`."""
+        return None
 
     def check(self, x: Tensor, grid: Grid, mask: Mask | None, memory: Grid | None = None) -> None:
         """Check the inputs of a layer. memory: the grid of the keys where it differs, for the mask.

@@ -23,7 +23,7 @@ from regard.explain.strips import strip_picture
 from regard.files.atomic import write_atomically
 from regard.pages.rendering import render_template
 
-from .weights import ROLLOUT, Reading, read_weights
+from .weights import PARTS, ROLLOUT, Reading, read_weights
 
 SMALL, LARGE = 10_500_000, 28_000_000
 """Bytes of all weights of a page: of pictures of at most `SMALL_SIDE` pixels, and of larger ones. A file has a third
@@ -143,6 +143,11 @@ def _notes(readings: Sequence[Reading]) -> list[str]:
         notes.append(
             f"There are too many for one page: {stride} x {stride} cells are one, of which queries are averaged and "
             "keys added. Entropy, distance and shares are of all cells."
+        )
+    if any(weights.points is not None for weights in layers):
+        notes.append(
+            f"White points are where a query samples the map between cells, exact to 1/{PARTS} of a cell; the more it "
+            "takes from one, the less transparent. Weights are then the samples' shares of the cells around them."
         )
     if hidden := dict.fromkeys(name for reading in readings for name in reading.hidden_views):
         notes.append(f"Too large for this page, so left out: {'; '.join(hidden)}. Fewer layers make room: --layers.")

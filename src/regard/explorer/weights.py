@@ -4,21 +4,26 @@ import base64
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int32, UInt8
+from jaxtyping import Float, Int16, Int32, UInt8
 from torch import Tensor, nn
 
-from regard.core import Grid, Inputs, Mask, UnsupportedError
+from regard.core import Grid, Mask, UnsupportedError
 from regard.core.eval_mode import eval_mode
-from regard.core.view import View
+from regard.core.view import Samples, View
 from regard.explain.rollout import Rollout
 from regard.explain.strips import strip, strip_order
 from regard.swapping.capture import capture, readable_mixers, with_regard_softmax
+from regard.swapping.layer import Port
 from regard.swapping.shared_state import swapped_layers
 
+PARTS = 128
+"""Of a cell, to which the place of a sampled point is exact."""
+SAMPLED = "sampling points"
+"""The name of the view that they are."""
 LEVELS, SIGNED_LEVELS = 255, 127
 """Steps between zero and the largest weight of a row; of maps with negative weights."""
 ROLLOUT = "rollout over all layers"
@@ -54,10 +59,31 @@ class CodedView:
 
 
 @dataclass(frozen=True, eq=False)
+class CodedPoints:
+    """A `regard.core.view.Samples`. places: (y, x) in parts of a cell; shares: of the largest of its query's, or None
+    where all queries have the same points."""
+
+    places: Int16[np.ndarray, "H R P 2"]
+    shares: UInt8[np.ndarray, "H N P"] | None
+
+    @property
+    def size(self) -> int:
+        """Bytes on the page, before base64."""
+        return self.places.nbytes + (0 if self.shares is None else self.shares.nbytes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the page; arrays as base64."""
+        shares = None if self.shares is None else _base64(self.shares)
+        places = _base64(self.places.astype("<i2"))
+        return {"places": places, "shares": shares, "count": self.places.shape[2], "parts": PARTS}
+
+
+@dataclass(frozen=True, eq=False)
 class Weights:
     """Of one layer. codes: (H, Q, K), the weight is (code - zero) * scale / levels. scales: (H, Q), the largest of each
     row. grid: of its tokens; stride: so many cells of a side are one, of which queries are averaged and keys added.
     entropy (nats), distance (in cells), extra (share on tokens without a place): (H,), means over queries.
+    points: of a layer that samples between the cells; then weights are the shares of its samples.
     places: of a layer in windows, the cell of each token of each window, (windows, T); then Q counts the tokens of all
     windows, and K those of one. frames: of a clip, side by side on the grid.
     """
@@ -74,6 +100,7 @@ class Weights:
     places: Int32[np.ndarray, "W T"] | None = None
     views: tuple[CodedView, ...] = ()
     frames: int = 1
+    points: CodedPoints | None = None
 
     @property
     def levels(self) -> int:
@@ -89,6 +116,7 @@ class Weights:
             "prefix": self.grid.prefix, "suffix": self.grid.suffix, **_code_facts(self.signed),
             "codes": _base64(self.codes), "scales": _base64(self.scales.astype("<f4")),
             "views": [view.to_json() for view in self.views],
+            "points": None if self.points is None else self.points.to_json(),
             **{key: _short(getattr(self, key)) for key in ("entropy", "distance", "extra")},
             "places": None if self.places is None else self.places.tolist(),
         }  # fmt: skip
@@ -134,16 +162,19 @@ def read_weights(model: nn.Module, image: Float[Tensor, "C *frames H W"], layers
         places = _places(reader, inputs, layers, left_out)
         stride = _stride(places.values(), most)
         alike = len({place.grid for place in places.values()}) == 1 and not left_out
-        total = Rollout() if alike and all(place.windows is None for place in places.values()) else None
+        whole = all(place.windows is None and place.samples is None for place in places.values())
+        total = Rollout() if alike and whole else None
         space = most - sum(place.size(1) for place in places.values()) if stride == 1 else 0
         shown, hidden = _views_that_fit(places.values(), space)
         with ExitStack() as stack:
             for name, place in places.items():
-                views = tuple(view for view in place.views if view.name in shown)
-                stack.enter_context(
-                    capture(reader, name, reduce=_keeper(found, replace(place, views=views), stride, total))
-                )
+                keep = _keeper(found, place.only(shown), stride, total)
+                if place.samples is None:
+                    stack.enter_context(capture(reader, name, reduce=keep))
+                else:
+                    keep(name, place.samples.on_tokens(place.grid)[None].float().cpu())
             output = reader(inputs)
+    found = {name: found[name] for name in places if name in found}
     if not found:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UnsupportedError(f"no layer has weights between all tokens of the picture{reasons and f' ({reasons})'}")
@@ -164,6 +195,19 @@ class _Place:
     views: tuple[CodedView, ...] = ()
     frames: int = 1
     order: Tensor | None = None
+    samples: Samples | None = None
+    points: CodedPoints | None = None
+
+    @property
+    def shown_beside(self) -> dict[str, int]:
+        """Names and bytes of what the page shows beside weights."""
+        points = {} if self.points is None else {SAMPLED: self.points.size}
+        return points | {view.name: view.size for view in self.views}
+
+    def only(self, names: Collection[str]) -> "_Place":
+        """With what these names are of."""
+        views = tuple(view for view in self.views if view.name in names)
+        return replace(self, views=views, points=self.points if SAMPLED in names else None)
 
     def size(self, stride: int) -> int:
         """The number of its weights."""
@@ -177,23 +221,29 @@ def _places(reader: nn.Module, inputs: Tensor, layers: str, left_out: dict[str, 
     """Of each layer whose weights can be shown; of the others a reason."""
     found: dict[str, _Place] = {}
 
-    def record(name: str) -> Callable[..., None]:
+    def record(name: str, without_weights: str) -> Callable[..., None]:
         def hook(mixer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            grid = kwargs["grid"] if "grid" in kwargs else args[1]
+            call = _call(*args, **kwargs)
+            grid, number = call[1], len(call[0])
+            samples = mixer.samples(*call) if number == 1 and grid.depth == 1 else None
             if name in found or name in left_out:
                 found.pop(name, None)
                 left_out[name] = "is called more than once in a pass, so that its weights are of no single picture"
                 return
-            windows = window_places(reader, name, grid, len(args[0])) if len(args[0]) != 1 else None
-            if mixer.memory_grid(grid) is not None:
+            windows = window_places(reader, name, grid, number) if number != 1 else None
+            if samples is not None:
+                found[name] = _Place(grid, len(samples.shares), samples=samples, points=encode_points(samples))
+            elif without_weights:
+                left_out[name] = without_weights
+            elif mixer.memory_grid(grid) is not None:
                 left_out[name] = "has keys on another grid"
             elif windows is not None:
                 found[name] = _Place(Grid(*windows[0]), mixer.site.heads, windows[1])
-            elif len(args[0]) != 1:
-                left_out[name] = f"attends in {len(args[0])} windows, whose places are not known"
+            elif number != 1:
+                left_out[name] = f"attends in {number} windows, whose places are not known"
             else:
                 order = None if grid.depth == 1 else strip_order(grid)
-                views = mixer.operator.views(_operator_inputs(mixer, *args, **kwargs))
+                views = mixer.operator.views(mixer.operator_inputs(*call))
                 coded = tuple(encode_view(view if order is None else _reordered(view, order)) for view in views)
                 found[name] = _Place(strip(grid), mixer.site.heads, None, coded, grid.depth, order)
 
@@ -201,20 +251,19 @@ def _places(reader: nn.Module, inputs: Tensor, layers: str, left_out: dict[str, 
 
     with ExitStack() as stack:
         for name in swapped_layers(reader, layers):
+            why, mixer = "", cast(Port, reader.get_submodule(name)).mixer
             try:
-                mixer = readable_mixers(reader, name)[name]
+                readable_mixers(reader, name)
             except UnsupportedError as error:
-                left_out[name] = str(error).removeprefix(f"{name}: ")
-                continue
-            stack.callback(mixer.register_forward_pre_hook(record(name), with_kwargs=True).remove)
+                why = str(error).removeprefix(f"{name}: ")
+            stack.callback(mixer.register_forward_pre_hook(record(name, why), with_kwargs=True).remove)
         reader(inputs)
     return found
 
 
-def _operator_inputs(mixer: Any, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Any = None) -> Inputs:
-    """What the operator gets for the arguments of a layer's forward pass."""
-    inputs: Inputs = mixer.operator_inputs(x, grid, mask, rope)
-    return inputs
+def _call(x: Tensor, grid: Grid, mask: Mask | None = None, rope: Any = None) -> tuple[Tensor, Grid, Mask | None, Any]:
+    """The arguments of a layer's forward pass, in their order."""
+    return x, grid, mask, rope
 
 
 def _reordered(view: View, order: Tensor) -> View:
@@ -234,11 +283,21 @@ def encode_view(view: View) -> CodedView:
     return CodedView(view.name, of, codes=codes, scales=scales, signed=signed)
 
 
+def encode_points(samples: Samples) -> CodedPoints:
+    """Samples with two numbers of 16 bits for each place, and one byte for each share."""
+    places = (samples.points * PARTS).round().clamp(-(2**15), 2**15 - 1).to(torch.int16).cpu().numpy()
+    if places.shape[1] == 1:
+        return CodedPoints(places, None)
+    largest = samples.shares.amax(-1, keepdim=True).clamp_min(1e-12)
+    return CodedPoints(places, (255 * samples.shares / largest).round().to(torch.uint8).cpu().numpy())
+
+
 def _views_that_fit(places: Collection[_Place], space: int) -> tuple[set[str], list[str]]:
     """Names of views that take no more than `space` bytes together, the smallest first; those of the others."""
     sizes: dict[str, int] = {}
-    for view in (view for place in places for view in place.views):
-        sizes[view.name] = sizes.get(view.name, 0) + view.size
+    for place in places:
+        for name, size in place.shown_beside.items():
+            sizes[name] = sizes.get(name, 0) + size
     fitting: set[str] = set()
     for name in sorted(sizes, key=lambda name: sizes[name]):
         space -= sizes[name]
@@ -284,7 +343,7 @@ def _keeper(
         if total is not None:
             total.add(weights)
         found[name] = (
-            replace(encode(name, weights[0], place.grid, stride, place.frames), views=place.views)
+            replace(encode(name, weights[0], place.grid, stride, place.frames), views=place.views, points=place.points)
             if place.windows is None
             else encode_windows(name, weights, place.grid, place.windows)
         )

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from regard.files.paths import files_below, printable, subfolders, visible
 from . import digest as digests
 from .folders import BESIDE, NOTES, Split, split_folders
 from .images import SUFFIXES, Images, ImageSet, Several, Source, check_labels, read_image, size_before_crop
-from .own import DIVIDED, RESERVED, check_classes, check_readable, divide, from_files
+from .own import DIVIDED, RESERVED, divide, from_files, image_set
 
 log = logging.getLogger("regard.data")
 
@@ -231,26 +231,16 @@ def _load(
     classes, found = read_splits(path, reserved)
     splits: dict[str, Split] = {}
     for split, (paths, labels) in found.items():
-        check_labels(f"the {split} split of {path}", labels, len(classes))
         splits[split] = [Clip(clip, frames) for clip in paths], [str(clip) for clip in paths], labels
     if len(splits) == 1:
         splits = divide(*splits["train"])
 
-    def check() -> None:
-        if digest.__wrapped__(path, kind, reserved) != total:
-            digest.cache_clear()
-            raise DataError(f"the files of {path} have changed since they were first read: start again")
+    def again() -> str:
+        digest.cache_clear()
+        return digest(path, kind, reserved)
 
-    images = {}
-    for split, (sources, names, labels) in splits.items():
-        check_classes(path, classes, labels, splits["train"][2])
-        key = f"clips-{total}-{split}-{frames}"
-        images[split] = from_files(
-            sources, names, labels, size_before_crop(size), corrupt, key, check, COLOURS * frames
-        )
-        check_readable(path, split, classes, labels, images[split].labels)
-    own_set = ImageSet(f"own:{total}", classes, images["train"], images["test"], total, images.get("val"))
-    return replace(own_set, divided=total.startswith(DIVIDED))
+    key = f"clips-{total}-{{}}-{frames}"
+    return image_set(path, classes, splits, size, corrupt, total, key, again, COLOURS * frames)
 
 
 def frames_apart(images: Tensor, frames: int, frames_first: bool = False) -> Tensor:

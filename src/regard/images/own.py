@@ -150,22 +150,34 @@ def load(
     total = total or digest(path, kind, reserved)
     classes, splits = read_splits(path, reserved)
 
+    def again() -> str:
+        digest.cache_clear()
+        return digest(path, kind, reserved)
+
+    return image_set(path, classes, splits, size, corrupt, total, f"own4-{total}-{{}}", again)
+
+
+def image_set(
+    path: Path, classes: tuple[str, ...], splits: Mapping[str, Split], size: tuple[int, int], corrupt: str, total: str,
+    key: str, again: Callable[[], str], channels: int = 3,
+) -> ImageSet:  # fmt: skip
+    """What is listed of each split, as images of 8/7 of `size`. key: of a split's cache, whose name replaces {}.
+
+    total: the digest of the files. again: computes it of the files as they are. Raises: as `load`.
+    """
+
     def check() -> None:
-        now = digest.__wrapped__(path, kind, reserved)  # of the files as they are, not the one that is kept
-        if now != total:
-            digest.cache_clear()
+        if again() != total:
             raise DataError(f"the files of {path} have changed since they were first read: start again")
 
-    images = {}
+    images, divided = {}, total.startswith(DIVIDED)
     for split, (sources, names, labels) in splits.items():
-        drawn = ", a fifth of its images," if split == "test" and total.startswith(DIVIDED) else ""
+        drawn = ", a fifth of its images," if split == "test" and divided else ""
         check_labels(f"the {split} split of {path}{drawn}", labels, len(classes))
         check_classes(path, classes, labels, splits["train"][2])
-        images[split] = from_files(
-            sources, names, labels, size_before_crop(size), corrupt, f"own4-{total}-{split}", check
-        )
+        before_crop = size_before_crop(size)
+        images[split] = from_files(sources, names, labels, before_crop, corrupt, key.format(split), check, channels)
         check_readable(path, split, classes, labels, images[split].labels)
-    divided = total.startswith(DIVIDED)
     own_set = ImageSet(f"own:{total}", classes, images["train"], images["test"], total, images.get("val"))
     return replace(own_set, divided=divided)
 

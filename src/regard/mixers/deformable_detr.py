@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from regard.core import Card, ConfigError, Grid, Inputs, Operator, ShapeError, Site, hide, operator_function
 from regard.core.cost import Cost, linear_cost
 from regard.core.projection import ProjectionConfig, merge
+from regard.core.view import Samples
 from regard.projections import IdentityQuery
 
 from .convolutions.sampling import sample_maps
@@ -149,12 +150,18 @@ class DeformableDETROperator(Operator):
         offsets = upcast(self.offset(merge(q))).unflatten(-1, (self.heads, -1, 2)).transpose(1, 2)
         return offsets + _centres(grid, memory, offsets)[:, None]
 
+    def shares(self, q: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H N K"]:
+        """The weight of each point of a query, in float32 at least."""
+        return upcast(self.weight(merge(q))).unflatten(-1, (self.heads, -1)).transpose(1, 2).softmax(-1)
+
+    def samples(self, inputs: Inputs) -> Samples:
+        return Samples(self.points(inputs.q, inputs.grid, inputs.key_grid)[0], self.shares(inputs.q)[0])
+
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         points = self.points(inputs.q, inputs.grid, inputs.key_grid)
-        logits = upcast(self.weight(merge(inputs.q))).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         form = deformable_detr_reference if plain else deformable_detr
         _, values = inputs.key_grid.to_map(hide(inputs.v, inputs.mask))
-        return form([values], points[:, :, :, None], logits.softmax(-1)[:, :, :, None])
+        return form([values], points[:, :, :, None], self.shares(inputs.q)[:, :, :, None])
 
 
 def _centres(grid: Grid, memory: Grid, like: Tensor) -> Float[Tensor, "N 2"]:

@@ -10,14 +10,26 @@ Prefix and suffix tokens are never sampled; their output is the mean of the patc
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, ShapeError, Site, UnsupportedError, check_accounting, operator_function
+from regard.core import (
+    Card,
+    ConfigError,
+    Cost,
+    Grid,
+    Mask,
+    ShapeError,
+    Site,
+    UnsupportedError,
+    check_accounting,
+    operator_function,
+)
+from regard.core.view import Samples
 from regard.mixers.shared.executions import Situation, check_execution, choose
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
@@ -273,6 +285,17 @@ class DeformableConvMixer(TapsMixer):
     def mix(self, x: Tensor, valid: Tensor | None, plain: bool) -> Tensor:
         return cast(Tensor, self.conv(x, plain))
 
+    def samples(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any) -> Samples | None:
+        """The taps of each group, alike or by their factors; None for sequences. Other tokens sample nothing."""
+        if not isinstance(self.conv, DeformableConv2d):
+            return None
+        _, image, _ = self.split(x, grid, mask)
+        points, factors = self.conv.samples(image[:1])
+        shares = factors / factors.sum(2, keepdim=True)
+        points, shares = points[0].flatten(2, 3).transpose(1, 2), shares[0].flatten(2).mT
+        pad = (0, 0, grid.prefix, grid.suffix)
+        return Samples(F.pad(points, (0, 0, *pad)), F.pad(shares, pad))
+
 
 class DeformableConv2d(nn.Conv2d):
     """A deformable convolution of maps for any place in a network; weight and bias are named as in `nn.Conv2d`.
@@ -339,6 +362,18 @@ class DeformableConv2d(nn.Conv2d):
             return offsets, None
         offsets, mask = offsets.split([offsets.shape[1] // 3 * 2, offsets.shape[1] // 3], 1)
         return offsets, 2 * self.options.mask_init * mask.sigmoid()
+
+    def samples(
+        self, x: Float[Tensor, "B C h w"]
+    ) -> tuple[Float[Tensor, "B g K hh ww 2"], Float[Tensor, "B g K hh ww"]]:
+        """Where each group samples the map for an output, (y, x) in cells, and with which factor."""
+        offsets, mask = self.moves(x)
+        frame = check_offsets(
+            x, self.weight, offsets, mask, self.bias, self.stride, self.padding, self.dilation  # type: ignore[arg-type]
+        )  # fmt: skip
+        points = positions(offsets, frame)
+        factors = points.new_ones(points.shape[:-1]) if mask is None else mask.unflatten(1, (frame.groups, -1))
+        return points, factors
 
     def forward(self, x: Float[Tensor, "B C h w"], plain: bool = False) -> Float[Tensor, "B O hh ww"]:
         """plain: the reference form."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Grid, Inputs, Operator, ShapeError, Site, merge, operator_function
 from regard.core.cost import Cost, attention_cost
+from regard.core.view import Samples
 from regard.mixers.shared.memory import MemoryMixerConfig
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
@@ -193,6 +194,18 @@ class DATOperator(Operator):
         bias = sample(table, position.to(table.dtype)).unflatten(-1, (grid.cells, number))
         bias = bias.unflatten(0, (batch, groups)).flatten(1, 2).to(dtype)  # (B, H, cells, s)
         return F.pad(bias, (0, grid.extra, grid.prefix, grid.suffix))
+
+    def samples(self, inputs: Inputs) -> Samples:
+        """The points of all groups, as every head reads all channels: a key's share in equal parts for its points.
+
+        Points half a cell beyond the border read its cell.
+        """
+        weights = self.weights(inputs.q, inputs.k, inputs.v, grid=inputs.grid, mask=inputs.mask)[0]
+        points = self.plan(inputs.q, inputs.grid).points[0]  # (G, s, 2)
+        last = points.new_tensor([inputs.grid.height - 1, inputs.grid.width - 1])
+        places = points.flatten(0, 1).clamp_min(0).minimum(last).expand(len(weights), 1, -1, -1)
+        shares, further = weights.tensor_split((points.shape[1],), -1)
+        return Samples(places, shares.repeat(1, 1, len(points)) / len(points), further)
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         if plain:

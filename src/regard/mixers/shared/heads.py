@@ -14,6 +14,7 @@ from regard.core import Grid, Inputs, Mask, Mixer, MixerConfig, Operator, ShapeE
 from regard.core.cost import Cost, check_accounting, linear_cost
 from regard.core.projection import Projection, ProjectionConfig, merge
 from regard.core.tensors import check_dtype, check_place, check_tensor
+from regard.core.view import Samples
 from regard.projections.linear import LinearQKV, project_roles
 
 from .checks import check_odd_kernel
@@ -201,6 +202,9 @@ class HeadMixer(HeadLayer):
         """What the operator gets for the arguments of `forward`."""
         made, kept = self.project_heads(x, grid, rope), self.kept_mask(mask)
         return Inputs(**made, grid=self.query_grid(grid), memory=self.memory_grid(grid), mask=kept)
+
+    def samples(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None) -> Samples | None:
+        return self.operator.samples(self.operator_inputs(x, grid, mask, rope))
 
     def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
         memory = self.memory_grid(grid)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Contract, Cost, Grid, Mask, Site, UnsupportedError, merge
+from regard.core import ConfigError, Contract, Cost, Grid, Inputs, Mask, Site, UnsupportedError, merge
 
 from .heads import HeadMixer, HeadMixerConfig
 
@@ -51,6 +51,10 @@ class MemoryMixer(HeadMixer):
 
     def project_heads(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
         return self._heads_and_bias(x, grid, plain=False)[0]
+
+    def operator_inputs(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None) -> Inputs:
+        heads, bias = self._heads_and_bias(x, grid, plain=False)
+        return Inputs(heads["q"], heads["k"], heads["v"], grid, mask=bias)
 
     def _heads_and_bias(self, x: Tensor, grid: Grid, plain: bool) -> tuple[dict[str, Tensor | None], Mask | None]:
         q = self.normalise_and_rotate("q", self.project(x, "q")[0], grid, None)

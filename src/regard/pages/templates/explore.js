@@ -19,6 +19,10 @@ function decoded(layer) {  // at its first use
       view.values = bytes(view.values);
       for (const [name, type] of [["scales", Float32Array], ["of", Int32Array]]) if (view[name]) view[name] = new type(bytes(view[name]).buffer);
     }
+    if (layer.points) {
+      layer.points.places = new Int16Array(bytes(layer.points.places).buffer);
+      if (layer.points.shares) layer.points.shares = bytes(layer.points.shares);
+    }
     if (layer.places) {  // in windows: the slot of each cell among the tokens of all windows
       layer.cells = layer.places.flat();
       layer.slots = new Int32Array(layer.tokens);
@@ -44,6 +48,15 @@ function viewed(layer, view, head, query, reverse) {
     const from = reverse ? other : query, to = reverse ? query : other, row = h * view.rows + (view.of ? view.of[h * tokens + from] : from);
     const value = view.set ? view.values[row * wide + (to >> 3)] >> (7 - (to & 7)) & 1 : (view.values[row * tokens + to] - view.zero) * view.scales[row] / view.levels;
     out[other] += value / (head === "mean" ? heads : 1);
+  }
+  return out;
+}
+// Where a query samples: [y, x, share of its largest] of each point, y and x in cells from the centre of the first one.
+function samples(layer, head, query) {
+  const {places, shares, count, parts} = decoded(layer).points, out = [], rows = shares ? layer.tokens : 1;
+  for (const h of head === "mean" ? [...Array(layer.heads).keys()] : [head]) for (let i = 0; i < count; i++) {
+    const row = h * rows + (shares ? query : 0), share = shares ? shares[row * count + i] / 255 : 1, at = 2 * (row * count + i);
+    if (share > 0) out.push([places[at] / parts, places[at + 1] / parts, share]);
   }
   return out;
 }
@@ -75,12 +88,17 @@ function mapElement(label) {
   const figure = document.createElement("figure"), map = document.createElement("div");
   map.className = "map";
   map.style.setProperty("--shape", `${picture().width}/${picture().height}`);
-  map.innerHTML = '<div class="photo under"></div><canvas></canvas><div class="query"></div>';
+  map.innerHTML = '<div class="photo under"></div><canvas></canvas><svg aria-hidden="true"></svg><div class="query"></div>';
   $(".photo", map).style.backgroundImage = `url(${picture().image})`;
   const caption = document.createElement("figcaption");
   caption.textContent = label;
   figure.append(map, caption);
   return figure;
+}
+function dot(map, layer, head) {
+  const svg = $("svg", map), {width, height} = picture(), found = layer.points && !at.reverse && !viewOf(layer) ? samples(layer, head, queryOf(layer)) : [];
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.innerHTML = found.map(([y, x, share]) => `<circle cx="${(x + 0.5) / layer.columns * width}" cy="${(y + 0.5) / layer.rows * height}" r="${width / 120}" opacity="${0.25 + 0.75 * share}"/>`).join("");
 }
 function markQuery(map, layer) {
   const mark = $(".query", map), [y, x] = cell(layer);
@@ -122,6 +140,7 @@ function draw() {
   const figures = all("#models>figure");
   found.forEach(([layer, values], i) => {
     paint($("canvas", figures[i]), layer, inside(layer, values));
+    dot(figures[i], layer, headOf(layer));
     markQuery($(".map", figures[i]), layer);
     $("figcaption", figures[i]).textContent = picture().models[i].label + (viewOf(layer) ? `: ${at.view}` : "");
     drawHeads(figures[i], layer);
@@ -165,6 +184,7 @@ function drawHeads(figure, layer) {  // small multiples
   }
   [...box.children].forEach((button, head) => {
     paint($("canvas", button), layer, inside(layer, shown(layer, head, queryOf(layer), at.reverse)));
+    dot(button, layer, head);
     markQuery($(".map", button), layer);
   });
 }
