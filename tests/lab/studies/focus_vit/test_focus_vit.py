@@ -50,15 +50,17 @@ def test_the_study_of_a_small_network(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("REGARD_DATA", str(tmp_path))
     monkeypatch.setattr(half_the_time, "focus_vit", small)
     monkeypatch.setattr(half_the_time, "BUDGETS", {28: (0.99, 0.001)})
+    monkeypatch.setattr(half_the_time, "EVERYWHERE", {28: "MiTA(m=1, k=2)"})
     monkeypatch.setattr(half_the_time, "STEPS", {28: (2, 1)})
     monkeypatch.setattr(half_the_time, "MINUTES", 0.02)
     noise = np.random.default_rng(0).integers(0, 256, (32, 28, 28, 3), np.uint8)
     monkeypatch.setattr(half_the_time, "pictures", lambda *_: Images(noise, np.zeros(32, np.int64)))
     plans, floor, steps = ANALYSIS.compute(Source(Results(tmp_path / "runs"), ""))
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in plans.rows]  # type: ignore[union-attr]
-    assert [row["step"] for row in rows] == ["swapped", "distilled", None]
-    assert "out of reach" in str(rows[-1]["plan"])
-    assert all(0 < float(row["correlation"]) <= 1 for row in rows[:2])  # type: ignore[arg-type]
+    assert [row["step"] for row in rows] == ["swapped", "distilled", None, "swapped", "distilled"]
+    assert "out of reach" in str(rows[2]["plan"])
+    assert [row["plan"] for row in rows if row["budget"] is None] == 2 * ["2 x MiTA(m=1, k=2)"]
+    assert all(0 < float(row["correlation"]) <= 1 for row in rows if row["step"])  # type: ignore[arg-type]
     assert floor.rows[0][:2] == (28, 4)  # type: ignore[union-attr]
     assert steps.rows[0][2] == "swapped"  # type: ignore[union-attr]
     monkeypatch.setattr(half_the_time, "recommend", None)  # what was found is kept

@@ -39,6 +39,7 @@ from regard.images.normalise import normalise
 from regard.lab.data import catalog
 from regard.lab.engine.analysis import Analysis, Source, analysis_path
 from regard.measure.intervals import Interval, interval
+from regard.mixers.spelling import parse
 from regard.pages.sheets import Cell, Picture, Sheet
 from regard.swapping.removed import Removed
 from regard.swapping.swap import swap
@@ -50,6 +51,10 @@ BUDGETS: Mapping[int, tuple[float, ...]] = {224: (0.8,), 518: (0.8, 0.6), 896: (
 """Pixels of a side -> parts of the time, on one thread, for which a plan is sought."""
 STEPS: Mapping[int, tuple[int, int]] = {224: (400, 200), 518: (240, 60), 896: (100, 0)}
 """Pixels of a side -> steps of four pictures in which the layers, then the output, learn: about an hour of CPU time."""
+EVERYWHERE: Mapping[int, str] = {518: "MiTA(m=64, k=64)", 896: "MiTA(m=64, k=64)"}
+"""Pixels of a side -> a mechanism for all layers, which needs no search and is learned like a plan."""
+ALL = "all"
+"""Stands for a budget where `EVERYWHERE` gives the plan."""
 RATES = (1e-3, 1e-4)
 """Of the layers, and of the output at most."""
 MINUTES = 15.0
@@ -168,6 +173,17 @@ class _Size:
                     self._without_plan(budget, "out of reach: without any attention it takes longer")
                 else:
                     self._plan(budget)
+        if self.size in EVERYWHERE and ALL not in self.known["budgets"]:
+            self._everywhere(EVERYWHERE[self.size])
+
+    def _everywhere(self, spelling: str) -> None:
+        start, mixer = time.process_time(), parse(spelling)
+        with Substitutes(self.user.network, [mixer], self.user.example) as substitutes:
+            plan = dict.fromkeys(substitutes.names, mixer)
+            usage = measure_usage(substitutes, {"own": {}, ALL: plan}, self.seen[:1], 5.0)
+        share, seconds = usage[ALL].seconds / usage["own"].seconds, time.process_time() - start
+        text = "; ".join(f"{name}={spelling}" for name in plan)
+        self._swapped(ALL, text, f"{len(plan)} x {spelling}", share, seconds)
 
     def _plan(self, budget: float) -> None:
         """Seek a plan; what was learned for another budget serves this one too."""
@@ -178,12 +194,17 @@ class _Size:
         if not plan.spelling:
             self._without_plan(budget, "no change of a layer saves time")
             return
-        about = (self.size, budget, short_plan(plan), round(plan.latency, 3))
-        swapped = swap(copy.deepcopy(self.model), plan.spelling, example=self.user.example)
+        self._keep(searched=searched)
+        self._swapped(f"{budget:g}", plan.spelling, short_plan(plan), plan.latency, searched)
+
+    def _swapped(self, name: str, plan: str, short: str, share: float, seconds: float) -> None:
+        """Judge a plan before it learns. name: its budget, or `ALL`. seconds: of CPU time, of finding it."""
+        swapped = swap(copy.deepcopy(self.model), plan, example=self.user.example)
         cells = change(self.before, outputs(cast(FocusViT, swapped), self.seen)).cells
-        rows = [(*about, "swapped", *cells, round(searched / 60, 1))]
-        found = {"plan": plan.spelling, "seconds": searched, "rows": rows, "steps": []}
-        self._keep(searched=searched, budgets=self.known["budgets"] | {f"{budget:g}": found})
+        about = (self.size, None if name == ALL else float(name), short, round(share, 3))
+        rows = [(*about, "swapped", *cells, round(seconds / 60, 1))]
+        found = {"plan": plan, "seconds": seconds, "rows": rows, "steps": []}
+        self._keep(budgets=self.known["budgets"] | {name: found})
 
     def _without_plan(self, budget: float, why: str) -> None:
         row = (self.size, budget, why, *(None,) * (len(COLUMNS) - 3))
@@ -191,7 +212,7 @@ class _Size:
 
     def learn(self) -> None:
         """Teach the plan of each budget."""
-        for budget, found in self.known["budgets"].items():
+        for found in self.known["budgets"].values():
             if not found["plan"] or len(found["rows"]) > 1:
                 continue
             start = time.process_time()
@@ -205,7 +226,7 @@ class _Size:
             found["rows"].append((*about, "distilled", *cells, round(minutes, 1)))
             for step, each in taught.changes.items():
                 shares = (round(each.loss, 4), round(each.agreement.mean or 0.0, 2))
-                found["steps"].append((self.size, float(budget), step, *shares))
+                found["steps"].append((*about[:2], step, *shares))
             found["map"] = _sample_map(model, self.size)
             self._keep()
 
@@ -239,7 +260,8 @@ def compute(source: Source) -> Sequence[Sheet | Picture]:
             title="Plans", columns=COLUMNS, rows=tuple(row for one in sizes for row in one.rows("rows")),
             note=f"{judged}. Time: of the plan, divided by the network's own, one thread. Correlation of the maps, IoU "
             "of their most salient fifths, each with its 95 % interval over pictures; cosine of the patch tokens. CPU "
-            "minutes: of the search and all learning up to there, the original's passes included, and of judging.",
+            "minutes: of the search and all learning up to there, the original's passes included, and of judging. No "
+            "budget: one mechanism in all layers, without a search.",
         ),
         Sheet(
             title="Floor", columns=("pixels", "tokens", "ms", "ms without attention", "floor"),
@@ -283,7 +305,8 @@ def _draw(sizes: Sequence[_Size]) -> list[Picture]:
     for one in sizes:
         pixels = _sample(one.size)
         if pixels is not None:
-            maps = {f"within {name}x": each["map"] for name, each in one.known["budgets"].items() if each.get("map")}
+            labels = {name: "everywhere" if name == ALL else f"within {name}x" for name in one.known["budgets"]}
+            maps = {labels[name]: each["map"] for name, each in one.known["budgets"].items() if each.get("map")}
             maps = {"original": _sample_map(one.model, one.size)} | maps
             strip = [pixels, *(np.asarray(Image.open(io.BytesIO(base64.b64decode(text)))) for text in maps.values())]
             names = ", ".join(["picture", *maps])
@@ -307,6 +330,7 @@ ANALYSIS = Analysis(
         "Pictures have 224 x 224 pixels, and are enlarged for the other sizes.",
         "The search was mended after two first runs, by what its own pictures showed: a few steps of learning had led "
         "trained layers away, and at 896 pixels looking at the attention had taken the time of the search. Sizes, "
-        "budgets, steps and pictures stayed.",
+        "budgets, steps and pictures stayed. The rows without a search were added after the plans were found, before "
+        "anything of them was measured.",
     ),
 )
