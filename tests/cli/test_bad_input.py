@@ -50,6 +50,9 @@ WRONG: tuple[tuple[str, ...], ...] = (
     ("list --match zzz", "no name of mixers matches 'zzz'"),
     ("check ''", "MECHANISM is empty"),  # as of an unset variable: all mechanisms would be checked
     *((f"cost SKA --import {name}", "a module of your own") for name in ("regard", "regard.mixers", "__main__")),
+    ("advise --tokens 0 --dim 384", "give --tokens (or --grid) and --dim, both above 0"),
+    ("finetune vit_desk --data digits", "vit_desk has no published weights", "--weights"),
+    (f"{TRAIN} --set task.val_seed=3", "val_seed draws the share val", "val is 0"),
     # mechanisms
     ("card None", "needs a mechanism, not None"),
     ("check 'SNE()'", "SNE"),

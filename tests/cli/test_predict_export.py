@@ -13,7 +13,7 @@ from torch import nn
 
 from command_line import answer, refused
 from regard.cli.app import run as command
-from regard.cli.predict import _coco, _image_ids
+from regard.cli.predict import _coco, _ids_in
 from regard.cli.trained import read_trained
 from regard.cli.user_model import ModelOptions
 from regard.core import ConfigError, DataError, UnsupportedError
@@ -215,14 +215,23 @@ def test_a_file_that_is_not_the_model_replaces_no_other(
 
 def test_coco_results_have_the_ids_of_an_annotation_file(tmp_path: Path) -> None:
     file = tmp_path / "val.json"
-    file.write_text(json.dumps({"images": [{"id": 7, "file_name": "b.png"}, {"id": 9, "file_name": "a/b.png"}]}))
-    found = {"box": [1.0, 2.0, 4.0, 8.0], "category": 3, "score": 0.5}
+    content = {"images": [{"id": 7, "file_name": "b.png"}, {"id": 9, "file_name": "a/b.png"}]}
+    file.write_text(json.dumps(content))
+    found = {"box": [1.0, 2.0, 4.0, 8.0], "category": 3, "label": "cat", "score": 0.5}
     predictions = [{"file": name, "objects": [found]} for name in ("data/a/b.png", "data/b.png")]
-    results = _coco(predictions, _image_ids(file))
+    results = _coco(predictions, _ids_in(file))
     assert [item["image_id"] for item in results] == [9, 7]
     assert results[0]["bbox"] == [1.0, 2.0, 3.0, 6.0]
+    assert results[0]["category_id"] == 3
     with pytest.raises(ConfigError, match=r"names no image data/c\.png"):
-        _coco([{"file": "data/c.png", "objects": []}], _image_ids(file))
+        _coco([{"file": "data/c.png", "objects": []}], _ids_in(file))
+    with pytest.raises(ConfigError, match=r"data/b\.png and other/b\.png are one image"):
+        _coco([{"file": name, "objects": []} for name in ("data/b.png", "other/b.png")], _ids_in(file))
+    file.write_text(json.dumps(content | {"categories": [{"id": 12, "name": "cat"}, {"id": 3, "name": "dog"}]}))
+    assert [item["category_id"] for item in _coco(predictions, _ids_in(file))] == [12, 12]
+    found["label"] = "bird"
+    with pytest.raises(ConfigError, match="no category 'bird'"):
+        _coco(predictions, _ids_in(file))
     file.write_text("[]")
     with pytest.raises(DataError, match="is no COCO annotation file"):
-        _image_ids(file)
+        _ids_in(file)

@@ -114,6 +114,12 @@ def test_policies_take_grey_images(policy: str) -> None:
         assert augment(Image.fromarray(pixels)).shape == (1, 28, 28)
 
 
+@pytest.mark.parametrize("policy", ["rand-xx", "rand-mnine", "rand-m9-inc"])
+def test_a_section_without_a_number_is_refused(policy: str) -> None:
+    with pytest.raises(ConfigError, match=f"timm does not know the policy of augment='timm:{policy}'"):
+        transform(f"timm:{policy}", (8, 8), 3)
+
+
 def test_the_policy_of_papers_augments_any_image() -> None:
     """timm asks Pillow for no bits now and then, which Pillow 13 refuses: pyproject.toml asks for Pillow < 13."""
     random.seed(0)

@@ -63,6 +63,9 @@ def test_weights_that_are_others_are_refused(tmp_path: Path) -> None:
     torch.save({"model": torch.nn.Linear(1, 1)}, tmp_path / "w.pt")
     with pytest.raises(StoreError, match="pickle with other things than tensors"):
         named_network(HOST, weights=str(tmp_path / "w.pt"))
+    (tmp_path / "w.bin").write_text("abc")
+    with pytest.raises(StoreError, match="is damaged, or no checkpoint"):
+        named_network(HOST, weights=str(tmp_path / "w.bin"))
     with pytest.raises(ConfigError, match="leave one out"):
         named_network(HOST, weights=file, pretrained=True)
 

@@ -209,7 +209,7 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
     from regard.lab.train.initial_weights import Saved
     from regard.lab.train.run import changed_data, read_run
     from regard.mixers.spelling import spell
-    from regard.models.catalog import own_models
+    from regard.models.catalog import has_option, own_models
     from regard.models.create import parse_host, spell_host
 
     if (folder := saved_model(start)) is not None:
@@ -237,6 +237,8 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
 
     if name not in own_models(extra) and not timm.is_model(name.partition(".")[0]):
         raise ConfigError(f"{start!r} is no saved folder, no run in {results} and no model of timm or of --import")
+    if name in own_models(extra) and not has_option(own_models(extra)[name], "pretrained"):
+        raise ConfigError(f"{start} has no published weights: give --weights, a saved folder or a run")
     return spell_host(name, {**options, "pretrained": True}), "host", "", None
 
 

@@ -34,7 +34,9 @@ def show_new_model(new: NewModelOptions, configs: "list[MixerConfig]", as_json: 
     """Print the advice. Raises: ConfigError."""
     tokens, dim, heads, grid = new.tokens, new.dim, new.heads, new.grid
     if not dim or not (tokens or grid):
-        raise ConfigError("advise takes a MODEL; for one that does not exist yet give --tokens (or --grid) and --dim")
+        raise ConfigError(
+            "advise takes a MODEL; for one that does not exist yet give --tokens (or --grid) and --dim, both above 0"
+        )
     if not (0 <= tokens <= LARGEST and 0 < dim <= LARGEST and 0 <= heads <= dim):
         raise ConfigError(
             f"--tokens {tokens}, --dim {dim}, --heads {heads}: expected positive numbers up to {LARGEST:,}"

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
@@ -57,7 +57,7 @@ def predict(
     use_data(data_root)
     if annotations is not None and not coco:
         raise ConfigError("--annotations gives the image ids of --coco; add --coco, or leave it out")
-    ids = None if annotations is None else _image_ids(annotations)
+    ids = None if annotations is None else _ids_in(annotations)
     torch_device = find_device(device)
     trained = read_trained(model, results, imported_items(modules), options, best)
     say_numbers(model, trained)
@@ -122,15 +122,24 @@ def _may_be_path(text: str) -> bool:
     return 0 < len(text.strip()) < 200 and "\n" not in text and not text.startswith("~")
 
 
-def _image_ids(file: Path) -> dict[str, Any]:
-    """The id of each image of a COCO annotation file by its file_name. Raises: DataError."""
+class _Ids(NamedTuple):
+    """Of a COCO annotation file. images: by file_name; categories: by name, {} where it has none."""
+
+    images: dict[str, Any]
+    categories: dict[str, Any]
+
+
+def _ids_in(file: Path) -> _Ids:
+    """Raises: DataError."""
     from regard.lab.tasks.detection.coco import read_json
 
     content = read_json(file)
-    images = content.get("images") if isinstance(content, dict) else None
-    if not isinstance(images, list) or not all(isinstance(image, dict) for image in images):
-        raise DataError(f"{file} is no COCO annotation file: it has no list of images")
-    return {str(image.get("file_name")): image.get("id") for image in images}
+    entries: dict[str, Any] = content if isinstance(content, dict) else {}
+    images, categories = entries.get("images", ""), entries.get("categories", [])
+    if not all(isinstance(part, list) and all(isinstance(one, dict) for one in part) for part in (images, categories)):
+        raise DataError(f"{file} is no COCO annotation file: it has no list of images, or categories that are none")
+    names = {str(one.get("name")): one.get("id") for one in categories}
+    return _Ids({str(image.get("file_name")): image.get("id") for image in images}, names)
 
 
 def _id_of(file: str, ids: dict[str, Any]) -> Any:
@@ -142,19 +151,26 @@ def _id_of(file: str, ids: dict[str, Any]) -> Any:
     raise ConfigError(f"the annotation file names no image {file}; leave it out, or leave --annotations out")
 
 
-def _coco(predictions: list[dict[str, Any]], ids: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Boxes as COCO results: [x, y, width, height], category ids as in the training data, and masks as RLE.
+def _coco(predictions: list[dict[str, Any]], ids: _Ids | None) -> list[dict[str, Any]]:
+    """Boxes as COCO results: [x, y, width, height], category ids, and masks as RLE.
 
-    ids: of the images by their file names; None = image_id is the file as it was given.
+    ids: of images and categories; None = image_id is the file as it was given, category ids are those of the training
+    data. Raises: ConfigError for two files of one image, and for a class that is no category.
     """
     items = []
+    files: dict[Any, str] = {}
     for prediction in predictions:
         if "objects" not in prediction:
             raise ConfigError("--coco is for boxes and masks: runs of --task detection or instances")
-        image = prediction["file"] if ids is None else _id_of(prediction["file"], ids)
+        image = prediction["file"] if ids is None else _id_of(prediction["file"], ids.images)
+        if (first := files.setdefault(image, prediction["file"])) != prediction["file"]:
+            raise ConfigError(f"{first} and {prediction['file']} are one image of the annotation file: leave one out")
         for item in prediction["objects"]:
             left, top, right, bottom = item["box"]
-            entry = {"image_id": image, "category_id": item["category"], "score": item["score"]}
+            category = item["category"] if ids is None or not ids.categories else ids.categories.get(item["label"])
+            if category is None:
+                raise ConfigError(f"the annotation file has no category {item['label']!r}, which the model predicts")
+            entry = {"image_id": image, "category_id": category, "score": item["score"]}
             entry["bbox"] = [left, top, round(right - left, 3), round(bottom - top, 3)]
             items.append(entry | ({"segmentation": item["mask"]} if "mask" in item else {}))
     return items

@@ -3,6 +3,7 @@
 Augmentations of timm and torchvision for single Pillow images are returned by `transform`.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,10 @@ def by_image(name: str) -> bool:
     return name in _RANDAUGMENT or name.split(":")[0] == "timm"
 
 
+def _unknown_policy(name: str) -> ConfigError:
+    return ConfigError(f"timm does not know the policy of augment={name!r}; an example is rand-m9-mstd0.5-inc1")
+
+
 def transform(name: str, size: tuple[int, int], channels: int) -> Callable[[Any], torch.Tensor]:
     """An augmentation of single images: a Pillow image to a tensor (channels, height, width) in 0 .. 255.
 
@@ -49,15 +54,15 @@ def transform(name: str, size: tuple[int, int], channels: int) -> Callable[[Any]
         from timm.data import create_transform
 
         policy = name.partition(":")[2] or None
+        if any(not re.search(r"\d", part) for part in (policy or "").split("-")[1:]):  # which timm passes over
+            raise _unknown_policy(name)
         mean = (sum(MEAN) / 3,) if channels == 1 else MEAN  # fills what a policy moves into the image
         try:
             return create_transform(
                 (channels, *size), is_training=True, auto_augment=policy, normalize=False, mean=mean
             )
         except (AssertionError, ValueError, IndexError, KeyError) as error:
-            raise ConfigError(
-                f"timm does not know the policy of augment={name!r}; an example is rand-m9-mstd0.5-inc1"
-            ) from error
+            raise _unknown_policy(name) from error
     from torchvision import transforms
 
     crop = transforms.RandomCrop(size, padding=_PADDING["crop"], pad_if_needed=True)

@@ -116,7 +116,8 @@ def read_tensors(path: str | os.PathLike[str], *names: str) -> dict[str, Tensor]
         message = str(error).partition("\n")[0] or type(error).__name__
         if "weights only" in message.lower().replace("_", " "):  # PyTorch goes on to say how its code would be run
             message = "it is a pickle with other things than tensors"
-        raise StoreError(f"{path} cannot be read without executing what it contains: {message}") from error
+            raise StoreError(f"{path} cannot be read without executing what it contains: {message}") from error
+        raise StoreError(f"{path} is damaged, or no checkpoint: {message}") from error
     entries = content if isinstance(content, Mapping) else {}
     state = next((entries[name] for name in names if isinstance(entries.get(name), Mapping)), entries)
     tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}

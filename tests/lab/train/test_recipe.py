@@ -65,6 +65,7 @@ def test_linear_ends_at_the_floor() -> None:
         ({"average": 30}, "at most 20"),
         ({"average": 2, "ema": 0.9}, "two averages"),
         ({"power": 0.0}, "power is a positive number"),
+        ({"power": 3.0}, 'of schedule="poly" alone'),
     ],
 )
 def test_impossible_recipes_are_refused(fields: dict, message: str) -> None:

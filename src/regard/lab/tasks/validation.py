@@ -28,6 +28,8 @@ class ValidationPart:
 
     def check_validation(self) -> None:
         """Raises: ConfigError for an impossible share or seed."""
+        if self.val_seed and not self.val:
+            raise ConfigError("val_seed draws the share val of the training samples: val is 0")
         if not 0 <= self.val < 1 or self.val_seed < 0:
             raise ConfigError(
                 f"val is a share, at least 0 and below 1, and val_seed 0 or more; not {self.val} and {self.val_seed}"

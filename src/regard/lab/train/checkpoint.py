@@ -134,7 +134,7 @@ def trained_weights(folder: Path, best: bool = False, averaged: bool = False, en
             return state["model"]
     state = load(folder)
     if state is None:
-        imported = "its outcome was imported without weights: delete the folder to train it here"
+        imported = "its outcome is there without weights (imported, or removed): delete the folder to train it again"
         advice = imported if (folder / "outcome.json").exists() else "train it first"
         raise StoreError(f"run {folder.name} has no checkpoint in {folder}; {advice}")
     with load_errors(folder):

@@ -120,10 +120,11 @@ def _match_classes(
             placed = rows.clone()
             placed[known] = given[[old.index(new[index]) for index in known]].to(rows.dtype)
             fitting[f"{name}.{part}"], kept = placed, len(known)
-    log.warning(
-        "the classes have other names than those that the weights were trained on: %d of %d outputs start anew",
-        len(new) - kept, len(new),
-    )  # fmt: skip
+    if kept < len(new):
+        log.warning(
+            "the classes have other names than those that the weights were trained on: %d of %d outputs start anew",
+            len(new) - kept, len(new),
+        )  # fmt: skip
 
 
 def _match_weights(weights: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:

@@ -81,8 +81,8 @@ class Recipe:
                 'schedule="step", and no other, has milestones, fractions of the steps such as 0.3,0.6,0.9, not '
                 f"{self.milestones} with schedule={self.schedule!r}"
             )
-        if not self.power > 0:
-            raise ConfigError(f"power is a positive number, not {self.power}")
+        if not self.power > 0 or (self.power != Recipe.power and self.schedule != "poly"):
+            raise ConfigError(f'power is a positive number, of schedule="poly" alone, not {self.power}')
         if not 0 <= self.average <= self.trained_epochs:
             raise ConfigError(f"average is a number of epochs, at most {self.trained_epochs}, not {self.average}")
         if self.average and self.ema:
