@@ -7,9 +7,10 @@ without labels; other pictures judge. Sizes, budgets and steps were fixed before
 import base64
 import copy
 import io
+import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +42,7 @@ from regard.lab.engine.analysis import Analysis, Source, analysis_path
 from regard.measure.intervals import Interval, interval
 from regard.mixers.spelling import parse
 from regard.pages.sheets import Cell, Picture, Sheet
+from regard.swapping.layer_plan import spell_or_none
 from regard.swapping.removed import Removed
 from regard.swapping.swap import swap
 
@@ -211,24 +213,37 @@ class _Size:
         self._keep(budgets=self.known["budgets"] | {f"{budget:g}": {"plan": "", "rows": [row], "steps": []}})
 
     def learn(self) -> None:
-        """Teach the plan of each budget."""
-        for found in self.known["budgets"].values():
-            if not found["plan"] or len(found["rows"]) > 1:
+        """Teach the plan of each budget, unless it removes attention in more than half of the layers."""
+        for name, found in self.known["budgets"].items():
+            gone = found["plan"].count(f"={spell_or_none(Removed())}")
+            if not found["plan"] or len(found["rows"]) > 1 or 2 * gone > len(self.model.backbone.blocks):
                 continue
-            start = time.process_time()
             layers, last = (
                 Distillation(steps=n, batch=4, lr=rate) for n, rate in zip(STEPS[self.size], RATES, strict=True)
             )
-            taught = distill_model(self.user, found["plan"], self.learned, layers, last, report=progress)
+            folder, say = self.folder / str(self.size) / name, self._count_seconds(found)
+            taught = distill_model(self.user, found["plan"], self.learned, layers, last, folder, report=say)
             model = cast(FocusViT, taught.model)
-            minutes = (found["seconds"] + time.process_time() - start) / 60
             about, cells = found["rows"][0][:4], change(self.before, outputs(model, self.seen)).cells
-            found["rows"].append((*about, "distilled", *cells, round(minutes, 1)))
+            say("judged")
+            found["rows"].append((*about, "distilled", *cells, round(found["seconds"] / 60, 1)))
             for step, each in taught.changes.items():
                 shares = (round(each.loss, 4), round(each.agreement.mean or 0.0, 2))
                 found["steps"].append((*about[:2], step, *shares))
             found["map"] = _sample_map(model, self.size)
             self._keep()
+            shutil.rmtree(folder)
+
+    def _count_seconds(self, found: dict[str, Any]) -> Callable[[str], None]:
+        """A report that keeps the CPU seconds so far, also those before an interruption."""
+        before, start = found["seconds"], time.process_time()
+
+        def say(line: str) -> None:
+            progress(line)
+            found["seconds"] = before + time.process_time() - start
+            self._keep()
+
+        return say
 
     def _keep(self, **known: Any) -> None:
         self.known |= known
@@ -261,7 +276,8 @@ def compute(source: Source) -> Sequence[Sheet | Picture]:
             note=f"{judged}. Time: of the plan, divided by the network's own, one thread. Correlation of the maps, IoU "
             "of their most salient fifths, each with its 95 % interval over pictures; cosine of the patch tokens. CPU "
             "minutes: of the search and all learning up to there, the original's passes included, and of judging. No "
-            "budget: one mechanism in all layers, without a search.",
+            "budget: one mechanism in all layers, without a search. Plans that remove attention in more than half of "
+            "the layers are not taught.",
         ),
         Sheet(
             title="Floor", columns=("pixels", "tokens", "ms", "ms without attention", "floor"),
@@ -330,7 +346,8 @@ ANALYSIS = Analysis(
         "Pictures have 224 x 224 pixels, and are enlarged for the other sizes.",
         "The search was mended after two first runs, by what its own pictures showed: a few steps of learning had led "
         "trained layers away, and at 896 pixels looking at the attention had taken the time of the search. Sizes, "
-        "budgets, steps and pictures stayed. The rows without a search were added after the plans were found, before "
-        "anything of them was measured.",
+        "budgets, steps and pictures stayed. The rows without a search were added after the plans were found and "
+        "MiTA had been tried on 24 of the pictures, without learning; plans that remove attention in most layers were "
+        "left as they are before any of them had learned.",
     ),
 )
