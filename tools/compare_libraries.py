@@ -2,12 +2,14 @@
 
 It writes docs/libraries.json, from which `make generated` writes a table of docs/hosts.md: for each attention class
 the largest difference of the outputs after a swap to softmax, relative to the largest output, in float64, and the least
-change by uniform attention in its place. Without a change by that, equal outputs would say nothing.
+change by uniform attention in its place. Without a change by that, equal outputs would say nothing. For each mechanism
+of `count_ports.MECHANISMS` it counts the classes that take it exactly, and with their position biases dropped.
 """
 
 import json
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +33,8 @@ LARGEST, LEAST = 1e-6, 1e-3
 """The largest difference by softmax, where a host computes it in float32, and the least by uniform attention."""
 
 sys.path.insert(0, str(ROOT / "tests"))
+from count_ports import DROPPED, EXACT, MECHANISMS, taken  # noqa: E402 beside this file
+
 from library_hosts import HOSTS, LibraryHost, gap, outputs, prepared  # noqa: E402 the tests' own, not a part of the package
 
 
@@ -56,6 +60,23 @@ def compare(library: str, name: str, make: Callable[[], LibraryHost]) -> dict[st
     }
 
 
+def classes_by_mechanism() -> dict[str, dict[str, dict[str, int]]]:
+    """Spelling of a mechanism -> library -> how many of its attention classes take it, by `EXACT` and `DROPPED`."""
+    hosts = []
+    for library, makers in HOSTS.items():
+        for make in makers.values():
+            model, inputs, _ = prepared(make())
+            kinds = {
+                name: f"{library} {type(model.get_submodule(name)).__qualname__}" for name in attention_layers(model)
+            }
+            hosts.append((model, inputs, kinds))
+    counts: dict[str, dict[str, dict[str, int]]] = {}
+    for spelling in MECHANISMS:
+        found = Counter((kind.partition(" ")[0], state) for kind, state in taken(spelling, hosts).items())
+        counts[spelling] = {library: {state: found[library, state] for state in (EXACT, DROPPED)} for library in HOSTS}
+    return counts
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     rows = [compare(library, name, make) for library, hosts in HOSTS.items() for name, make in hosts.items()]
@@ -64,7 +85,8 @@ def main() -> None:
         sys.exit(f"softmax changes, or uniform attention does not change, the outputs of {', '.join(wrong)}")
     left = json.loads(FILE.read_text())["left"]  # attention that a swap leaves as it is, with the reason: by hand
     versions = {library: version(package) for library, package in PACKAGES.items()}
-    FILE.write_text(json.dumps({"versions": versions, "compared": rows, "left": left}, indent=1) + "\n")
+    content = {"versions": versions, "compared": rows, "left": left, "mechanisms": classes_by_mechanism()}
+    FILE.write_text(json.dumps(content, indent=1) + "\n")
     for row in rows:
         print(f"{row['library']:13} {row['model']:40} softmax {row['softmax']:.0e}, uniform {row['uniform']:.0e}")
 

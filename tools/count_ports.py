@@ -17,7 +17,7 @@ import re
 import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,24 +145,34 @@ def count(names: list[str]) -> Models:
     return results
 
 
-def taken(spelling: str) -> dict[str, str]:
-    """Signature -> `EXACT` or `DROPPED`, for the attentions of small hosts that take a mechanism."""
+Hosts = Iterable[tuple[nn.Module, Any, Mapping[str, str]]]
+"""Models, an input of each, and the kind of each attention by its name."""
+
+
+def small_timm_hosts() -> Hosts:
+    """The small hosts; a kind is a signature."""
+    for make in small_hosts().values():
+        model, x = make()
+        yield model, x[:1], {name: signature(module) for name, module in attentions(model).items()}
+
+
+def taken(spelling: str, hosts: Hosts) -> dict[str, str]:
+    """Kind -> `EXACT` or `DROPPED`, for the attentions of hosts that take a mechanism."""
     mixer = parse(spelling)
     forms = {EXACT: mixer} | ({DROPPED: replace(mixer, host_bias="drop")} if isinstance(mixer, HeadMixerConfig) else {})
     found: dict[str, str] = {}
-    for make in small_hosts().values():
-        model, x = make()
-        for name, module in attentions(model).items():
+    for model, example, kinds in hosts:
+        for name, kind in kinds.items():
             if (port := port_of(model, name)) is None or port.loses:
                 continue
             for state, form in forms.items():
-                if found.get(signature(module)) == EXACT or (state == DROPPED and signature(module) in found):
+                if found.get(kind) == EXACT or (state == DROPPED and kind in found):
                     break
                 try:
-                    plan_layers(model, form, [name], example=x[:1])
+                    plan_layers(model, form, [name], example=example)
                 except (RegardError, RuntimeError, ValueError):
                     continue
-                found[signature(module)] = state
+                found[kind] = state
     return found
 
 
@@ -172,7 +182,7 @@ def by_mechanism(results: Models) -> dict[str, dict[str, int]]:
     for spelling in MECHANISMS:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            states = taken(spelling)
+            states = taken(spelling, small_timm_hosts())
         found = Counter(_of_layers(states, kinds) for *_, kinds in results.values())
         counts[spelling] = {state: found[state] for state in (EXACT, DROPPED)}
     return counts

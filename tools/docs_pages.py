@@ -171,6 +171,21 @@ def counted_classes() -> str:
     return f"Served are these attention classes: {', '.join(counts[:-1])} and {counts[-1]}."
 
 
+def mechanisms_of_classes() -> str:
+    """How many attention classes of other libraries take each mechanism, as tools/compare_libraries.py wrote."""
+    stored = json.loads((DOCS / "libraries.json").read_text())["mechanisms"]
+    rows = []
+    for name, libraries in stored.items():
+        own, others = (
+            libraries["transformers"],
+            [row for library, row in libraries.items() if library != "transformers"],
+        )
+        rest = (sum(row[state] for row in others) for state in own)
+        rows.append((code(name), *map(str, own.values()), *map(str, rest)))
+    heads = ("transformers: exactly", "biases dropped", "the others: exactly", "biases dropped")
+    return table(("mechanism", *heads), rows)
+
+
 def left_attention() -> str:
     """The attention of other libraries that a swap leaves as it is, with the reason."""
     stored = json.loads((DOCS / "libraries.json").read_text())
@@ -248,6 +263,11 @@ by uniform attention. `SamVisionAttention` computes its softmax in float32.
 {counted_classes()}
 
 {compared_libraries()}
+
+Attention classes that take a mechanism as it is, and with position biases dropped (counted in these small models, with
+numbers that fit any number of tokens):
+
+{mechanisms_of_classes()}
 
 A swap leaves other attention of these libraries as it is, also cross-attention of diffusers. ViT-MAE, whose tokens are
 shuffled, is refused with the reason.
