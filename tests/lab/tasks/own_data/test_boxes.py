@@ -192,6 +192,14 @@ ALTERED: dict[str, tuple[str, str, str, str, str]] = {
     "VOC, two boxes": ("VOC", "Annotations/0.xml", "<xmin>", "<xmin>1</xmin><xmin>", "2 of bndbox/xmin"),
     "VOC, no corner": ("VOC", "Annotations/0.xml", "<xmin>11</xmin>", "", "0.xml: object 1: it has no bndbox/xmin"),
     "VOC, wrong XML": ("VOC", "Annotations/0.xml", "<xmin>", "<xmim>", r"0.xml is no valid XML: line \d+, column \d+"),
+    "VOC without lists, nothing": (
+        "VOC without lists",
+        "Annotations/0.xml",
+        "",
+        "",
+        r"0.xml is no valid XML: line 1, column",
+    ),
+    "labelme, wrong JSON": ("labelme", "0.json", '"shapes"', ",", r"0\.json is no valid JSON: line 1"),
     "VOC, a box outside": (
         "VOC",
         "Annotations/0.xml",

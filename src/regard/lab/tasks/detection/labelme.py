@@ -1,6 +1,7 @@
 """Data of labelme: a .json file with shapes beside each image."""
 
 import math
+from contextlib import suppress
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -16,12 +17,12 @@ NO_OBJECTS = "points and lines of labelme, which are no objects and are not read
 
 
 def shape_files(path: Path) -> list[Path]:
-    """The files of a folder if the first of them has the format; else none."""
+    """The files of a folder if the first of them that can be read has the format; else none."""
     files = files_below(path, frozenset({".json"}))
-    try:
-        return files if files and _is_labelme(read_json(files[0], strict=False)) else []
-    except DataError:
-        return []
+    for file in files:
+        with suppress(DataError):
+            return files if _is_labelme(read_json(file, strict=False)) else []
+    return []
 
 
 def _is_labelme(content: Any) -> bool:

@@ -34,10 +34,13 @@ def texts(path: Path) -> list[Path]:
 
 
 def xml_files(path: Path) -> list[Path]:
-    """The annotations of a folder without lists: in Annotations, beside the images, or in the folders of splits."""
+    """The annotations of a folder without lists: in Annotations, beside the images, or in the folders of splits.
+
+    The first one that can be read tells whether they are of VOC.
+    """
     folders = [path / "Annotations"] if (path / "Annotations").is_dir() else [path, *split_folders(path).values()]
     files = [folder / entry.name for folder in folders for entry in visible(folder) if entry.name.endswith(".xml")]
-    return files if files and _root_of(files[0]) == "annotation" else []
+    return files if next(filter(None, map(_root_of, files)), "") == "annotation" else []
 
 
 def split_folders(path: Path) -> dict[str, Path]:
@@ -47,6 +50,7 @@ def split_folders(path: Path) -> dict[str, Path]:
 
 
 def _root_of(file: Path) -> str:
+    """The outermost tag of a file; "" if it cannot be read."""
     try:
         return ElementTree.parse(file).getroot().tag
     except (ElementTree.ParseError, OSError, LookupError, ValueError):
