@@ -313,6 +313,11 @@ WARNED: dict[str, tuple[Callable[[Path], object], str, list[float] | None]] = {
     "an image elsewhere": (change("images", file_name="x/1.jpg"), "by their names", [11, 20, 31, 50]),
     "an object below a pixel": (tiny, "less than a pixel", [5, 5, 6, 6]),
     "a point of labelme": (altered("labelme", "0.json", '"shapes": [', POINT), "points and lines", None),
+    "YOLO, a line three times": (
+        also(YOLO, lambda root: write(root / FIRST, 3 * (root / FIRST).read_text())),
+        "second time, which are not read: 2, the first",
+        None,
+    ),
     "YOLO without a label file": (also(YOLO, lambda root: (root / FIRST).unlink()), "without a label file", None),
     "YOLO, a label file alone": (
         with_file(YOLO, "labels/train/9.txt", "0 .5 .5 .2 .2\n"),

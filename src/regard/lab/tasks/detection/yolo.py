@@ -20,6 +20,7 @@ from .scenes import Scene
 
 _NAMES = ("classes.txt", "obj.names", "labels/classes.txt", "train/classes.txt")
 """Files with the names of the classes, one a line, where no .yaml has them."""
+DOUBLED = "lines that an image has a second time, which are not read"
 UNLABELLED = "images without a label file, which count as background"
 
 
@@ -200,12 +201,17 @@ def _content(path: Path, images: list[Path], points: bool, reading: Reading) -> 
         entries.append(
             {"id": number, "file_name": image.relative_to(path).as_posix(), "height": height, "width": width}
         )
+        seen: set[str] = set()
         for place, words in lines:
             try:
                 annotation = _annotation(words[:5] if points else words, width, height)
             except ValueError as error:
                 reading.wrong(f"{place}: {error}")
                 continue
+            if str(annotation) in seen:
+                reading.notes.add(DOUBLED, place)
+                continue
+            seen.add(str(annotation))
             annotations.append({"image_id": number, **annotation})
             places.append(place)
     return {"images": entries, "annotations": annotations}, places
