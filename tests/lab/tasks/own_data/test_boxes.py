@@ -169,6 +169,13 @@ ALTERED: dict[str, tuple[str, str, str, str, str]] = {
     "YOLO with confidence": (YOLO, FIRST, "", "0 .5 .5 .2 .2 .9\n", "5 numbers"),
     "YOLO, no class": (YOLO, FIRST, "", "cat .5 .5 .2 .2\n", "no"),
     "YOLO, a class without a name": (YOLO, FIRST, "", "7 .5 .5 .2 .2\n", "category 7"),
+    "YOLO, a number without a name": (
+        "YOLO, train/images",
+        "coco8.yaml",
+        "1: dog",
+        "2: dog",
+        "1; the categories are 0, 2",
+    ),
     "YOLO, a key twice": (YOLO, "data.yaml", "nc: 2", "names: [dog, cat]", "data.yaml cannot be read: 'names' occurs"),
     "YOLO, an image in two lists": (
         YOLO_LISTS,

@@ -129,7 +129,11 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
     names = _names(path, config, classes)
     _check_names(path, configs, names)
     reading.renamed |= bool(configs) and _names_in(_yaml(configs[0], yaml.SafeLoader)) != _names_in(config)
-    return splits_of(path, found, [{"id": label, "name": name} for label, name in enumerate(names)], reading)
+    used = {entry["category_id"] for content, _ in found.values() for entry in content["annotations"]}
+    spelled = config.get("names")
+    unnamed = {label for label in used if isinstance(spelled, dict) and str(label) not in spelled}
+    categories = [{"id": label, "name": name} for label, name in enumerate(names) if label not in unnamed]
+    return splits_of(path, found, categories, reading)
 
 
 def _names(path: Path, config: dict[str, Any], classes: int) -> list[str]:
