@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard.core import ConfigError, DataError, StoreError
+from regard.core.validation import short_repr
 from regard.files.atomic import json_text, write_atomically
 from regard.images import own
 from regard.images.images import Source, decode, header, open_image
@@ -25,6 +26,8 @@ from .segmentation import data as segmentation
 
 UNCHANGED = {"JPEG": ".jpg", "PNG": ".png"}
 """Formats of files that are copied as they are, if they are upright and grey or RGB."""
+LONGEST = 255
+"""Bytes of the name of a folder."""
 
 
 def write_clean_copy(
@@ -66,8 +69,8 @@ def _write_classes(path: Path, out: Path) -> Iterator[str]:
     """Writes each image; yields "", or why it is left out."""
     classes, splits = own.read_splits(path, True)
     for name in classes:
-        if Path(name).name != name or name.startswith("."):
-            raise DataError(f"the class {name!r} of {path} cannot be the name of a folder: rename it")
+        if Path(name).name != name or name.startswith(".") or "\0" in name or len(name.encode()) > LONGEST:
+            raise DataError(f"the class {short_repr(name)} of {path} cannot be the name of a folder: rename it")
     for split, (sources, names, labels) in splits.items():
         for row, (source, label) in enumerate(zip(sources, labels.tolist(), strict=True)):
             try:

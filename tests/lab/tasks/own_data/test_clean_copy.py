@@ -1,5 +1,6 @@
 """A clean copy is read as the original was, without a problem."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -78,10 +79,13 @@ def test_classes(tmp_path: Path) -> None:
             for sources, _, labels in (old[split], new[split])
         ]
         assert found[0] == found[1]
-    write(data / "labels.csv", f"file,label\n{rows}images/1.png,../../elsewhere\n".replace("images/1.png,cat\n", ""))
-    with pytest.raises(DataError, match="rename"):
-        write_clean_copy(str(data), tmp_path / "other")
+    others = rows.replace("images/1.png,cat\n", "")
+    for name in ("../../elsewhere", "a\0", 300 * "ä"):
+        write(data / "labels.csv", f"file,label\n{others}images/1.png,{name}\n")
+        with pytest.raises(DataError, match=f"the class {re.escape(repr(name)[:60])}.* rename"):
+            write_clean_copy(str(data), tmp_path / "other")
     assert not (tmp_path / "elsewhere").exists()
+    assert not (tmp_path / "other").exists()
 
 
 def test_masks(tmp_path: Path) -> None:
