@@ -433,10 +433,10 @@ def _from_tables(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str,
             table = read_table(file)
             image, label = (_column(file, table, *kind) for kind in ((IMAGES, "Image"), (LABELS, "ClassLabel")))
             sources = image_column(file, table[image])
-            names = class_names(file) or hub_features(schema_metadata(file)).get(label, {}).get("names", ())
-            if classes and names and tuple(names) != classes:
+            names = class_names(file) or hub_names(file, hub_features(schema_metadata(file)), label)
+            if classes and names and names != classes:
                 raise DataError(f"{file} has other class_names than {first.name}; make them equal")
-            classes = classes or tuple(map(str, names))
+            classes = classes or names
             rows = [f"row {row} of {file}" for row in range(len(sources))]
             parts.append((sources, rows, _whole_labels(file, label, table[label])))
         all_sources, all_rows, all_labels = zip(*parts, strict=True)
@@ -512,12 +512,23 @@ def class_names(file: Path) -> tuple[str, ...]:
         names = json.loads(schema_metadata(file).get(b"class_names", b"[]"))
     except (ValueError, RecursionError):
         names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{file}: class_names in its metadata is not a JSON list of strings; correct or remove it")
+    return _distinct_texts(f"{file}: class_names in its metadata", names)
+
+
+def hub_names(file: Path | str, features: Mapping[str, Mapping[str, Any]], label: str) -> tuple[str, ...]:
+    """The names in `hub_features` of a column of labels, () = there are none. Raises: DataError."""
+    names = features.get(label, {}).get("names", [])
+    return _distinct_texts(f"{file}: names of {label!r} in its metadata of the Hub", names)
+
+
+def _distinct_texts(place: str, names: Any) -> tuple[str, ...]:
+    """Names of classes. Raises: DataError unless they are a list of distinct texts that are not empty."""
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
+        raise DataError(f"{place} is not a JSON list of texts that are not empty; correct or remove it")
     for name in names:
         check_utf8(Path(name), DataError)
     if len(set(names)) < len(names):
-        raise DataError(f"{file}: class_names in its metadata has a name twice; correct or remove it")
+        raise DataError(f"{place} has a name twice; correct or remove it")
     return tuple(names)
 
 

@@ -70,7 +70,9 @@ def lines_of_json(numbers: range) -> str:
     return "".join(json.dumps({"file_name": f"{n}.png", "label": NAMES[n % 2]}) + "\n" for n in numbers)
 
 
-def hub_table(path: Path, numbers: range, label: str = "label", image: str = "image", known: bool = True) -> None:
+def hub_table(
+    path: Path, numbers: range, label: str = "label", image: str = "image", known: bool = True, names: Any = NAMES
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     images = []
     for number in numbers:
@@ -78,7 +80,7 @@ def hub_table(path: Path, numbers: range, label: str = "label", image: str = "im
         Image.new("RGB", (9, 9), (20 * number,) * 3).save(stream, "PNG")
         images.append({"bytes": stream.getvalue(), "path": f"{number}.png"})
     made = pa.table({image: images, label: [n % 2 if known else -1 for n in numbers]})
-    kinds = {image: {"_type": "Image"}, label: {"names": list(NAMES), "_type": "ClassLabel"}}
+    kinds = {image: {"_type": "Image"}, label: {"names": names, "_type": "ClassLabel"}}
     metadata = {"huggingface": json.dumps({"info": {"features": kinds}})}
     pq.write_table(made.replace_schema_metadata(metadata), path)
 
@@ -297,6 +299,15 @@ def test_a_table_for_the_test_alone_is_scored(tmp_path: Path) -> None:
     assert (classes, len(sources), labels.tolist()) == (NAMES, 4, [0, 1, 0, 1])
     with pytest.raises(DataError, match="a training needs train"):
         own.read_splits(tmp_path)
+
+
+@pytest.mark.parametrize("names", [5, None, "ab", ["a", "a"], ["a", ""], [None, None], [["x"], ["y"]]])
+def test_names_of_the_hub_are_distinct_texts(tmp_path: Path, names: Any) -> None:
+    hub(tmp_path, names=names)
+    words = r"train-.*parquet: names of 'label' .* (has a name twice|is not a JSON list of texts)"
+    for data in (str(tmp_path), f"stream:{tmp_path / 'data'}"):
+        with pytest.raises(DataError, match=words):
+            check_data(data)
 
 
 def test_a_validation_beside_a_test_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,8 +38,8 @@ def columns_of(file: str, name: Name) -> Columns:
     label = _column(
         file, schema.names, name, "label", [key for key in notes if notes[key].get("_type") == "ClassLabel"]
     )
-    classes = notes.get(label, {}).get("names") or (own.class_names(Path(file)) if not is_remote(file) else ())
-    return Columns(image, label, tuple(map(str, classes)))
+    classes = own.hub_names(file, notes, label) or (own.class_names(Path(file)) if not is_remote(file) else ())
+    return Columns(image, label, classes)
 
 
 def _column(file: str, names: Sequence[str], name: Name, kind: str, noted: list[str]) -> str:
