@@ -230,16 +230,17 @@ def warn_of_others(path: Path) -> None:
 
 
 def read(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], dict[str, Split]]:
-    """The classes, sorted by number or by name, and the images of each split.
+    """The classes, sorted by number or by name, and the images of each split; of a single one that is not "train",
+    "test" alone.
 
     reserved: also of "val" beside a test. Raises: DataError.
     """
     rows = rows_of(path)
     if "train" not in rows and len(rows) == 1:
-        rows = {"train": next(iter(rows.values()))}
-    if "train" not in rows:
+        rows = {"test": next(iter(rows.values()))}
+    elif "train" not in rows:
         raise DataError(f"{path} has lists of {', '.join(rows)}, but none of images for training")
-    if "test" not in rows and "val" in rows:
+    elif "test" not in rows and "val" in rows:
         rows = {"train": rows["train"], "test": rows["val"]}
     rows = {split: part for split, part in rows.items() if reserved or split != "val"}
     labels = {label for part in rows.values() for _, label in part}

@@ -293,12 +293,23 @@ def test_a_repeated_row_is_named(tmp_path: Path) -> None:
     assert said.endswith("3.png")
 
 
-def test_a_table_for_the_test_alone_is_scored(tmp_path: Path) -> None:
-    hub_table(tmp_path / "data/test-00000-of-00001.parquet", range(8, 12))
+ALONE: dict[str, Callable[[Path], object]] = {
+    "parquet": lambda root: hub_table(root / "data/test-00000-of-00001.parquet", range(8, 12)),
+    "a list": lambda root: lists(root, {"test.csv": table(("file", "label"), range(8, 12))}),
+    "a column": lambda root: lists(
+        root, {"all.csv": "file,label,split\n" + "".join(f"{n}.png,{NAMES[n % 2]},val\n" for n in range(8, 12))}
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_data_for_the_test_alone_are_scored(tmp_path: Path, case: str) -> None:
+    ALONE[case](tmp_path)
     classes, (sources, _, labels) = own.read_scored(tmp_path)
     assert (classes, len(sources), labels.tolist()) == (NAMES, 4, [0, 1, 0, 1])
-    with pytest.raises(DataError, match="a training needs train"):
-        own.read_splits(tmp_path)
+    for read in (check_data, lambda data: task(Path(data)).data_set()):
+        with pytest.raises(DataError, match="a training needs a part train"):
+            read(str(tmp_path))
 
 
 @pytest.mark.parametrize("names", [5, None, "ab", ["a", "a"], ["a", ""], [None, None], [["x"], ["y"]]])
