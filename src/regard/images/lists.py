@@ -59,7 +59,8 @@ def _columns(file: Path) -> tuple[str, str] | None:
 def rows_in(file: Path, strict: bool = True) -> Iterator[dict[str, Any]]:
     """The rows of a list by the names of its columns. Raises: DataError.
 
-    strict: refuse a name that occurs twice, a row with more fields than the header, and bytes that are not UTF-8.
+    strict: refuse a name that occurs twice, a row with more fields than the header, a file or label with a line break,
+    and bytes that are not UTF-8.
     """
     try:
         errors = "strict" if strict else "replace"
@@ -82,9 +83,19 @@ def rows_in(file: Path, strict: bool = True) -> Iterator[dict[str, Any]]:
                 if strict and any(fields.get(None, ())):
                     place = f"line {table.line_num} has more fields than the header"
                     raise ValueError(f"{place}; put a text with {mark!r} into quotes")
+                broken = next((name for name, value in fields.items() if _is_broken(name, value)), None)
+                if strict and broken is not None:
+                    begin = table.line_num - len(str(fields[broken]).splitlines()) + 1
+                    place = f"line {begin} begins a {printable(broken)} that goes on to line {table.line_num}"
+                    raise ValueError(f'{place}; close or remove the quote (")')
                 yield fields
     except (ValueError, RecursionError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _is_broken(name: str | None, value: object) -> bool:
+    """Whether a field of a file or label has a line break, as behind a quote that is not closed."""
+    return str(name).strip().lower() in (*FILES, *LABELS) and len(str(value).strip().splitlines()) > 1
 
 
 def _json(text: str, line: int, strict: bool) -> Any:

@@ -244,6 +244,8 @@ GOOD = table(("file", "label"), range(12))
 REFUSED: list[tuple[dict[str, str], str]] = [
     ({"labels.csv": HEAD + "0.png,dog, small\n1.png,cat\n"}, "line 2 has more fields .* quotes"),
     ({"labels.csv": HEAD + "0.png,cat\n\n1.png,dog, big\n"}, "line 4 has more fields"),
+    ({"labels.csv": HEAD + '0.png,"cat\n1.png,dog\n2.png,cat" b\n3.png,dog\n'}, 'line 2 begins a label .* line 4; .*"'),
+    ({"labels.csv": HEAD + '1.png,dog\n"0.png,cat\n3.png,dog\n'}, 'line 3 begins a file .* line 4; .*"'),
     ({"labels.csv": "file,label,Label\n0.png,cat,dog\n1.png,dog,cat\n"}, "'label' twice"),
     ({"labels.csv": HEAD + "0.png,cat\n1.png,dog\n0.png,dog\n"}, r"0\.png is 'dog' .*'cat' .*line 2"),
     ({"labels.csv": HEAD + "0.png,  \n1.png,dog\n"}, "line 2: expected a file and one label"),
