@@ -17,7 +17,7 @@ from regard.files.paths import files_below, printable, readable, subfolders, vis
 
 from .folders import SPLITS, Split, split_of_name
 from .images import SUFFIXES, kinds_of_images
-from .notes import Notes
+from .notes import ELSEWHERE, Notes
 
 FILES = ("file_name", "filename", "file", "image", "img", "path", "filepath", "file_path", "image_path", "image_name")
 LABELS = ("label", "class", "target", "category", "fine_label", "class_name", "labels")
@@ -105,14 +105,20 @@ def _json(text: str, line: int, strict: bool) -> Any:
         raise ValueError(f"line {line}: {error}") from error
 
 
+Rows = dict[str, list[tuple[Path, str]]]
+"""The images and labels of each split."""
+
+
 @lru_cache(maxsize=4)
-def _read(path: Path, status: tuple[tuple[int, int], ...]) -> dict[str, list[tuple[Path, str]]]:
+def _read(path: Path, status: tuple[tuple[int, int], ...]) -> tuple[Rows, list[tuple[str, Path]]]:
+    """The rows; names and images of those that are not where the list says."""
     root = path if path.is_dir() else path.parent
     problems = Problems()
     below: dict[str, list[Path]] = {}
     for image in files_below(root, SUFFIXES):
         below.setdefault(image.name, []).append(image)
-    splits: dict[str, list[tuple[Path, str]]] = {}
+    splits: Rows = {}
+    elsewhere: list[tuple[str, Path]] = []
     said: dict[Path, tuple[str, str, str]] = {}
     for file, split in list_files(path).items():
         columns = _columns(file)
@@ -144,8 +150,9 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> dict[str, list[tup
                         f"{before[1]} in {before[2]}; keep one"
                     )
                 splits.setdefault(given, []).append((found, here[0]))
+                elsewhere += [(str(name), found)] if is_elsewhere(str(name), found) else []
     problems.raise_all()
-    return splits
+    return splits, elsewhere
 
 
 def _split_of(row: dict[str, str]) -> str:
@@ -156,7 +163,7 @@ def _split_of(row: dict[str, str]) -> str:
 
 def find_image(file: Path, root: Path, name: str, below: dict[str, list[Path]]) -> Path | str:
     """The image that a list names, or what is wrong. below: all images below the root, by their names."""
-    shown, path = printable(name), Path(name.strip().replace("\\", "/"))
+    shown, path = printable(name), _as_path(name)
     if path.is_absolute() or PureWindowsPath(name).drive:
         return f"{shown} is an absolute path; write it from the folder of the list on"
     if path.suffix.lower() not in SUFFIXES:
@@ -175,11 +182,26 @@ def find_image(file: Path, root: Path, name: str, below: dict[str, list[Path]]) 
     )
 
 
-def rows_of(path: Path) -> dict[str, list[tuple[Path, str]]]:
+def is_elsewhere(name: str, image: Path) -> bool:
+    """Whether `find_image` took an image that does not lie in the folders that its name in the list begins with."""
+    parts = [part for part in _as_path(name).parts if part != ".."]
+    return list(image.parts[-len(parts) :]) != parts
+
+
+def _as_path(name: str) -> Path:
+    return Path(name.strip().replace("\\", "/"))
+
+
+def rows_of(path: Path) -> Rows:
     """The images and labels of each split, "train" alone where nothing tells a split; no image is opened.
 
     Raises: DataProblems with file and line for each row without an image or label.
     """
+    return _read_again(path)[0]
+
+
+def _read_again(path: Path) -> tuple[Rows, list[tuple[str, Path]]]:
+    """`_read`, anew if the lists have changed."""
     stats = [file.stat() for file in list_files(path)]
     return _read(path, tuple((status.st_size, status.st_mtime_ns) for status in stats))
 
@@ -221,9 +243,11 @@ def _split_of_folder(path: Path, image: Path) -> str:
 
 
 def warn_of_others(path: Path) -> None:
-    """Warn of images that no list names, or one several times, and of those in the folder of another class or split
-    than that of the list."""
-    root, notes, rows = path if path.is_dir() else path.parent, Notes(), rows_of(path)
+    """Warn of images that no list names, or one several times, of those that are not where the list says, and of those
+    in the folder of another class or split than that of the list."""
+    root, notes, (rows, elsewhere) = path if path.is_dir() else path.parent, Notes(), _read_again(path)
+    for name, image in elsewhere:
+        notes.add(ELSEWHERE, f"{image} for {name}")
     labels = {label for part in rows.values() for _, label in part}
     for split, part in rows.items():
         for image, number in Counter(image for image, _ in part).items():

@@ -10,6 +10,8 @@ from .images import SUFFIXES
 
 log = logging.getLogger("regard.data")
 
+ELSEWHERE = "images that are not where the list or annotation says, found by their names"
+
 
 class Notes:
     """What a reader does with data that are not as they should be: for each kind of thing its number and a place."""

@@ -338,6 +338,7 @@ WARNED: dict[str, tuple[Callable[[Path], object], str, list[float] | None]] = {
         None,
     ),
     "COCO, an image without annotations": (unnamed("COCO", "images/9.jpg"), UNNAMED, None),
+    "table, an image elsewhere": (altered("tables", "train.csv", "1.jpg", "x/1.jpg"), "by their names: 1", None),
     "table, an image without a row": (unnamed("table of Roboflow"), UNNAMED, None),
     "VOC, an image without annotations": (unnamed("VOC of Roboflow"), UNNAMED, None),
     "VOC, an image beside the lists": (unnamed("VOC", "JPEGImages/9.jpg"), UNNAMED, None),

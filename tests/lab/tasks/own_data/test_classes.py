@@ -289,6 +289,19 @@ def test_a_test_without_labels_is_not_used(tmp_path: Path, caplog: pytest.LogCap
     assert "has no labels" in caplog.text
 
 
+def test_an_image_of_another_folder_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A name alone says no folder."""
+    lists(tmp_path, {}, "c/b/{1}.png")
+    names = {0: "a/0.png", 1: "../../x/1.png", 2: "http://x/2.png", 3: r"c\b\3.png", 4: "../b/4.png"}
+    rows = "".join(f"{names.get(n, f'{n}.png')},{NAMES[n % 2]}\n" for n in range(12))
+    write(tmp_path / "labels.csv", HEAD + rows)
+    (said,) = check_data(str(tmp_path)).warnings
+    assert "not where the list or annotation says, found by their names: 3, the first: " in said
+    assert said.endswith("c/b/0.png for a/0.png")
+    task(tmp_path).data_set()
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
 def test_a_repeated_row_is_named(tmp_path: Path) -> None:
     lists(tmp_path, {"labels.csv": table(("file", "label"), range(12), "images/") + "images/3.png,dog\n"})
     (said,) = (text for text in check_data(str(tmp_path)).warnings if "more than once" in text)

@@ -11,7 +11,7 @@ from regard.core import DataError
 from regard.files.atomic import without_repetition
 from regard.files.paths import check_utf8, files_below, printable, user_path
 from regard.images.images import SUFFIXES, AsStored, kinds_of_images, size_of
-from regard.images.notes import Notes
+from regard.images.notes import ELSEWHERE, Notes
 
 from . import masks
 from .scenes import Rle, Scene, objects_of
@@ -203,7 +203,6 @@ def _check_kept(
 
 
 CLIPPED = "boxes that reach beyond their image and are clipped"
-ELSEWHERE = "images that are not where the annotations say, found by their names"
 APART = "boxes that are not those of their polygons, which are read as they are"
 
 

@@ -8,7 +8,8 @@ from regard.core import DataError
 from regard.files.paths import files_below, subfolders, visible
 from regard.images.folders import split_of_name
 from regard.images.images import SUFFIXES, size_of
-from regard.images.lists import FILES, KINDS, find_image, rows_in
+from regard.images.lists import FILES, KINDS, find_image, is_elsewhere, rows_in
+from regard.images.notes import ELSEWHERE
 
 from .coco import Categories, Reading, class_name, splits_by_name
 from .scenes import Scene
@@ -56,10 +57,13 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
                     f"{place}: tables of boxes have no column split; write each split into a file of its own, "
                     "train.csv, val.csv and test.csv"
                 )
-            source = find_image(file, path, str(next((row[name] for name in FILES if name in row), "")), below)
+            given = str(next((row[name] for name in FILES if name in row), ""))
+            source = find_image(file, path, given, below)
             if isinstance(source, str):
                 reading.wrong(f"{place}: {source}", annotation=False)
                 continue
+            if source not in images and is_elsewhere(given, source):
+                reading.notes.add(ELSEWHERE, f"{source} for {given}")
             if source not in images and (problem := _other_size(row, source)):
                 reading.wrong(f"{place}: {problem}", annotation=False)
                 continue
