@@ -1,13 +1,15 @@
 """Lists of images with their classes: a .csv, .tsv or .jsonl file with a column of files and one of labels."""
 
+import codecs
 import csv
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path, PureWindowsPath
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -23,12 +25,14 @@ FILES = ("file_name", "filename", "file", "image", "img", "path", "filepath", "f
 LABELS = ("label", "class", "target", "category", "fine_label", "class_name", "labels")
 """Names of the columns; the first one that is present is used."""
 KINDS = (".csv", ".tsv", ".jsonl")
+NAMES = ("labels", "metadata")
+"""Of lists, beside those of splits."""
 
 
 def list_files(path: Path) -> dict[Path, str]:
     """The lists of a folder, in it or in the folders of its splits, with the split of each ("" = of all); or a file.
 
-    A file without both columns is no list.
+    A file without both columns is no list. Raises: DataError for a file with the name of a list that cannot be read.
     """
     if path.is_file():
         return {path: ""} if path.suffix.lower() in KINDS and _columns(path) else {}
@@ -45,12 +49,16 @@ def list_files(path: Path) -> dict[Path, str]:
 
 
 def _columns(file: Path) -> tuple[str, str] | None:
-    """The names of the columns of files and of labels; None if it lacks one of them, or cannot be read."""
-    try:
-        rows = list(islice(rows_in(file, strict=False), 20))
-    except DataError:
-        return None
-    lower = {str(name).strip().lower(): str(name) for name in (rows[0] if rows else {})}
+    """The names of the columns of files and of labels; None if what can be read of it lacks one of them."""
+    rows: list[dict[str, Any]] = []
+    with suppress(DataError):
+        rows += islice(rows_in(file, strict=False), 20)
+    if not rows or any("\0" in str(name) for name in rows[0]):
+        if file.stem.lower() not in NAMES and not split_of_name(file.stem):
+            return None
+        deque(rows_in(file), 0)  # raises an error that names its fault
+        raise DataError(f"{file} has no rows that can be read; correct or remove it")
+    lower = {str(name).strip().lower(): str(name) for name in rows[0]}
     found = [next((lower[name] for name in names if name in lower), "") for names in (FILES, LABELS)]
     is_image = found[0] and any(Path(str(row.get(found[0]))).suffix.lower() in SUFFIXES for row in rows)
     return (found[0], found[1]) if is_image and found[1] else None
@@ -60,49 +68,69 @@ def rows_in(file: Path, strict: bool = True) -> Iterator[dict[str, Any]]:
     """The rows of a list by the names of its columns. Raises: DataError.
 
     strict: refuse a name that occurs twice, a row with more fields than the header, a file or label with a line break,
-    and bytes that are not UTF-8.
+    a row that is damaged, and bytes that are not UTF-8. Otherwise damaged rows are left out, and UTF-16 is read too.
     """
     try:
-        errors = "strict" if strict else "replace"
-        with readable(file), file.open(encoding="utf-8-sig", errors=errors, newline="") as stream:
-            if file.suffix.lower() == ".jsonl":
-                for line, text in enumerate(stream, 1):
-                    if text.strip():
-                        row = _json(text, line, strict)
-                        yield row if isinstance(row, dict) else {}
-                return
-            head = stream.readline()
-            stream.seek(0)
-            mark = "\t" if file.suffix.lower() == ".tsv" else max(",;\t", key=head.count)
-            table = csv.DictReader(stream, delimiter=mark)
-            names = [name.strip().lower() for name in table.fieldnames or () if name.strip()]
-            twice = next((name for name in names if names.count(name) > 1), None)
-            if strict and twice is not None:
-                raise ValueError(f"line 1 has the column {printable(twice)!r} twice; rename or remove one")
-            for fields in table:
-                if strict and any(fields.get(None, ())):
-                    place = f"line {table.line_num} has more fields than the header"
-                    raise ValueError(f"{place}; put a text with {mark!r} into quotes")
-                broken = next((name for name, value in fields.items() if _is_broken(name, value)), None)
-                if strict and broken is not None:
-                    begin = table.line_num - len(str(fields[broken]).splitlines()) + 1
-                    place = f"line {begin} begins a {printable(broken)} that goes on to line {table.line_num}"
-                    raise ValueError(f'{place}; close or remove the quote (")')
-                yield fields
+        with readable(file):
+            encoding = "utf-16" if not strict and _is_utf_16(file) else "utf-8-sig"
+            with file.open(encoding=encoding, errors="strict" if strict else "replace", newline="") as stream:
+                is_json = file.suffix.lower() == ".jsonl"
+                mark = "\t" if file.suffix.lower() == ".tsv" else ""
+                yield from _rows_of_json(stream, strict) if is_json else _rows_of_table(stream, mark, strict)
     except (ValueError, RecursionError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _is_utf_16(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def _rows_of_json(stream: TextIO, strict: bool) -> Iterator[dict[str, Any]]:
+    for line, text in enumerate(stream, 1):
+        try:
+            row = json.loads(text, object_pairs_hook=without_repetition if strict else None) if text.strip() else None
+        except (ValueError, RecursionError) as error:
+            if strict:
+                raise ValueError(f"line {line}: {error}") from error
+            continue
+        if text.strip():
+            yield row if isinstance(row, dict) else {}
+
+
+def _rows_of_table(stream: TextIO, mark: str, strict: bool) -> Iterator[dict[str, Any]]:
+    """mark: between the fields, "" = the most frequent one of the header."""
+    head = stream.readline()
+    stream.seek(0)
+    mark = mark or max(",;\t", key=head.count)
+    table = csv.DictReader(stream, delimiter=mark)
+    names = [name.strip().lower() for name in table.fieldnames or () if name.strip()]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if strict and twice is not None:
+        raise ValueError(f"line 1 has the column {printable(twice)!r} twice; rename or remove one")
+    while True:
+        try:
+            fields = next(table, None)
+        except csv.Error as error:
+            if strict:
+                raise ValueError(f'line {table.line_num + 1}: {error}; is a quote (") before it not closed?') from error
+            continue
+        if fields is None:
+            return
+        if strict and any(fields.get(None, ())):
+            place = f"line {table.line_num} has more fields than the header"
+            raise ValueError(f"{place}; put a text with {mark!r} into quotes")
+        broken = next((name for name, value in fields.items() if _is_broken(name, value)), None)
+        if strict and broken is not None:
+            begin = table.line_num - len(str(fields[broken]).splitlines()) + 1
+            place = f"line {begin} begins a {printable(broken)} that goes on to line {table.line_num}"
+            raise ValueError(f'{place}; close or remove the quote (")')
+        yield fields
 
 
 def _is_broken(name: str | None, value: object) -> bool:
     """Whether a field of a file or label has a line break, as behind a quote that is not closed."""
     return str(name).strip().lower() in (*FILES, *LABELS) and len(str(value).strip().splitlines()) > 1
-
-
-def _json(text: str, line: int, strict: bool) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=without_repetition if strict else None)
-    except ValueError as error:
-        raise ValueError(f"line {line}: {error}") from error
 
 
 Rows = dict[str, list[tuple[Path, str]]]

@@ -279,6 +279,47 @@ def test_a_list_in_another_encoding_is_named_before_class_folders_are_read(tmp_p
         check_data(str(tmp_path))
 
 
+LONG = "0.png," + 140_000 * "x" + "\n"
+DAMAGED: dict[str, tuple[dict[str, bytes], str]] = {
+    "a cut line": (
+        {"train.jsonl": lines_of_json(range(8)).encode(), "test.jsonl": lines_of_json(range(8, 12))[:-9].encode()},
+        r"test\.jsonl cannot be read: line 4: ",
+    ),
+    "a cut line alone": (
+        {"train.jsonl": lines_of_json(range(8)).encode(), "test.jsonl": b'{"file_name": "8.p'},
+        r"test\.jsonl cannot be read: line 1: ",
+    ),
+    "UTF-16": ({"classes.csv": GOOD.encode("utf-16")}, r"classes\.csv cannot be read: .*UTF-8"),
+    "UTF-16 without a mark": ({"labels.csv": GOOD.encode("utf-16-le")}, r"labels\.csv has no rows that can be read"),
+    "no rows": ({"train.csv": GOOD.encode(), "test.csv": b""}, r"test\.csv has no rows"),
+    "a long field": ({"classes.csv": (GOOD + LONG).encode()}, r"classes\.csv cannot be read: line 14: field larger"),
+    "a long field first": ({"classes.csv": (HEAD + LONG + "1.png,dog\n").encode()}, "line 2: field larger"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_list_is_named_beside_class_folders(tmp_path: Path, case: str) -> None:
+    files, words = DAMAGED[case]
+    shades(tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    for read in (check_data, lambda data: task(Path(data)).data_set()):
+        with pytest.raises(DataError, match=words):
+            read(str(tmp_path))
+
+
+def test_files_that_are_no_lists_are_passed_over(tmp_path: Path) -> None:
+    shades(tmp_path)
+    for name in ("log", "labels"):
+        (tmp_path / f"{name}.csv").write_bytes("epoch;größe\n1;2\n".encode("latin-1"))
+        (tmp_path / f"{name}.tsv").write_bytes("epoch\tloss\n1\t2\n".encode("utf-16"))
+        (tmp_path / f"{name}.jsonl").write_text('{"epoch": 1}\n{"epoch')
+    (tmp_path / "log2.csv").write_bytes(b"\0\1\2")
+    (tmp_path / "log2.jsonl").write_text("no JSON")
+    assert (report := check_data(str(tmp_path))).problems == report.warnings == []
+    assert task(tmp_path).data_set().classes == NAMES
+
+
 def test_a_test_without_labels_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """On the Hub the labels of a hidden test are -1."""
     hub_table(tmp_path / "data/train-00000-of-00001.parquet", range(8))
