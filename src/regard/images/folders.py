@@ -43,8 +43,14 @@ Split = tuple[Sequence[Source], Sequence[str], np.ndarray]
 
 
 def warn_of_other_files(path: Path) -> None:
-    """Warn of files in class folders that are no images by their names, but for those that usually lie beside them."""
+    """Warn of files in class folders that are no images by their names, but for those that usually lie beside them, and
+    of images in `OTHER_TASKS` beside the splits."""
     roots = split_folders(path).values()
+    others = [] if path in roots else [folder for folder in subfolders(path) if folder.name.lower() in OTHER_TASKS]
+    for folder in others:
+        if images := files_below(folder, SUFFIXES):
+            text = "%s lies beside the splits as data of another task: its images are not used: %d, the first: %s"
+            log.warning(text, folder, len(images), images[0])
     files = [file for root in roots for folder in subfolders(root) for file in _other_files(folder)]
     if files:
         log.warning("%d files in class folders are not read as images, such as %s", len(files), files[0])

@@ -395,6 +395,20 @@ def test_a_class_may_have_a_name_of_masks(tmp_path: Path, name: str) -> None:
     assert own.read_splits(tmp_path)[0] == tuple(sorted((name, "none")))
 
 
+@pytest.mark.parametrize("name", ["annotations", "gt", "masks"])
+def test_folders_of_other_tasks_beside_the_splits_are_a_warning(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders(tmp_path, "train", "test", name)
+    report = check_data(str(tmp_path))
+    task(tmp_path).data_set()
+    (said,) = report.warnings
+    assert report.kind == "classification"
+    assert f"{name} lies beside the splits" in said
+    assert "not used: 8, the first: " in said
+    assert said in [record.getMessage() for record in caplog.records]
+
+
 def test_folders_of_macos_are_no_class(tmp_path: Path) -> None:
     folders(tmp_path / "a", ".")
     shade(tmp_path / "a" / "__MACOSX" / "0.png", 0)

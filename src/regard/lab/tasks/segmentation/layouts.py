@@ -10,7 +10,7 @@ import numpy as np
 
 from regard.core import DataError, Problems
 from regard.files.paths import files_below, subfolders, text_lines, visible
-from regard.images.folders import SPLITS
+from regard.images.folders import SPLITS, split_of_name
 from regard.images.images import SUFFIXES, image_errors, kinds_of_images, open_image
 from regard.images.notes import Notes
 from regard.images.streams import generator
@@ -139,13 +139,21 @@ def _has_folders(path: Path) -> bool:
     try:
         folders = [masks for _, masks in find_folders(path).values()]
     except DataError:
-        folders = [child for child in subfolders(path) if child.name.lower() in _MASKS or _is_beside(child, path)]
+        splits = [child for child in subfolders(path) if split_of_name(child.name)]
+        names = () if splits and all(map(_has_class_folders, splits)) else (*_MASKS, *_BESIDE)
+        folders = [child for child in subfolders(path) if child.name.lower() in names or _is_beside(child, path)]
     return any(files_below(masks, SUFFIXES) for masks in folders)
+
+
+def _has_class_folders(split: Path) -> bool:
+    """Whether a split has no images but those of folders, none of which is named after images."""
+    return not _direct_images(split) and not any(child.name.lower() in _IMAGES for child in subfolders(split))
 
 
 def _is_beside(child: Path, path: Path) -> bool:
     """Whether a folder is named after that of a split, with an ending of masks."""
-    return any(child.name.endswith(end) and (path / child.name.removesuffix(end)).is_dir() for end in _BESIDE)
+    ends = (end for end in _BESIDE if child.name.endswith(end) and child.name != end)
+    return any((path / child.name.removesuffix(end)).is_dir() for end in ends)
 
 
 def _read_folders(path: Path, notes: Notes, void: int) -> Layout:
