@@ -322,7 +322,7 @@ WARNED: dict[str, tuple[Callable[[Path], object], str, list[float] | None]] = {
     "a point of labelme": (altered("labelme", "0.json", '"shapes": [', POINT), "points and lines", None),
     "YOLO, a line three times": (
         also(YOLO, lambda root: write(root / FIRST, 3 * (root / FIRST).read_text())),
-        "second time, which are not read: 2, the first",
+        "second time, which count as another object: 2, the first",
         None,
     ),
     "YOLO without a label file": (also(YOLO, lambda root: (root / FIRST).unlink()), "without a label file", None),

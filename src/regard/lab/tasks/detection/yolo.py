@@ -20,7 +20,7 @@ from .scenes import Scene
 
 _NAMES = ("classes.txt", "obj.names", "labels/classes.txt", "train/classes.txt")
 """Files with the names of the classes, one a line, where no .yaml has them."""
-DOUBLED = "lines that an image has a second time, which are not read"
+DOUBLED = "lines that an image has a second time, which count as another object"
 UNLABELLED = "images without a label file, which count as background"
 
 
@@ -214,7 +214,6 @@ def _content(path: Path, images: list[Path], points: bool, reading: Reading) -> 
                 continue
             if str(annotation) in seen:
                 reading.notes.add(DOUBLED, place)
-                continue
             seen.add(str(annotation))
             annotations.append({"image_id": number, **annotation})
             places.append(place)
