@@ -65,6 +65,14 @@ def test_on_a_line_it_is_softmax_attention(along: str) -> None:
     assert gap(axial(q, k, v, grid, along), expected) < 1e-12
 
 
+def test_autocast_along_both_axes() -> None:
+    grid = Grid(4, 6)
+    q, k, v = (x.detach().float() for x in draw_on(grid))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = axial(q, k, v, grid)
+    assert gap(out, axial(q, k, v, grid)) < 0.05
+
+
 def test_counts() -> None:
     """2 N (H + W) C, and for one axis 2 N W C or 2 N H C."""
     site = Site(192, 3, Grid(10, 14))

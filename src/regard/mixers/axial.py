@@ -71,7 +71,8 @@ def axial(
     attend = partial(window, grid=grid, scale=scale, mask=mask)
     row, column = (1, grid.width), (grid.height, 1)
     if along == "both":
-        return attend(q, k, hide(attend(q, k, v, size=column), mask), size=row)
+        along_columns = attend(q, k, v, size=column).to(v.dtype)  # autocast gives another dtype than the inputs
+        return attend(q, k, hide(along_columns, mask), size=row)
     if along == "sum":
         return attend(q, k, v, size=row) + attend(q, k, v, size=column)
     return attend(q, k, v, size=row if along == "rows" else column)
