@@ -30,25 +30,8 @@ from regard.swapping.swap import plan_swap, restore, swap  # noqa: E402
 
 LIBRARIES = json.loads((Path(__file__).parents[2] / "docs" / "libraries.json").read_text())
 
-UNASKED = frozenset(
-    {
-        "SamVisionModel",
-        "SamVisionModel, eager",
-        "VideoMAEModel",
-        "VJEPA2Model",
-        "DPTModel",
-        "InternVLVisionModel",
-        "Mask2FormerModel",
-        "MobileViTModel",
-        "MobileViTV2Model",
-        "RfDetrModel",
-        "YolosForObjectDetection",
-        "YolosModel, middle positions",
-        "EomtForUniversalSegmentation",
-        "EomtDinov3ForUniversalSegmentation, masked",
-    }
-)
-"""Hosts that do not tell their layers, or their backbone, that attention weights are asked for."""
+UNASKED = frozenset({"Mask2FormerModel", "MobileViTModel", "MobileViTV2Model", "RfDetrModel"})
+"""Hosts that return no weights of the layers that are swapped."""
 
 
 QUICK = ("ViTModel", "BeitModel, shared biases", "SwinModel", "SegformerModel", "DetrModel", "YolosForObjectDetection")
@@ -80,10 +63,22 @@ def test_attention_weights_are_refused(name: str) -> None:
     swap(model.eval(), Softmax(), example=inputs)
     if name in UNASKED:
         given = getattr(model(**inputs, output_attentions=True), "attentions", None) or ()
-        assert name == "Mask2FormerModel" or all(maps is None for maps in given)
+        assert name == "Mask2FormerModel" or len(given) == 0
         return
     with pytest.raises(UnsupportedError, match=r"returns no attentions.*regard\.capture"):
         model(**inputs, output_attentions=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["ViTModel", "YolosForObjectDetection"])
+def test_attention_weights_are_refused_where_the_configuration_asks_and_one_layer_is_swapped(name: str) -> None:
+    model, inputs, _ = HUGGING_HOSTS[name]()
+    model.eval().set_attn_implementation("eager")  # type: ignore[operator]
+    model.config.output_attentions = True  # type: ignore[union-attr]
+    assert len(model(**inputs).attentions) == 2
+    swap(model, Softmax(), where=next(iter(attention_layers(model))), example=inputs)
+    with pytest.raises(UnsupportedError, match="returns no attentions"):
+        model(**inputs)
 
 
 @torch.no_grad()

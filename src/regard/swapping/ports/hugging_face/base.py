@@ -7,9 +7,10 @@ forward pass, instead of computing softmax without notice. Classes that never as
 would not notice it; their models have a name that transformers refuses always.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from regard.core import SwapError, UnsupportedError
@@ -64,12 +65,21 @@ class HuggingPort(Port):
 
 
 def refuse_weights(asked: object) -> None:
-    """Raises: UnsupportedError if attention weights are asked for."""
-    if asked:
+    """Raises: UnsupportedError if the layer is asked for attention weights, or its model collects them."""
+    if asked or any("attentions" in name for name in _collected()):
         raise UnsupportedError(
             "a swapped model returns no attentions: leave output_attentions out; "
             "`with regard.capture(model) as maps:` collects the maps of a forward pass"
         )
+
+
+def _collected() -> Collection[str]:
+    """Names of what transformers collects by hooks in this forward pass, as an argument or the configuration asks."""
+    from transformers.utils.output_capturing import _active_collector as collector
+
+    if torch.compiler.is_dynamo_compiling() and not collector.compiling:
+        return ()  # a layer compiled by itself: its model was called outside, where dynamo cannot look
+    return collector.get() or ()
 
 
 def class_path(module: nn.Module) -> str:
