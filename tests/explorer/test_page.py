@@ -83,6 +83,28 @@ def test_the_model_keeps_its_size() -> None:
     assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
 
 
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"size": 64}, "size is 64"),
+        ({"size": (-32, 32)}, "at least 1"),
+        ({"normal": (0.5, 0.5)}, "normal is"),
+        ({"normal": ([0.5] * 3, [0.5])}, "3 and 1 channels"),
+        ({"extra": 3}, "extra is 3"),
+    ],
+)
+def test_other_arguments_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        explore(create_model("vit_desk(dim=16, depth=1, heads=2)").eval(), **given)
+
+
+def test_a_folder_does_not_hide_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "flower").mkdir()
+    monkeypatch.chdir(tmp_path)
+    explore(create_model("vit_desk(dim=16, depth=1, heads=2)").eval(), normal=((0.5,) * 3, (0.5,) * 3))
+
+
 @pytest.mark.parametrize(
     "picture", [np.zeros((32, 32, 3)), np.zeros((32, 32), np.uint8), np.zeros((32, 32, 4), np.uint8), [1, 2], None]
 )

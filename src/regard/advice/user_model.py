@@ -176,8 +176,9 @@ def as_user_model(
     mean, deviation = data.get("normal") or usual_normal(network, colours)
     if frames and len(mean) == colours:
         mean, deviation = list(mean) * frames, list(deviation) * frames
-    if len(mean) != colours * max(frames, 1):
-        raise ConfigError(f"mean and deviation are of {len(mean)} channels, images of {text} have {colours}")
+    if {len(mean), len(deviation)} != {colours * max(frames, 1)}:
+        given = " and ".join(map(str, dict.fromkeys((len(mean), len(deviation)))))
+        raise ConfigError(f"mean and deviation are of {given} channels, images of {text} have {colours}")
     with explain_inputs(network, example), torch.no_grad():
         network(example)
     height, width = example.shape[-2:]
@@ -212,6 +213,8 @@ def _resize(network: nn.Module, example: Tensor, size: tuple[int, int]) -> Tenso
     """An example of another size, for a model whose position embedding can be resized. Raises: ConfigError."""
     if tuple(example.shape[-2:]) == size:
         return example
+    if min(size) < 1:
+        raise ConfigError(f"images have a height and a width of at least 1, not {size}")
     example = torch.zeros(*example.shape[:-2], *size)
     with explain_inputs(network, example):
         set_size(network, size)

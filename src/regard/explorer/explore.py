@@ -2,15 +2,16 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from regard.advice.distill import plan_of
 from regard.advice.user_model import UserModel, as_user_model
-from regard.core import ConfigError, DataError, Extra, MixerConfig
+from regard.core import DataError, Extra, MixerConfig
 from regard.core.eval_mode import kept_modes
-from regard.core.validation import short_repr
+from regard.core.validation import check_arguments
 from regard.explain.pictures import CREDITS, SAMPLES, sample_image
 from regard.files.paths import user_path
 from regard.images.clips import Clip
@@ -24,9 +25,10 @@ from regard.swapping.swap import swap
 from .page import Page, Pixels, Shown, make_page
 
 
+@check_arguments
 def explore(
     model: nn.Module,
-    picture: str | Path | Pixels = "flower",
+    picture: str | Path | Pixels | Any = "flower",
     plan: PlanSource | MixerConfig | None = None,
     *,
     layers: str = "*",
@@ -36,14 +38,13 @@ def explore(
 ) -> Page:
     """A page on which one points at a place of a picture and sees where the model looks; a notebook shows it.
 
-    picture: a file, pixels of the model's size, or a sample, "china" or "flower". plan: a mechanism, or a plan of
-    layers, of a copy that is shown beside the model. layers: a glob on layer names. size: (height, width), None = the
-    model's own. normal: (mean, deviation) of each channel, None = those of timm's configuration, else ImageNet's.
-    The model is not changed. Raises: UnsupportedError if it has no weights between tokens; SwapError; DataError.
+    picture: a file, pixels (h, w, channels) of the model's size, or a sample, "china" or "flower". plan: a
+    mechanism, or a plan of layers, of a copy that is shown beside the model. layers: a glob on layer names. size:
+    (height, width), None = the model's own. normal: (mean, deviation) of each channel, None = those of timm's
+    configuration, else ImageNet's. The model is not changed. Raises: UnsupportedError if it has no weights between
+    tokens; SwapError; DataError; ConfigError for other arguments.
     """
     data = {} if normal is None else {"normal": list(normal)}
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"a model is a torch module, not {short_repr(model)}")
     with kept_modes(model):
         user = as_user_model(model, type(model).__name__, size=size, data=data, extra=extra)
         pixels, credit = picture_of(user, picture)
@@ -62,7 +63,7 @@ def picture_of(user: UserModel, picture: str | Path | Pixels) -> tuple[Pixels, s
                 "a picture is a file, a sample's name, or an array of uint8 (height, width, channels) in colour or "
                 f"grey, not {pixels.dtype} {'x'.join(map(str, pixels.shape)) or type(picture).__name__}"
             )
-    elif str(picture) in (*SAMPLES, "digit") and not Path(picture).exists():
+    elif str(picture) in (*SAMPLES, "digit") and not Path(picture).is_file():
         credit = CREDITS[str(picture)]
         pixels = sample_image(user.size, grey=picture == "digit", name=str(picture))
     else:

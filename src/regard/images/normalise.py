@@ -1,5 +1,6 @@
 """Normalisation of images: shared by the tasks on images."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +12,7 @@ from regard.models.create import create_model, parse_host
 
 from .imagenet import NORMAL
 
-Statistics = tuple[list[float], list[float]]
+Statistics = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation per channel, of pixels between 0 and 1."""
 
 
