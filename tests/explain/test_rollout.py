@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.core import ShapeError, UnsupportedError
+from regard.core import ConfigError, ShapeError, UnsupportedError
 from regard.explain.rollout import rollout
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
@@ -85,8 +85,25 @@ def test_what_cannot_be_is_refused() -> None:
         rollout(model, x, score=lambda logits: logits)
     with pytest.raises(ShapeError, match="expected one for each"):
         rollout(model, x, score=lambda logits: logits[:-1, 0])
+    for score in (lambda logits: logits[0, 0].item(), lambda logits: {"score": logits[:, 0]}):
+        with pytest.raises(ShapeError, match="expected one for each"):
+            rollout(model, x, score=score)
     with pytest.raises(UnsupportedError, match="has no gradient"):
         rollout(model, x, score=lambda logits: logits.argmax(1).float())
     windows, x = swin()
     with pytest.raises(UnsupportedError, match="name layers of the same tokens"):
         rollout(swap(windows, Softmax()), x)
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("swapped", [False, True])
+def test_other_arguments_are_named(swapped: bool) -> None:
+    model, x = vit()
+    if swapped:
+        swap(model, Softmax())
+    for arguments in ((None, x), (model, x.numpy()), (model, x, 3), (model, x, "*", 3)):
+        with pytest.raises(ConfigError, match="rollout: .* expected"):
+            rollout(*arguments)
+    for images in (x[0], x[..., :-1], x.double()):
+        with pytest.raises(ConfigError, match="does not take inputs of"):
+            rollout(model, images)

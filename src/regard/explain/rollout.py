@@ -10,12 +10,15 @@ from torch import Tensor, nn
 
 from regard.core import ShapeError, UnsupportedError
 from regard.core.eval_mode import eval_mode
+from regard.core.validation import check_arguments, short_repr
 from regard.swapping.capture import readable_mixers, with_regard_softmax
+from regard.swapping.inspect import explain_inputs
 
 Score = Callable[[Any], Float[Tensor, " B"]]
 """Of a model's output: a number for each image, such as `lambda logits: logits[:, 3]`."""
 
 
+@check_arguments
 def rollout(
     model: nn.Module, images: Float[Tensor, "B ..."], layers: str = "*", score: Score | None = None
 ) -> Float[Tensor, "B N N"]:
@@ -27,7 +30,7 @@ def rollout(
     model expects them. layers: a glob on layer names, in the order in which they are called. A layer that is not
     swapped is read as by `with_regard_softmax`, and no model is changed. float32, on the CPU; O(N^2 H) memory.
     Raises: as `capture`; UnsupportedError for layers of different tokens, or in windows; ShapeError for a score of
-    another shape.
+    another shape, or no tensor; ConfigError for other arguments, such as images that the model does not take.
     """
     reader = with_regard_softmax(model, images, layers)
     calls: list[tuple[str, Any, tuple[Any, ...], dict[str, Any], Tensor]] = []
@@ -42,11 +45,10 @@ def rollout(
     with eval_mode(reader), ExitStack() as stack, torch.inference_mode(False), torch.set_grad_enabled(bool(score)):
         for name, mixer in readable_mixers(reader, layers).items():
             stack.callback(mixer.operator.register_forward_hook(recorder(name), with_kwargs=True).remove)
-        if score is None:
-            reader(images)
-        else:  # inputs with gradients, as all weights may be frozen
-            scores = score(reader(images.detach().clone().requires_grad_()))
-            gradients = _gradients(scores, len(images), [out for *_, out in calls])
+        with explain_inputs(reader, images):  # with gradients for a score, as all weights may be frozen
+            output = reader(images if score is None else images.detach().clone().requires_grad_())
+        if score is not None:
+            gradients = _gradients(score(output), len(images), [out for *_, out in calls])
     total = Rollout()
     with torch.no_grad():
         for number, (name, operator, (q, k, v), kwargs, _) in enumerate(calls):
@@ -93,10 +95,11 @@ def _eye(like: Float[Tensor, "B N M"]) -> Float[Tensor, "B N M"]:
     return torch.eye(*like.shape[1:]).expand(len(like), -1, -1)
 
 
-def _gradients(scores: Tensor, images: int, outputs: list[Tensor]) -> list[Tensor]:
+def _gradients(scores: object, images: int, outputs: list[Tensor]) -> list[Tensor]:
     """Of the scores, with respect to the outputs of operators. Raises: ShapeError, UnsupportedError."""
-    if scores.shape != (images,):
-        raise ShapeError(f"score gives {tuple(scores.shape)} numbers, expected one for each of {images} images")
+    if not isinstance(scores, Tensor) or scores.shape != (images,):
+        given = f"{tuple(scores.shape)} numbers" if isinstance(scores, Tensor) else short_repr(scores)
+        raise ShapeError(f"score gives {given}, expected one for each of {images} images, in a tensor")
     if not scores.requires_grad:
         raise UnsupportedError("the score has no gradient: it does not depend on the output, or not smoothly")
     return list(torch.autograd.grad(scores.sum(), outputs))

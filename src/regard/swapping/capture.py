@@ -16,7 +16,7 @@ from regard.core.validation import check_arguments, short_repr
 from regard.mixers.shared.heads import HeadMixer
 from regard.mixers.softmax import Softmax
 
-from .inspect import layer_calls, matching_layers
+from .inspect import explain_inputs, layer_calls, matching_layers
 from .layer import Port
 from .shared_state import swapped_layers
 from .swap import plan_layers
@@ -28,14 +28,16 @@ def with_regard_softmax(model: nn.Module, inputs: Float[Tensor, "B ..."], layers
     `capture` can read it. layers: a glob on layer names; where all matching layers are swapped already, the model
     itself is returned. inputs: as the model expects them; replaced layers and originals are compared on them.
     Raises: SwapError if no layer matches; UnsupportedError if a replaced layer computes something else, because the
-    host's attention is not plain softmax.
+    host's attention is not plain softmax; ConfigError for inputs that the model does not take.
     """
     unswapped = [name for name in matching_layers(model, layers) if not isinstance(model.get_submodule(name), Port)]
     if not unswapped:
         return model
     softmax_model = plan_layers(copy.deepcopy(model), Softmax(), unswapped, inputs[:1]).apply()
     hosts = {name: model.get_submodule(name) for name in unswapped}
-    for name, (args, kwargs) in layer_calls(model, hosts, inputs).items():
+    with explain_inputs(model, inputs):
+        calls = layer_calls(model, hosts, inputs)
+    for name, (args, kwargs) in calls.items():
         if not _same_output(hosts[name], softmax_model.get_submodule(name), args, kwargs):
             raise UnsupportedError(
                 f"{name} of {type(model).__name__} has an attention of its own, or none, and not plain softmax; the "
