@@ -1,5 +1,7 @@
 """NSA-like attention: each branch alone, the choice, executions."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from regard import NSA, ConfigError, Grid, Site
 from regard.core import ShapeError
 from regard.mixers.nsa import neighbours
 from regard.mixers.shared.block_attention import BlockPlan
-from regard.ops import moba, nsa, softmax_reference
+from regard.ops import moba, nsa, nsa_reference, softmax_reference
 from regard.testing.subject import gap
 
 GRIDS = (Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(1, 12))
@@ -48,6 +50,20 @@ def test_blocks_are_chosen_by_the_compressed_weights_of_the_group() -> None:
         out = nsa(q, k, v, only(1, gates), grid, 4, 2, 3, group=group)
         assert gap(out, nsa(q, k, v, only(1, gates), grid, 4, 2, 3, plan=plan)) < 1e-12
     assert gap(out, moba(q, k, v, grid, 4, 2, plan=BlockPlan(plan.blocks))) < 1e-12
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("form", [nsa, nsa_reference])
+def test_blocks_are_chosen_where_all_weights_but_one_underflow(form: Callable[..., Tensor], group: int) -> None:
+    q, k, v, gates = draw(grid := Grid(4, 5))
+    q, k = 30 * q, 30 * k
+    means = torch.stack([x.mean(2) for x in k.split(4, 2)], 2)
+    score = (q @ means.mT * 8**-0.5).log_softmax(-1)
+    if group == 2:
+        score = score.logsumexp(1, keepdim=True).expand_as(score)
+    q, k, v, gates = (x.float() for x in (q, k, v, only(1, gates)))
+    out = form(q, k, v, gates, grid, 4, 3, 3, group=group)
+    assert gap(out, form(q, k, v, gates, grid, 4, 3, 3, plan=BlockPlan(score.topk(3).indices))) < 1e-5
 
 
 def test_neighbours_of_a_corner() -> None:

@@ -50,10 +50,10 @@ def nsa_reference(
     to_means = (q @ (mean[:, None] @ k).mT * scale).masked_fill(~member.any(-1)[:, None, None], -torch.inf)
     extra = block_of == tiles.number
     to_extra = logits.masked_fill(~extra, -torch.inf)
-    a = softmax_rows(torch.cat([to_means, to_extra], -1))
-    compressed = a @ torch.cat([mean[:, None] @ v, v], -2)
+    first = torch.cat([to_means, to_extra], -1)
+    compressed = softmax_rows(first) @ torch.cat([mean[:, None] @ v, v], -2)
     if plan is None:
-        plan = _choose(a[..., : tiles.number], member.any(-1), top, group)
+        plan = _choose(first, member.any(-1), top, group)
     selected = softmax_rows(logits.masked_fill(~blocks.block_mask(plan, grid, tiles), -torch.inf)) @ v
     cell = torch.arange(grid.tokens, device=q.device) - grid.prefix
     near = torch.ones(grid.tokens, grid.tokens, dtype=torch.bool, device=q.device)
@@ -65,11 +65,15 @@ def nsa_reference(
     return (torch.stack([compressed, selected, sliding], -1) * gates[..., None, :]).sum(-1)
 
 
-def _choose(weights: Tensor, any_token: Tensor, top: int, group: int) -> BlockPlan:
-    """The `top` blocks with the largest weights (B, H, N, R), summed over groups of heads."""
-    weights = weights.detach()
-    total = weights.unflatten(1, (-1, group)).sum(2) if group > 1 else weights
-    total = total.masked_fill(~any_token[:, None, None], -1.0)
+def _choose(logits: Tensor, any_token: Tensor, top: int, group: int) -> BlockPlan:
+    """The `top` blocks with the largest weights, summed over groups of heads, by their logarithms: weights underflow.
+
+    logits (B, H, N, R + extra): of R blocks, then of prefix and suffix tokens. any_token (B | 1, R).
+    """
+    total = logits.detach()
+    if group > 1:
+        total = total.log_softmax(-1).unflatten(1, (-1, group)).logsumexp(2)
+    total = total[..., : any_token.shape[-1]].masked_fill(~any_token[:, None, None], -torch.inf)
     return BlockPlan(total.topk(top, sorted=False).indices.repeat_interleave(group, 1))
 
 
@@ -127,8 +131,9 @@ def _attend_compressed(
             a = logits.softmax(-1)
         else:
             keep = torch.cat([any_token, split_keep(mask.keep, grid)[0]], -1)
-            a = softmax_rows(logits.masked_fill(~keep[:, None, None], -torch.inf))
-        chosen = _choose(a[..., : tiles.number], any_token, top, group) if plan is None else plan
+            logits = logits.masked_fill(~keep[:, None, None], -torch.inf)
+            a = softmax_rows(logits)
+        chosen = _choose(logits, any_token, top, group) if plan is None else plan
         return a.to(v.dtype) @ torch.cat([values.to(v.dtype), v_extra], -2), chosen
 
 
