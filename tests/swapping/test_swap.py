@@ -156,6 +156,14 @@ def test_codes_are_saved_once_and_owned_as_long_as_they_are_used():
     assert len(model.regard_shared) == 2
 
 
+def test_retune_keeps_the_execution_that_was_set():
+    model = swap(vit()[0], MiTA(m=4, k=4))
+    operator = lambda: model.blocks[0].attn.mixer.operator  # noqa: E731
+    operator().execution = "dense"
+    assert retune(model, k=3) is model
+    assert (operator().execution, operator().config.k) == ("dense", 3)
+
+
 def test_retune_keeps_every_parameter_and_what_is_frozen():
     model, x = vit()
     draw_large_weights(swap(model.eval(), MiTA(m=6, k=4)))

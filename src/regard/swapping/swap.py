@@ -372,11 +372,19 @@ def _retune(model: nn.Module, where: str, changes: Mapping[str, Any]) -> nn.Modu
             arguments = ", ".join(f"{key}={value}" for key, value in changes.items())
             raise ConfigError(f"retune({arguments}) would change parameters of {name}; use swap for that") from error
         new.drops_bias = old.drops_bias
+        _keep_execution(old, new)
         mixers.append((layer, new.train(old.training)))
     for layer, new in mixers:
         move_hooks(layer.mixer, new)
         layer.register_module(MIXER_CHILD, new)
     return model
+
+
+def _keep_execution(old: Any, new: Any) -> None:
+    """Give a new operator the execution that the user set on the old one."""
+    execution = getattr(getattr(old, "operator", None), "execution", None)
+    if execution is not None:
+        new.operator.execution = execution
 
 
 def _check_model(model: nn.Module) -> nn.Module:
