@@ -227,10 +227,14 @@ def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load a whole state, in place; the model takes its floating-point dtype if there is only one."""
+    """Load a whole state, in place; the model takes its floating-point dtype, or each tensor its own of several."""
     dtypes = {value.dtype for value in tensors.values() if value.is_floating_point()}
     if len(dtypes) == 1:
         model.to(dtypes.pop())
+    elif dtypes:
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            if name in tensors and value.is_floating_point():
+                value.data = value.data.to(tensors[name].dtype)
     check_weights(model, tensors)
     model.load_state_dict(tensors)
 
