@@ -15,6 +15,7 @@ import library_hosts
 import small_hosts
 import timm_hosts
 from library_hosts import LibraryHost, gap, outputs, prepared
+from regard import DeformableDETR, ViT3
 from regard.core import ConfigError, GridError, MixerConfig, UnsupportedError
 from regard.mixers.convolutions.conv import Conv
 from regard.mixers.factors.factors import Factors
@@ -168,6 +169,7 @@ BIASES = ("relpos", "swinv2", "swinv2 cr", "maxvit", "coatnet with bias", "botne
         ("timm", "nextvit", XCA(), "has 24 queries for 6 keys, and XCA has no cross-attention"),
         ("timm", "hiera", Conv(), "pools its queries, which Conv cannot"),
         ("timm", "tnt", PolaFormer(), "makes its queries, keys and values, .* that PolaFormer cannot keep"),
+        *(("timm", "gemma", mixer, "by modules that .* cannot keep") for mixer in (ViT3(), DeformableDETR())),
         ("timm", "efficientformer_v2", Factors(), "the host mixes its heads before and after the softmax"),
         ("timm", "cait", MiTA(m=4, k=4), "mixes its heads"),
         ("timm", "coatnet", Removed(), "makes 64 channels of 32, which Removed cannot"),

@@ -113,10 +113,12 @@ class HostPort(Port):
 
     Mechanisms on heads get the host's queries, keys and values. Others (convolutions) replace the whole layer, where
     its output has the tokens and channels of its input.
-    mixer_class: what the modules compute.
+    mixer_class: what the modules compute. gets_more: whether it gets more than tokens, such as positions in a form of
+    its own, which attention with its own queries and keys cannot use.
     """
 
     mixer_class: ClassVar[type[HostMixer]]
+    gets_more: ClassVar[bool] = False
 
     @classmethod
     def resizes(cls, module: Any) -> bool:
@@ -130,14 +132,20 @@ class HostPort(Port):
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer, kind = super().build_mixer(config, site, shared), type(config).__name__
-        if type(mixer) is not HeadMixer:
-            if isinstance(mixer, HeadLayer) or self.resizes(self.host):
-                raise UnsupportedError(
-                    f"{site.name} makes its queries, keys and values, or other tokens or channels, by modules that "
-                    f"{kind} cannot keep; leave the layer out with where="
-                )
+        own: Any = mixer.config
+        plain = type(mixer) is HeadMixer
+        if plain:
+            lost = own.projection == type(own).projection != LinearQKV()
+        else:
+            lost = isinstance(mixer, HeadLayer) or self.resizes(self.host) or (self.gets_more and hasattr(mixer, "qkv"))
+        if lost:
+            raise UnsupportedError(
+                f"{site.name} makes its queries, keys and values, or other tokens or channels, by modules that "
+                f"{kind} cannot keep; leave the layer out with where="
+            )
+        if not plain:
             return mixer
-        own = mixer.config
+        mixer = cast(HeadMixer, mixer)
         if own.projection != LinearQKV() or own.dwc or own.gate or mixer.site.heads != site.heads:
             raise UnsupportedError(
                 f"{site.name} keeps the modules that make its queries, keys and values; leave projection=, dwc=, gate= "

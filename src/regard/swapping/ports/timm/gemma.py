@@ -34,6 +34,7 @@ class TimmGemma(HostPort):
     watch = "patch_embed"
     parameter_names = host_parts("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "v_norm", "proj_drop")
     mixer_class: ClassVar[type[HostMixer]] = GemmaMixer
+    gets_more = True
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:

@@ -92,6 +92,7 @@ class TimmGCViT(HostPort):
     mask_kinds = frozenset({"bias"})
     parameter_names = host_parts("qkv", "proj", "proj_drop", "rel_pos")
     mixer_class: ClassVar[type[HostMixer]] = GlobalQueryMixer
+    gets_more = True
     windows = "window_size"
 
     @classmethod
