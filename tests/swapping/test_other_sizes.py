@@ -110,5 +110,8 @@ def test_two_crops_of_one_number_of_tokens_are_not_mistaken_for_each_other() -> 
     model.patch_embed(first), model.patch_embed(second)
     with pytest.raises(GridError, match="4x4 and of 2x8"):
         model.blocks[0].attn(torch.randn(1, 17, 32))
+    model.patch_embed(first), model.patch_embed(first[..., :16, :])
+    with pytest.raises(GridError, match=r"blocks\.0\.attn: 17 tokens do not fit 2x4 .* pass one image through"):
+        model.blocks[0].attn(torch.randn(1, 17, 32))
     model(second)
     torch.testing.assert_close(model(first), expected)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .card import Card
 from .contract import Contract
 from .cost import Cost
-from .errors import UnsupportedError
+from .errors import GridError, UnsupportedError
 from .grid import Grid
 from .mask import POSITION_BIASES, Mask
 from .site import Site
@@ -218,6 +218,11 @@ class Mixer(nn.Module):
             check_layer_input(x, getattr(last, "weight", None), self.site.dim, "forward" in vars(last or self))
             check_kinds(grid, memory, mask)
         refuse_depth(self.config, grid, memory)
+        if self.site.name and x.shape[-2] != grid.tokens:
+            raise GridError(
+                f"{self.site.name}: {x.shape[-2]} tokens do not fit {grid} (= {grid.tokens}), the grid of the last "
+                "image: pass one image through the whole model before the next one's tokens are made"
+            )
         grid.check(x)
         if mask is not None:
             refuse_masks(self.config, mask)
