@@ -81,3 +81,25 @@ def test_pointing_shows_the_weights(browser, tmp_path: Path, mixer: str) -> None
     assert complaints == []
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
     page.close()
+
+
+def test_one_frame_of_a_clip_is_shown_and_pointed_at(browser, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = create_model("vit_desk_video(frames=4, dim=16, depth=1, heads=2, in_chans=1)").eval()
+    pixels = np.random.default_rng(0).integers(0, 255, (28, 28, 4), np.uint8)
+    path = explore(model, pixels, normal=([0.5] * 4, [0.5] * 4)).save(tmp_path / "e.html")
+    page = browser.new_page(viewport={"width": 420, "height": 850})
+    page.goto(path.as_uri())
+    shape = "(({width, height}) => width / height)(document.querySelector('#models .map').getBoundingClientRect())"
+    assert page.evaluate(shape) == pytest.approx(4, rel=0.01)
+    for _ in range(2):
+        page.keyboard.press("f")
+    assert page.locator("#frame-name").inner_text() == "1"
+    assert page.evaluate(shape) == pytest.approx(1, rel=0.01)
+    box = page.locator("#models .map").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * (3.5 / 4), box["y"] + box["height"] * (2.5 / 4))
+    assert "frame 1, row 2, column 3" in page.locator("#readout").inner_text()
+    page.keyboard.press("ArrowRight")
+    assert "frame 2, row 2, column 0" in page.locator("#readout").inner_text()
+    assert page.locator("#frame-name").inner_text() == "2"
+    page.close()

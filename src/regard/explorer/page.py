@@ -79,6 +79,7 @@ def make_page(
         "title": " and ".join(one.label for one in shown),
         "source": ", ".join(pictures),
         "models": shown,
+        "clip": any(weights.frames > 1 for reading in readings for weights in reading.layers),
         "warnings": [f"{one.label}: {WARNING}" for one in shown if not one.trained] + _left_out(shown, readings),
         "notes": [*_notes(readings), *([credit] if credit else [])],
         "data": Markup(json.dumps({"pictures": entries}, separators=(",", ":")).replace("<", "\\u003c")),
@@ -117,9 +118,10 @@ def _change(user: UserModel, found: Sequence[Reading]) -> str:
         return ""
     judge: Judge = user.judges_of(found[0].output)[0]
     distance, agrees = judge.change(*(judge.read(reading.output) for reading in found))
-    return f"Change of the output ({judge}): {float(distance[0]):.3g}{judge.unit} ({judge.distance})." + (
-        f" {judge.kept}: {100 * float(agrees[0]):.0f} %." if agrees.isfinite().all() and not judge.shares else ""
-    )
+    said = f"Change of the output ({judge}): {float(distance[0]):.3g}{judge.unit} ({judge.distance})."
+    if judge.shares or not agrees.isfinite().all():
+        return said
+    return f"{said} {judge.kept[:1].upper()}{judge.kept[1:]}: {100 * float(agrees[0]):.0f} %."
 
 
 def _left_out(shown: Sequence[Shown], readings: Sequence[Reading]) -> list[str]:

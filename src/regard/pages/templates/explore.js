@@ -1,6 +1,6 @@
 // The explorer: the weights of one query over the picture, by layer and head, for one model or two.
 const DATA = JSON.parse($("#data").textContent);
-const at = {picture: 0, layer: 0, head: "mean", view: "", reverse: false, token: -1, y: 0.5, x: 0.5};
+const at = {picture: 0, layer: 0, head: "mean", view: "", reverse: false, token: -1, y: 0.5, x: 0.5, frame: 0};  // frame: 0 = all of a clip, side by side
 const picture = () => DATA.pictures[at.picture];
 const layersOf = (model) => picture().models[model].layers;
 const layerOf = (model) => layersOf(model)[Math.min(at.layer, layersOf(model).length - 1)];
@@ -87,8 +87,7 @@ function paint(canvas, layer, values) {  // amber for positive, blue for negativ
 function mapElement(label) {
   const figure = document.createElement("figure"), map = document.createElement("div");
   map.className = "map";
-  map.style.setProperty("--shape", `${picture().width}/${picture().height}`);
-  map.innerHTML = '<div class="photo under"></div><canvas></canvas><svg aria-hidden="true"></svg><div class="query"></div>';
+  map.innerHTML = '<div class="strip"><div class="photo under"></div><canvas></canvas><svg aria-hidden="true"></svg><div class="query"></div></div>';
   $(".photo", map).style.backgroundImage = `url(${picture().image})`;
   const caption = document.createElement("figcaption");
   caption.textContent = label;
@@ -107,6 +106,8 @@ function markQuery(map, layer) {
   map.style.setProperty("--cell-x", `${100 / layer.columns}%`);
   map.style.setProperty("--cell-y", `${100 / layer.rows}%`);
   map.classList.toggle("grid", $("#grid").checked);
+  const frames = at.frame ? layer.frames : 1;
+  for (const [name, value] of [["--shape", `${picture().width / frames}/${picture().height}`], ["--frames", frames], ["--frame", Math.max(0, at.frame - 1)]]) map.style.setProperty(name, value);
 }
 const wordsOf = (layer, y, x) => {
   const width = layer.columns / layer.frames;  // of a frame
@@ -159,6 +160,9 @@ function draw() {
     if (picture().change) lines.push(picture().change);
   }
   $("#readout").textContent = lines.join(" ");
+  $("#models").classList.toggle("wide", !at.frame && picture().width > 3 * picture().height);
+  $("#frame").value = at.frame;
+  $("#frame-name").textContent = at.frame ? at.frame - 1 : "all";
   $("#layer").value = at.layer;
   $("#layer-name").textContent = layerOf(0).name;
   $("#layer").setAttribute("aria-valuetext", layerOf(0).name);
@@ -227,6 +231,7 @@ function fill(select, entries) {
 function point(event, map) {
   const box = map.getBoundingClientRect(), clamp = (value) => Math.min(0.9999, Math.max(0, value));
   at.x = clamp((event.clientX - box.left) / box.width);
+  if (at.frame) at.x = (at.frame - 1 + at.x) / layersOf(0)[0].frames;
   at.y = clamp((event.clientY - box.top) / box.height);
   at.token = -1;
   $("#token").value = "-1";
@@ -237,12 +242,14 @@ function build() {
   if (names.length > 1) names.push("second minus first: amber more, blue less");
   models.replaceChildren(...names.map(mapElement));
   models.classList.toggle("one", names.length === 1);
-  models.classList.toggle("wide", picture().width > 3 * picture().height);  // frames side by side
   for (const map of all(".map", models)) {
     map.addEventListener("pointerdown", (event) => { map.setPointerCapture(event.pointerId); point(event, map); });
     map.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse" || event.buttons) point(event, map); });
   }
   const first = layersOf(0), further = first[0].prefix + first[0].suffix;
+  $("#frame").max = first[0].frames;
+  $("#frame-label").hidden = first[0].frames < 2;
+  at.frame = Math.min(at.frame, first[0].frames > 1 ? first[0].frames : 0);
   $("#layer").max = Math.max(...picture().models.map((model) => model.layers.length)) - 1;
   fill($("#head"), [["mean", "mean"], ["all", "all"], ...Array.from({length: Math.max(...first.map((layer) => layer.heads))}, (_, head) => [head, head])]);
   fill($("#token"), [[-1, "the patch"], ...Array.from({length: further}, (_, token) => [token, token === 0 && first[0].prefix ? "class token (0)" : `token ${token}`])]);
@@ -261,10 +268,12 @@ function step(dy, dx) {
   at.x = (Math.min(layer.columns - 1, Math.max(0, x + dx)) + 0.5) / layer.columns;
   at.token = -1;
   $("#token").value = "-1";
+  if (at.frame) at.frame = 1 + Math.floor(at.x * layer.frames);
 }
 const KEYS = {
   ArrowUp: () => step(-1, 0), ArrowDown: () => step(1, 0), ArrowLeft: () => step(0, -1), ArrowRight: () => step(0, 1),
   m: () => { at.head = "mean"; }, a: () => { at.head = "all"; }, r: () => { at.reverse = !at.reverse; },
+  f: () => { at.frame = (at.frame + 1) % (layerOf(0).frames > 1 ? layerOf(0).frames + 1 : 1); },
   "+": () => { at.layer = Math.min(Number($("#layer").max), at.layer + 1); }, "-": () => { at.layer = Math.max(0, at.layer - 1); },
 };
 document.addEventListener("keydown", (event) => {
@@ -280,7 +289,7 @@ fill($("#picture"), DATA.pictures.map((one, i) => [i, one.name]));
 const choose = {
   picture: (value) => { at.picture = Number(value); build(); }, layer: (value) => { at.layer = Number(value); },
   head: (value) => { at.head = /^\d+$/.test(value) ? Number(value) : value; }, direction: (value) => { at.reverse = value === "to"; },
-  token: (value) => { at.token = Number(value); }, view: (value) => { at.view = value; }, grid: () => {},
+  frame: (value) => { at.frame = Number(value); }, token: (value) => { at.token = Number(value); }, view: (value) => { at.view = value; }, grid: () => {},
 };
 for (const [name, change] of Object.entries(choose)) $(`#${name}`).addEventListener("input", (event) => { change(event.target.value); draw(); });
 at.layer = Math.max(0, layersOf(0).filter((layer) => !layer.name.startsWith("rollout")).length - 1);
