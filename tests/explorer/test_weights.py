@@ -8,6 +8,7 @@ from torch import Tensor
 from regard import create_model
 from regard.core import Grid, UnsupportedError
 from regard.explain.rollout import rollout
+from regard.explorer import weights as explorer_weights
 from regard.explorer.weights import Weights, encode, read_weights
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
@@ -21,6 +22,13 @@ MOST = 10**8
 def decoded(weights: Weights) -> Tensor:
     zero, levels = (128, 127) if weights.signed else (0, 255)
     return torch.from_numpy((weights.codes.astype(np.float32) - zero) * weights.scales[..., None] / levels)
+
+
+def test_too_many_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = vit()
+    monkeypatch.setattr(explorer_weights, "MOST_TOKENS", 3)
+    with pytest.raises(UnsupportedError, match="blocks.0.attn has .* tokens, of which a page shows 3 at most"):
+        read_weights(model.eval(), x[0], "*", 10**6)
 
 
 @pytest.mark.parametrize("mixer", ["", "MiTA(m=4, k=3)", "Agent(m=4)", "TopK(k=3)", "SKA()"])

@@ -1,8 +1,9 @@
 """The attention weights of all layers and heads for one picture, in eight bits, thinned where they are too many."""
 
 import base64
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -11,15 +12,19 @@ import torch
 from jaxtyping import Float, Int16, Int32, UInt8
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, UnsupportedError
+from regard.core import Grid, Mask, RegardError, UnsupportedError
 from regard.core.eval_mode import eval_mode
 from regard.core.view import Samples, View
 from regard.explain.rollout import Rollout
 from regard.explain.strips import strip, strip_order
+from regard.mixers.softmax import Softmax
 from regard.swapping.capture import capture, readable_mixers, with_regard_softmax
 from regard.swapping.layer import Port
 from regard.swapping.shared_state import swapped_layers
+from regard.swapping.swap import plan_swap
 
+MOST_TOKENS = 5_000
+"""Of a layer: all weights of more take minutes and gigabytes."""
 PARTS = 128
 """Of a cell, to which the place of a sampled point is exact."""
 SAMPLED = "sampling points"
@@ -153,8 +158,9 @@ def read_weights(model: nn.Module, image: Float[Tensor, "C *frames H W"], layers
     more, cells are joined (`Weights.stride`), the same number in all layers. Frames of a clip lie side by side.
     Raises: UnsupportedError if no layer has weights between tokens of the picture.
     """
-    first = next(model.parameters())
-    inputs = image[None].to(first.device, first.dtype)
+    weight = next(model.parameters())
+    inputs = image[None].to(weight.device, weight.dtype)
+    _check_tokens(model, inputs, layers)
     reader = with_regard_softmax(model, inputs, layers)
     found: dict[str, Weights] = {}
     left_out: dict[str, str] = {}
@@ -176,12 +182,29 @@ def read_weights(model: nn.Module, image: Float[Tensor, "C *frames H W"], layers
             output = reader(inputs)
     found = {name: found[name] for name in places if name in found}
     if not found:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        first = {reason: name for name, reason in reversed(left_out.items())}
+        numbers = Counter(left_out.values())
+        further = {reason: f" and {number - 1} more" if number > 1 else "" for reason, number in numbers.items()}
+        reasons = "; ".join(f"{first[reason]}{further[reason]}: {reason}" for reason in numbers)
         raise UnsupportedError(f"no layer has weights between all tokens of the picture{reasons and f' ({reasons})'}")
     if total is not None and len(found) > 1:
         (place,) = {place.grid: place for place in places.values()}.values()
         found[ROLLOUT] = encode(ROLLOUT, total.shares(), place.grid, stride, place.frames)
     return Reading(tuple(found.values()), left_out, output, tuple(hidden))
+
+
+def _check_tokens(model: nn.Module, inputs: Tensor, layers: str) -> None:
+    """Raises: UnsupportedError for more tokens than a page shows."""
+    sites = []
+    with suppress(RegardError):  # which reading the layers raises too
+        sites = plan_swap(model, Softmax(), layers, inputs).sites
+    for site in sites:
+        tokens = site.layer.mixer.site.grid.tokens
+        if tokens > MOST_TOKENS:
+            raise UnsupportedError(
+                f"{site.name} has {tokens:,} tokens, of which a page shows {MOST_TOKENS:,} at most: give a smaller "
+                "--size (size= in Python)"
+            )
 
 
 @dataclass(frozen=True, eq=False)
