@@ -289,6 +289,16 @@ def test_outputs_of_a_head_follow_the_names_of_the_classes(names: list[str], cap
     )
 
 
+def test_outputs_follow_the_names_where_a_head_has_more_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    """task.classes gives heads of one shape to other classes."""
+    source, target = (create_model(HOST, num_classes=5, in_chans=1) for _ in range(2))
+    before = target.head.weight.clone()
+    copy_weights(source, target, (["cat", "dog", "elk"], ["ape", "cat", "dog"]))
+    assert torch.equal(target.head.weight[[1, 2]], source.head.weight[[0, 1]])
+    assert torch.equal(target.head.weight[[0, 3, 4]], before[[0, 3, 4]])
+    assert "1 of 3 outputs start anew" in caplog.text
+
+
 def test_outputs_of_a_saved_model_follow_the_names_too(tmp_path: Path) -> None:
     made = create_model(HOST, num_classes=2)
     folder = save(made, tmp_path / "saved", data={"class_names": ["dog", "cat"]})

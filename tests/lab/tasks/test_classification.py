@@ -322,7 +322,7 @@ def test_nothing_that_looks_like_data_is_left_out_silently(tmp_path: Path, names
 
 
 def test_usual_companions_are_no_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    put(tmp_path, *BOTH, "README.md", "LICENSE", ".DS_Store", "SHA256SUMS", "masks/1.png", "train/class0/notes.txt",
+    put(tmp_path, *BOTH, "README.md", "LICENSE", ".DS_Store", "SHA256SUMS", "train/class0/notes.txt",
         "train/class0/README", "test/class1/.DS_Store", "train/class1/Thumbs.db")  # fmt: skip
     assert len(load(str(tmp_path), (8, 8)).train) == 4
     assert not caplog.text
@@ -733,6 +733,16 @@ def test_a_pretrained_host_is_known_by_its_options() -> None:
     Classification(host="vit_tiny_patch16_224(pretrained=False)", data="digits", size=(224, 224))
 
 
+@pytest.mark.untyped
+def test_class_weights_may_be_whole_numbers() -> None:
+    task = Classification(host="vit_desk(size=8, patch=2, dim=16, depth=1, heads=2)", data="digits", size=(8, 8))
+    model, batch = task.model(None, 0), (torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4))
+    whole, same = (dataclasses.replace(task, class_weights=weights) for weights in ((3, *[1] * 9), (3.0, *[1.0] * 9)))
+    assert whole.loss(model, batch, Recipe(), torch.device("cpu")) == same.loss(
+        model, batch, Recipe(), torch.device("cpu")
+    )
+
+
 def test_class_weights_scale_the_loss_of_their_class() -> None:
     host = "vit_desk(size=8, patch=2, dim=16, depth=1, heads=2)"
     task = Classification(host=host, data="digits", size=(8, 8), class_weights=(3.0, *[1.0] * 9))
@@ -748,5 +758,9 @@ def test_class_weights_scale_the_loss_of_their_class() -> None:
         smooth = F.one_hot(labels, 10) * (1 - smoothing) + smoothing / 10
         expected = F.cross_entropy(scores, labels, weights, label_smoothing=smoothing)
         assert torch.allclose(_mixed_loss(scores, smooth, weights, smoothing), expected)
+    without = dataclasses.replace(task, class_weights=(*[0.0] * 9, 1.0))
+    assert without.loss(model, (images, torch.zeros_like(labels)), recipe, device) == 0
+    with pytest.raises(ConfigError, match="one of them more"):
+        dataclasses.replace(task, class_weights=(0.0,) * 10)
     with pytest.raises(ConfigError, match="class_weights has 2 numbers, the task has 10 classes"):
         dataclasses.replace(task, class_weights=(1.0, 2.0)).loss(model, (images, labels), recipe, device)

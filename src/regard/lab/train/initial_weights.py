@@ -106,7 +106,7 @@ def _match_classes(
 ) -> None:
     """Put the rows of the head into `fitting`, in the order of the new classes; those of unknown classes are new.
 
-    weights: of the source, whose head may have another number of rows.
+    weights: of the source, whose head may have another number of rows, more than named classes too.
     """
     name = _head_name(target)
     if name is None:
@@ -116,7 +116,8 @@ def _match_classes(
     kept = 0
     for part, rows in head.state_dict().items():
         given = weights.get(f"{name}.{part}")
-        if given is not None and len(given) == len(old) and given.shape[1:] == rows.shape[1:]:
+        fitting.pop(f"{name}.{part}", None)  # of the same shape, but for other classes
+        if given is not None and len(given) >= len(old) and given.shape[1:] == rows.shape[1:]:
             placed = rows.clone()
             placed[known] = given[[old.index(new[index]) for index in known]].to(rows.dtype)
             fitting[f"{name}.{part}"], kept = placed, len(known)

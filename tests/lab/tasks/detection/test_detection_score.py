@@ -130,6 +130,8 @@ def test_no_prediction_has_precision_zero_and_no_object_none() -> None:
     nothing = Found(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32))
     score = evaluate(scenes, [nothing] * len(scenes), CLASSES, "bbox", 100).score()
     assert set(score.metrics.values()) == {0.0}
+    corner = [Scene("corner", b"", (9, 9), objects_of([[0.0, 0.0, 1.0, 1.0]], [0]), 1)]
+    assert set(evaluate(corner, [nothing], CLASSES, "bbox", 100).score().metrics.values()) == {0.0}
     empty = [Scene("empty", b"", (9, 9), objects_of([], []), 1)]
     with pytest.raises(DataError, match="no objects to evaluate"):
         evaluate(empty, [nothing], CLASSES, "bbox", 100).score()

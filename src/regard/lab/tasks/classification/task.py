@@ -90,8 +90,8 @@ class Classification(ValidationPart, ImageTask):
         self.check_validation()
         if self.split == "val" and not self.val:
             raise ConfigError('split="val" needs a share of the training images: val is 0')
-        if any(not weight >= 0 for weight in self.class_weights):
-            raise ConfigError(f"class_weights are 0 or more, not {self.class_weights}")
+        if any(not weight >= 0 for weight in self.class_weights) or not any(self.class_weights or (1,)):
+            raise ConfigError(f"class_weights are 0 or more, one of them more, not {self.class_weights}")
         if is_stream(self.data):
             self._check_stream()
         if is_pretrained(self.host) and self.init != "host":
@@ -319,6 +319,8 @@ class Classification(ValidationPart, ImageTask):
         the same images, after mixup (hard distillation, DeiT Eq. 3, with one head)."""
         images, labels = self.prepare(batch[0], device), batch[1].to(device)
         weights = self._class_weights(device)
+        if weights is not None and not weights[labels].any():  # their mean would be 0 / 0
+            return 0.0 * model(images).float().sum()
         if recipe.erasing:
             from timm.data.random_erasing import RandomErasing
 
@@ -349,7 +351,7 @@ class Classification(ValidationPart, ImageTask):
             raise ConfigError(
                 f"class_weights has {len(self.class_weights)} numbers, the task has {self.outputs} classes"
             )
-        return torch.tensor(self.class_weights, device=device)
+        return torch.tensor(self.class_weights, device=device, dtype=torch.float32)
 
     def check_teacher(self, teacher: nn.Module, student: nn.Module) -> None:
         """Raises: ConfigError if its number of classes is not the task's."""

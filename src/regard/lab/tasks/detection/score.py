@@ -136,8 +136,8 @@ def evaluate(
 
     truth = COCO(ground_truth(scenes, classes))
     entries = results(found)
-    if not entries:  # the package cannot load an empty list
-        entries = [{"image_id": 1, "category_id": 1, "bbox": [0.0, 0.0, 1.0, 1.0], "score": 0.0}]
+    if not entries:  # the package cannot load an empty list: a box outside of the image finds nothing
+        entries = [{"image_id": 1, "category_id": 1, "bbox": [-2.0, -2.0, 1.0, 1.0], "score": 0.0}]
         entries[0] |= {"segmentation": {"size": list(scenes[0].size), "counts": _empty(scenes[0].size)}}
     if kind == "segm":  # with a box too, sizes would be those of boxes
         entries = [{name: value for name, value in entry.items() if name != "bbox"} for entry in entries]
