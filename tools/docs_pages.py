@@ -362,10 +362,11 @@ mechanism keeps only in part.
 
 ## What a swap does not support
 
-Dropout of attention weights: no mechanism here has it, and a swap warns. `output_attentions=True` of transformers: it
-is refused; use `regard.capture` to collect attention maps. `set_input_size` of timm, where it gives Swin or BEiT other
-windows: `restore`, set the size, then swap. Elsewhere a mechanism follows the size of each image, and one with learned
-parameters for its grid resamples them.
+Dropout of attention weights: no mechanism here has it, and a swap warns. `output_attentions=True` of transformers, as
+an argument or in the configuration: the first swapped layer refuses it; use `regard.capture` to collect attention maps.
+Layers that `torch.compile` compiles may not see it, and the output then lacks their weights. `set_input_size` of timm,
+where it gives Swin or BEiT other windows: `restore`, set the size, then swap. Elsewhere a mechanism follows the size of
+each image, and one with learned parameters for its grid resamples them.
 
 ## Adapters, pruning and export
 
