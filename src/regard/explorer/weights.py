@@ -156,7 +156,7 @@ def read_weights(model: nn.Module, image: Float[Tensor, "C *frames H W"], layers
 
     image: as the model expects it. layers: a glob on layer names. most: bytes that they may take; where it would be
     more, cells are joined (`Weights.stride`), the same number in all layers. Frames of a clip lie side by side.
-    Raises: UnsupportedError if no layer has weights between tokens of the picture.
+    Raises: UnsupportedError if no layer has weights between tokens of the picture, or one has too many tokens.
     """
     weight = next(model.parameters())
     inputs = image[None].to(weight.device, weight.dtype)
