@@ -1,5 +1,7 @@
 """What the explorer's page has are the weights that `capture` gives, within half a step."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -27,8 +29,9 @@ def decoded(weights: Weights) -> Tensor:
 def test_too_many_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = vit()
     monkeypatch.setattr(explorer_weights, "MOST_TOKENS", 3)
-    with pytest.raises(UnsupportedError, match="blocks.0.attn has .* tokens, of which a page shows 3 at most"):
-        read_weights(model.eval(), x[0], "*", 10**6)
+    for network in (model.eval(), swap(copy.deepcopy(model).eval(), "MiTA(m=4, k=3)")):
+        with pytest.raises(UnsupportedError, match="blocks.0.attn has .* tokens, of which a page shows 3 at most"):
+            read_weights(network, x[0], "*", 10**6)
 
 
 @pytest.mark.parametrize("mixer", ["", "MiTA(m=4, k=3)", "Agent(m=4)", "TopK(k=3)", "SKA()"])

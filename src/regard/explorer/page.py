@@ -23,7 +23,7 @@ from regard.explain.strips import strip_picture
 from regard.files.atomic import write_atomically
 from regard.pages.rendering import render_template
 
-from .weights import PARTS, ROLLOUT, Reading, read_weights
+from .weights import PARTS, ROLLOUT, Reading, by_reason, read_weights
 
 SMALL, LARGE = 10_500_000, 28_000_000
 """Bytes of all weights of a page: of pictures of at most `SMALL_SIDE` pixels, and of larger ones. A file has a third
@@ -126,11 +126,11 @@ def _change(user: UserModel, found: Sequence[Reading]) -> str:
 
 def _left_out(shown: Sequence[Shown], readings: Sequence[Reading]) -> list[str]:
     """A sentence for each reason why layers are not shown."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for one, reading in zip(shown, readings, strict=False):  # of the first picture; the others are alike
-        for name, reason in reading.left_out.items():
-            reasons.setdefault((one.label, reason), []).append(name)
-    return [f"{label}: {', '.join(names)}: {reason}, and not shown" for (label, reason), names in reasons.items()]
+    return [
+        f"{one.label}: {', '.join(names)}: {reason}, and not shown"
+        for one, reading in zip(shown, readings, strict=False)  # of the first picture; the others are alike
+        for reason, names in by_reason(reading.left_out).items()
+    ]
 
 
 def _notes(readings: Sequence[Reading]) -> list[str]:

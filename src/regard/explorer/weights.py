@@ -1,9 +1,8 @@
 """The attention weights of all layers and heads for one picture, in eight bits, thinned where they are too many."""
 
 import base64
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -12,16 +11,14 @@ import torch
 from jaxtyping import Float, Int16, Int32, UInt8
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, RegardError, UnsupportedError
+from regard.core import Grid, Mask, UnsupportedError
 from regard.core.eval_mode import eval_mode
 from regard.core.view import Samples, View
 from regard.explain.rollout import Rollout
 from regard.explain.strips import strip, strip_order
-from regard.mixers.softmax import Softmax
 from regard.swapping.capture import capture, readable_mixers, with_regard_softmax
 from regard.swapping.layer import Port
 from regard.swapping.shared_state import swapped_layers
-from regard.swapping.swap import plan_swap
 
 MOST_TOKENS = 5_000
 """Of a layer: all weights of more take minutes and gigabytes."""
@@ -160,8 +157,7 @@ def read_weights(model: nn.Module, image: Float[Tensor, "C *frames H W"], layers
     """
     weight = next(model.parameters())
     inputs = image[None].to(weight.device, weight.dtype)
-    _check_tokens(model, inputs, layers)
-    reader = with_regard_softmax(model, inputs, layers)
+    reader = with_regard_softmax(model, inputs, layers, _check_tokens)
     found: dict[str, Weights] = {}
     left_out: dict[str, str] = {}
     with torch.no_grad(), eval_mode(reader):
@@ -182,10 +178,10 @@ def read_weights(model: nn.Module, image: Float[Tensor, "C *frames H W"], layers
             output = reader(inputs)
     found = {name: found[name] for name in places if name in found}
     if not found:
-        first = {reason: name for name, reason in reversed(left_out.items())}
-        numbers = Counter(left_out.values())
-        further = {reason: f" and {number - 1} more" if number > 1 else "" for reason, number in numbers.items()}
-        reasons = "; ".join(f"{first[reason]}{further[reason]}: {reason}" for reason in numbers)
+        reasons = "; ".join(
+            f"{first}{f' and {len(further)} more' if further else ''}: {reason}"
+            for reason, (first, *further) in by_reason(left_out).items()
+        )
         raise UnsupportedError(f"no layer has weights between all tokens of the picture{reasons and f' ({reasons})'}")
     if total is not None and len(found) > 1:
         (place,) = {place.grid: place for place in places.values()}.values()
@@ -193,18 +189,21 @@ def read_weights(model: nn.Module, image: Float[Tensor, "C *frames H W"], layers
     return Reading(tuple(found.values()), left_out, output, tuple(hidden))
 
 
-def _check_tokens(model: nn.Module, inputs: Tensor, layers: str) -> None:
+def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
+    """The names of the layers that are left out for each reason. left_out: as in `Reading`."""
+    found: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        found.setdefault(reason, []).append(name)
+    return found
+
+
+def _check_tokens(name: str, grid: Grid) -> None:
     """Raises: UnsupportedError for more tokens than a page shows."""
-    sites = []
-    with suppress(RegardError):  # which reading the layers raises too
-        sites = plan_swap(model, Softmax(), layers, inputs).sites
-    for site in sites:
-        tokens = site.layer.mixer.site.grid.tokens
-        if tokens > MOST_TOKENS:
-            raise UnsupportedError(
-                f"{site.name} has {tokens:,} tokens, of which a page shows {MOST_TOKENS:,} at most: give a smaller "
-                "--size (size= in Python)"
-            )
+    if grid.tokens > MOST_TOKENS:
+        raise UnsupportedError(
+            f"{name} has {grid.tokens:,} tokens, of which a page shows {MOST_TOKENS:,} at most: give a smaller --size "
+            "(size= in Python)"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,11 +247,12 @@ def _places(reader: nn.Module, inputs: Tensor, layers: str, left_out: dict[str, 
         def hook(mixer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             call = _call(*args, **kwargs)
             grid, number = call[1], len(call[0])
-            samples = mixer.samples(*call) if number == 1 and grid.depth == 1 else None
+            _check_tokens(name, grid)
             if name in found or name in left_out:
                 found.pop(name, None)
                 left_out[name] = "is called more than once in a pass, so that its weights are of no single picture"
                 return
+            samples = mixer.samples(*call) if number == 1 and grid.depth == 1 else None
             windows = window_places(reader, name, grid, number) if number != 1 else None
             if samples is not None:
                 found[name] = _Place(grid, len(samples.shares), samples=samples, points=encode_points(samples))

@@ -22,18 +22,27 @@ from .shared_state import swapped_layers
 from .swap import plan_layers
 
 
-def with_regard_softmax(model: nn.Module, inputs: Float[Tensor, "B ..."], layers: str = "*") -> nn.Module:
+def with_regard_softmax(
+    model: nn.Module,
+    inputs: Float[Tensor, "B ..."],
+    layers: str = "*",
+    check: Callable[[str, Grid], object] = lambda name, grid: None,
+) -> nn.Module:
     """A copy of the model whose matching layers have Regard's `Softmax` instead of the host's attention.
 
     `capture` can read it. layers: a glob on layer names; where all matching layers are swapped already, the model
     itself is returned. inputs: as the model expects them; replaced layers and originals are compared on them.
+    check: called with the name and the grid of each layer that is replaced, before anything is compared; it may raise.
     Raises: SwapError if no layer matches; UnsupportedError if a replaced layer computes something else, because the
     host's attention is not plain softmax; ConfigError for inputs that the model does not take.
     """
     unswapped = [name for name in matching_layers(model, layers) if not isinstance(model.get_submodule(name), Port)]
     if not unswapped:
         return model
-    softmax_model = plan_layers(copy.deepcopy(model), Softmax(), unswapped, inputs[:1]).apply()
+    plan = plan_layers(copy.deepcopy(model), Softmax(), unswapped, inputs[:1])
+    for site in plan.sites:
+        check(site.name, site.layer.mixer.site.grid)
+    softmax_model = plan.apply()
     hosts = {name: model.get_submodule(name) for name in unswapped}
     with explain_inputs(model, inputs):
         calls = layer_calls(model, hosts, inputs)
