@@ -176,10 +176,8 @@ def mechanisms_of_classes() -> str:
     stored = json.loads((DOCS / "libraries.json").read_text())["mechanisms"]
     rows = []
     for name, libraries in stored.items():
-        own, others = (
-            libraries["transformers"],
-            [row for library, row in libraries.items() if library != "transformers"],
-        )
+        own = libraries["transformers"]
+        others = [row for library, row in libraries.items() if library != "transformers"]
         rest = (sum(row[state] for row in others) for state in own)
         rows.append((code(name), *map(str, own.values()), *map(str, rest)))
     heads = ("transformers: exactly", "biases dropped", "the others: exactly", "biases dropped")

@@ -235,9 +235,10 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
     name, options = parse_host(start.removeprefix("timm:"))
     import timm
 
-    if name not in own_models(extra) and not timm.is_model(name.partition(".")[0]):
+    make = own_models(extra).get(name)
+    if make is None and not timm.is_model(name.partition(".")[0]):
         raise ConfigError(f"{start!r} is no saved folder, no run in {results} and no model of timm or of --import")
-    if name in own_models(extra) and not has_option(own_models(extra)[name], "pretrained"):
+    if make is not None and not has_option(make, "pretrained"):
         raise ConfigError(f"{start} has no published weights: give --weights, a saved folder or a run")
     return spell_host(name, {**options, "pretrained": True}), "host", "", None
 

@@ -130,14 +130,16 @@ class _Ids(NamedTuple):
 
 
 def _ids_in(file: Path) -> _Ids:
-    """Raises: DataError."""
+    """The ids in a COCO annotation file. Raises: DataError."""
     from regard.lab.tasks.detection.coco import read_json
 
     content = read_json(file)
     entries: dict[str, Any] = content if isinstance(content, dict) else {}
     images, categories = entries.get("images", ""), entries.get("categories", [])
     if not all(isinstance(part, list) and all(isinstance(one, dict) for one in part) for part in (images, categories)):
-        raise DataError(f"{file} is no COCO annotation file: it has no list of images, or categories that are none")
+        raise DataError(
+            f"{file} is no COCO annotation file: its images, and its categories if it has some, are no lists of entries"
+        )
     names = {str(one.get("name")): one.get("id") for one in categories}
     return _Ids({str(image.get("file_name")): image.get("id") for image in images}, names)
 

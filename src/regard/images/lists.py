@@ -88,14 +88,15 @@ def _is_utf_16(file: Path) -> bool:
 
 def _rows_of_json(stream: TextIO, strict: bool) -> Iterator[dict[str, Any]]:
     for line, text in enumerate(stream, 1):
+        if not text.strip():
+            continue
         try:
-            row = json.loads(text, object_pairs_hook=without_repetition if strict else None) if text.strip() else None
+            row = json.loads(text, object_pairs_hook=without_repetition if strict else None)
         except (ValueError, RecursionError) as error:
             if strict:
                 raise ValueError(f"line {line}: {error}") from error
             continue
-        if text.strip():
-            yield row if isinstance(row, dict) else {}
+        yield row if isinstance(row, dict) else {}
 
 
 def _rows_of_table(stream: TextIO, mark: str, strict: bool) -> Iterator[dict[str, Any]]:

@@ -319,7 +319,8 @@ class Classification(ValidationPart, ImageTask):
         the same images, after mixup (hard distillation, DeiT Eq. 3, with one head)."""
         images, labels = self.prepare(batch[0], device), batch[1].to(device)
         weights = self._class_weights(device)
-        if weights is not None and not weights[labels].any():  # their mean would be 0 / 0
+        has_zero = not all(self.class_weights)  # else there is nothing to ask the device
+        if weights is not None and has_zero and not weights[labels].any():  # their mean would be 0 / 0
             return 0.0 * model(images).float().sum()
         if recipe.erasing:
             from timm.data.random_erasing import RandomErasing
