@@ -157,13 +157,13 @@ def _boards(boards: str, download: bool) -> str:
 
 def _abilities(text: str) -> tuple[str, ...]:
     """The chosen abilities. Raises: ConfigError."""
-    from regard.lab.data.boards import ABILITIES
+    from regard.lab.data.boards import PROBED
 
     chosen = [name.strip() for name in text.split(",") if name.strip()]
     for name in chosen:
-        if name not in ABILITIES:
-            raise ConfigError(f"there is no ability {name!r}; {nearest(name, ABILITIES)}")
-    return tuple(name for name in ABILITIES if not chosen or name in chosen)
+        if name not in PROBED:
+            raise ConfigError(f"there is no ability {name!r}; {nearest(name, PROBED)}")
+    return tuple(name for name in PROBED if not chosen or name in chosen)
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,10 @@ def made(ability: str, split: str = "test", seed: int = 0, **options: int | floa
 
 
 def cells_of(image: np.ndarray) -> np.ndarray:
-    """The cells of an image (H, W, 1) in rows, (n, 14, 14) float."""
+    """The cells of an image (H, W, frames) in rows, frame by frame, (n, 14, 14) float."""
     side = image.shape[0] // CELL
-    return image[..., 0].reshape(side, CELL, side, CELL).swapaxes(1, 2).reshape(-1, CELL, CELL).astype(np.float64)
+    apart = image.reshape(side, CELL, side, CELL, -1).transpose(4, 0, 2, 1, 3)
+    return apart.reshape(-1, CELL, CELL).astype(np.float64)
 
 
 class Reader:
@@ -76,6 +77,13 @@ class Reader:
                 return None
             down, across = self.steps[code]
             return self.digit(cells[at + down * self.side + across])
+        if self.ability == "motion":
+            if self.digit(cell) is not None or not cell.any():
+                return None
+            first = [c for c in range(self.side**2) if self.digit(cells[c]) is not None]
+            alike = sorted(first, key=lambda c: alikeness(cell, cells[c]))[-2:]
+            steps = np.subtract(np.divmod(alike, self.side), np.divmod([at % self.side**2] * 2, self.side))
+            return self.digit(cells[alike[int(np.abs(steps).max(0).argmin())]])
         asks = (cell[:, HALF:] == QUESTION).all()
         if self.ability == "salience":
             bright = [c[:, :HALF].mean() if self.digit(c) is not None else -1 for c in cells]
@@ -248,3 +256,5 @@ def test_one_noise_is_one_set() -> None:
 def test_a_board_that_holds_no_pairs_says_so() -> None:
     with pytest.raises(ConfigError, match="2 x 2 cells are too small for count"):
         read_boards("digit_boards(ability=count, side=2)")
+    with pytest.raises(ConfigError, match="4 x 4 cells are too small for motion"):
+        read_boards("digit_boards(ability=motion, side=4)")

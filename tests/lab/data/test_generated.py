@@ -84,7 +84,7 @@ MADE: dict[str, tuple[Callable[[], bytes], str]] = {
     "pathfinder": (lambda: _scenes("pathfinder"), "1: d7f33773e06e"),
     "pathfinder-9": (lambda: _scenes("pathfinder-9"), "1: c6da341446fe"),
     "pathfinder-mini": (lambda: _scenes("pathfinder-mini"), "1: b3b429fd4842"),
-    "digit_boards": (lambda: _boards("digit_boards"), "1: a9881e4e4391"),
+    "digit_boards": (lambda: _boards("digit_boards"), "1: ee76e524f5b5"),
     "moving_digits": (lambda: moving.load().test.pixels[:3].tobytes(), "1: ec19653cd888"),
     "numbers": (lambda: repr(number_sentences(50)).encode(), "1: e19deb5ffcf3"),
 }

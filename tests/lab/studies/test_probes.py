@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.core import ConfigError, StoreError
-from regard.lab.data.boards import ABILITIES, NAMES
+from regard.lab.data.boards import NAMES, PROBED
 from regard.lab.engine.study import Row
 from regard.lab.studies import STUDIES, load_study
 from regard.lab.studies.probes.names import AVERAGE, BASELINE, NONE
@@ -17,8 +17,8 @@ from regard.mixers.static_keys.ska import SKA
 
 
 def test_every_ability_has_a_study() -> None:
-    assert {name for name in STUDIES if name.startswith("probes_")} == {f"probes_{ability}" for ability in ABILITIES}
-    for ability in ABILITIES:
+    assert {name for name in STUDIES if name.startswith("probes_")} == {f"probes_{ability}" for ability in PROBED}
+    for ability in PROBED:
         study = load_study(f"probes_{ability}")
         assert study.setting("desk").task.data == f"boards(ability={ability})"
         assert study.setting("smoke").task.data == f"digit_boards(ability={ability})"
@@ -38,7 +38,7 @@ def test_every_row_fits_the_boards(row: Row) -> None:
 
 
 def test_runs_of_hypotheses_come_first() -> None:
-    runs = profile_runs((*ROWS, *FURTHER), tuple(ABILITIES), "boards", seeds=2)
+    runs = profile_runs((*ROWS, *FURTHER), tuple(PROBED), "boards", seeds=2)
     assert len({probe.run.key for probe in runs}) == len(runs) == 2 * 7 * len((*ROWS, *FURTHER))
     first = runs[: 2 * len(CLAIMS) * len(ROWS)]
     assert {(probe.label, probe.ability) for probe in first} == {(row.label, a) for row in ROWS for a in CLAIMS}
@@ -90,7 +90,7 @@ def test_profiles_take_the_better_control() -> None:
 def test_shipped_controls_are_of_this_protocol(boards: str) -> None:
     scores = shipped_controls(boards, protocol(boards))
     assert BASELINE in scores
-    assert set(scores[BASELINE]) <= set(ABILITIES)
+    assert set(scores[BASELINE]) <= set(PROBED)
     assert all(0 <= value <= 100 for parts in scores.values() for values in parts.values() for value in values)
 
 

@@ -18,7 +18,7 @@ from regard.lab.studies.published_sizes import parameters
 
 EVIDENCE = sorted((Path(__file__).parents[3] / "docs" / "results").glob("*/evidence.json"))
 # without attention to the encoder a translation does not know its source
-ONE_CONTROL = ("esa_fig3_encoder_decoder",)
+CONTROLS = {"esa_fig3_encoder_decoder": 1, "video_motion": 4}
 PAPER = [study for name in STUDIES if "paper" in (study := load_study(name)).settings]
 SIZED = [study.name for study in PAPER if any(row.exact for row in study.rows("paper"))]
 SMOKE = [name for name in STUDIES if "smoke" in load_study(name).settings]
@@ -37,7 +37,7 @@ def test_a_study_is_whole(name):
         assert scale != "desk" or len(setting.numbers) >= 3
         if scale != "paper":
             controls = sum(row.control for row in setting.rows)
-            assert controls == (1 if name in ONE_CONTROL else 2), f"{scale} scale has {controls} controls"
+            assert controls == CONTROLS.get(name, 2), f"{scale} scale has {controls} controls"
 
 
 @pytest.mark.parametrize("name", ANALYSES)

@@ -1,8 +1,9 @@
 """boards: generated boards that ask for one ability each; docs/probes.md says what is shown, asked and needed.
 
 A black board of side x side cells of 14 x 14 pixels, one token a cell. A cell has two halves of 14 x 7 pixels: the left
-one can show a garment, the right one a digit; a code fills the cell. Some cells ask, each for one class. Every board is
-a pure function of its set, split, seed and index. Images of different splits are different.
+one can show a garment, the right one a digit; a code fills the cell. Some cells ask, each for one class. A board of
+the ability "motion" is a clip of several frames. Every board is a pure function of its set, split, seed and index.
+Images of different splits are different.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ from regard.images.streams import generator
 from regard.models.create import parse_host
 
 from .board_images import HEIGHT, WIDTH, BoardImages, board_images
+from .board_paths import paths
 from .generated import with_revision
 
 CELL = HEIGHT
@@ -47,7 +49,7 @@ NAMES = ("boards", "digit_boards")
 class Ability:
     """classes: of an answer. pairs: the default. cells: that pairs need, each. needs: what answers it; question: what
     is asked, in words. asking: cells that ask, for each pair. images: different garments that a pair needs. epochs: in
-    which softmax attention learns it."""
+    which softmax attention learns it. frames: of a board."""
 
     classes: int
     pairs: int
@@ -57,6 +59,7 @@ class Ability:
     asking: int = 1
     images: int = 0
     epochs: int = 6
+    frames: int = 1
 
 
 ABILITIES: Mapping[str, Ability] = {
@@ -71,8 +74,13 @@ ABILITIES: Mapping[str, Ability] = {
     "count": Ability(4, 10, 3.5, "how many match", "How many other cells show this garment, 0 to 3?", images=1),
     "hops": Ability(10, 8, 2, "two steps of recall",
                     "A code names a cell, which may show the code of another: which digit is at the end?", asking=2),
+    "motion": Ability(10, 8, 4, "following what moves",
+                      "Garments move, two of each kind: which digit stood beside this one in the first frame?",
+                      asking=2, images=1, frames=3),
 }  # fmt: skip
 """What boards can ask for."""
+PROBED = {name: ability for name, ability in ABILITIES.items() if ability.frames == 1}
+"""What probes ask for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +110,7 @@ class BoardSet:
         if not 2 <= self.side <= 32:
             raise ConfigError(f"boards have a side of 2 to 32 cells, not {self.side}")
         most = min(int(self.side**2 / ability.cells), self.side**2 - 1)
-        if most < 2:
+        if most < 2 or self.side < 2 * ability.frames - 1:  # what moves needs room
             raise ConfigError(f"boards of {self.side} x {self.side} cells are too small for {self.ability}")
         if self.pairs < 2 or self.pairs > most:
             raise ConfigError(
@@ -121,6 +129,11 @@ class BoardSet:
     def size(self) -> tuple[int, int]:
         """(height, width) of a board in pixels."""
         return self.side * CELL, self.side * CELL
+
+    @property
+    def frames(self) -> int:
+        """Frames of a board."""
+        return ABILITIES[self.ability].frames
 
     @property
     def classes(self) -> int:
@@ -147,9 +160,10 @@ class BoardSet:
 
 @dataclass(frozen=True, eq=False)
 class Boards:
-    """n boards. images: (n, side * 14, side * 14, 1); answers: the class that a cell asks for, `NOTHING` elsewhere."""
+    """n boards. images: (n, side * 14, side * 14, frames); answers: the class that a cell asks for, `NOTHING`
+    elsewhere, (n, frames * side, side), the frames below one another."""
 
-    images: UInt8[np.ndarray, "n H W 1"]
+    images: UInt8[np.ndarray, "n H W frames"]
     answers: UInt8[np.ndarray, "n h w"]
 
 
@@ -217,8 +231,9 @@ class _Draw:
 
     def __init__(self, data: BoardSet, images: BoardImages, rng: np.random.Generator) -> None:
         self.data, self.images, self.rng = data, images, rng
-        self.cells = np.zeros((BLOCK, data.side**2, CELL, CELL), np.float32)
-        self.answers = np.full((BLOCK, data.side**2), NOTHING, np.uint8)
+        number = data.frames * data.side**2
+        self.cells = np.zeros((BLOCK, number, CELL, CELL), np.float32)
+        self.answers = np.full((BLOCK, number), NOTHING, np.uint8)
         self.rows = np.arange(BLOCK)[:, None]
 
     def places(self) -> np.ndarray:
@@ -369,6 +384,21 @@ def _hops(draw: _Draw) -> None:
     _among_digits(draw, places[:, : 2 * pairs], targets, place_codes(draw.data.side)[shown])
 
 
+def _motion(draw: _Draw) -> None:
+    """Garments that move by a step from frame to frame, two of each kind; those after the first frame ask for the digit
+    that the same one has there. Each is nearer to where it began than to where its twin did."""
+    pairs, side = draw.data.pairs, draw.data.side
+    kinds = -(-pairs // 2)
+    places = paths(draw.rng, BLOCK, side, pairs, kinds, draw.data.frames)
+    garments, labels = draw.garments(kinds)[:, np.arange(pairs) % kinds], draw.labels(pairs)
+    draw.fill_left(places[..., 0], garments)
+    draw.fill_right(places[..., 0], draw.digits(labels))
+    for frame in range(1, draw.data.frames):
+        here = frame * side**2 + places[..., frame]
+        draw.fill_left(here, draw.again(garments))
+        draw.ask(here, labels)
+
+
 _DRAWN: Mapping[str, Callable[[_Draw], None]] = {
     "content": _content,
     "place": _place,
@@ -377,16 +407,17 @@ _DRAWN: Mapping[str, Callable[[_Draw], None]] = {
     "compare": _compare,
     "count": _count,
     "hops": _hops,
+    "motion": _motion,
 }
 
 
 def _block(data: BoardSet, split: str, seed: int, block: int, download: bool) -> Boards:
-    side, rng = data.side, generator(str(data), split, seed, block)
+    side, frames, rng = data.side, data.frames, generator(str(data), split, seed, block)
     draw = _Draw(data, board_images(data.garments, split, download), rng)
     _DRAWN[data.ability](draw)
-    image = draw.cells.clip(0, 255).astype(np.uint8).reshape(BLOCK, side, side, CELL, CELL)
-    pixels = image.swapaxes(2, 3).reshape(BLOCK, side * CELL, side * CELL, 1)
-    return Boards(pixels, draw.answers.reshape(BLOCK, side, side))
+    image = draw.cells.clip(0, 255).astype(np.uint8).reshape(BLOCK, frames, side, side, CELL, CELL)
+    pixels = image.transpose(0, 2, 4, 3, 5, 1).reshape(BLOCK, side * CELL, side * CELL, frames)
+    return Boards(pixels, draw.answers.reshape(BLOCK, frames * side, side))
 
 
 @lru_cache(maxsize=4)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from regard.files.atomic import write_atomically
-from regard.lab.data.boards import ABILITIES
+from regard.lab.data.boards import PROBED
 from regard.lab.engine.table import Table
 from regard.lab.studies.probes.profile import Cell as ProfileCell
 from regard.lab.studies.probes.study import CLAIMS, HYPOTHESES
@@ -103,7 +103,7 @@ def _profile(row: str, cells: Mapping[str, Mapping[str, ProfileCell]], controls:
 
 def _abilities(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
     rows = tuple(
-        (name, ABILITIES[name].needs, ABILITIES[name].question, round(100 / ABILITIES[name].classes, 1))
+        (name, PROBED[name].needs, PROBED[name].question, round(100 / PROBED[name].classes, 1))
         for name in _abilities_of(cells)
     )
     return Sheet(title="What the boards ask", columns=("ability", "what", "question", "chance, %"), rows=rows)

@@ -19,6 +19,7 @@ STUDIES: dict[str, tuple[str, str, str]] = {
     "probes_compare": ("probes.study", "Probe: same or different", "Regard"),
     "probes_count": ("probes.study", "Probe: how many match", "Regard"),
     "probes_hops": ("probes.study", "Probe: two steps of recall", "Regard"),
+    "video_motion": ("video_motion", "Which mechanisms follow what moves", "Regard"),
     "mita_table2": ("mita.table2", "MiTA beside other efficient attention", "MiTA, Table 2"),
     "mita_table3": ("mita.table3", "MiTA in ViT-5", "MiTA, Table 3"),
     "mita_table4": ("mita.table4", "MiTA in plain ViTs for segmentation", "MiTA, Table 4"),

@@ -32,7 +32,8 @@ SEGMENTER, SEGMENTER_OPTIONS = "regard.segmenter", ("host", "head", "num_classes
 class TokenMaps(nn.Module):
     """A ViT whose forward pass returns maps (B, C, h, w) of the patch tokens of some blocks, normalised at the end.
 
-    The grid is that of the image, which need not be square; prefix tokens are left out.
+    The grid is that of the image, which need not be square; prefix tokens are left out. Of clips (B, c, T, H, W) with
+    `vit_desk_video`, (B, C, T h, w): the frames below one another.
     """
 
     def __init__(self, model: nn.Module, number: int) -> None:
@@ -42,7 +43,11 @@ class TokenMaps(nn.Module):
         self.indices = [depth - 1] if number == 1 else [max(depth * 2 // 3 - 1, 0), depth - 1]
         self.norm = getattr(model, "fc_norm", None) or nn.Identity()  # the final norm of a ViT with mean pooling
 
-    def forward(self, x: Float[Tensor, "B c H W"]) -> list[Tensor]:
+    def forward(self, x: Float[Tensor, "B c *T H W"]) -> list[Tensor]:
+        if x.ndim == 5:
+            model = cast(Any, self.model)
+            rows = model.forward_features(x).unflatten(1, (-1, model.patch_embed.grid_size[1]))
+            return [self.norm(rows).movedim(-1, 1)]
         options = {"indices": self.indices, "norm": True, "intermediates_only": True, "output_fmt": "NCHW"}
         maps = cast(Any, self.model).forward_intermediates(x, **options)
         return [self.norm(y.movedim(1, -1)).movedim(-1, 1) for y in maps]
@@ -84,7 +89,7 @@ class Segmenter(nn.Module):
         return int(getattr(cast(Any, self.encoder).model, "num_prefix_tokens", 0) or 0)
 
     def forward(
-        self, images: Float[Tensor, "B c H W"], masks: UInt8[Tensor, "B H W"] | None = None, smoothing: float = 0.0
+        self, images: Float[Tensor, "B c *T H W"], masks: UInt8[Tensor, "B H W"] | None = None, smoothing: float = 0.0
     ) -> Tensor:
         maps = self.encoder(images)
         size = (images.shape[-2], images.shape[-1])
@@ -112,21 +117,24 @@ def pixel_loss(scores: Float[Tensor, "B K H W"], masks: UInt8[Tensor, "B H W"], 
 
 def make_segmenter(
     host: str, mixer: MixerConfig | None, head: str, *, classes: int, size: tuple[int, int], channels: int = 3,
-    removed: bool = False, pretrained: bool = True, extra: Extra = (),
+    frames: int = 1, removed: bool = False, pretrained: bool = True, extra: Extra = (),
 ) -> Segmenter:  # fmt: skip
     """A host, with a mechanism or its own attention (mixer=None) or without any (removed), and a head.
 
     host: a ViT, whose patch tokens are the map, or a model with several maps (attended ResNets, pyramids), whose last
     ones are used; "attended_resnet50(output_stride=8)" dilates. head: a name of `HEADS`, with options in brackets:
     "cbt(heads=6)", "conv(attention=True)"; that head's attention gets the mechanism too. size: (height, width) of
-    images. pretrained: False ignores the published weights that the host's spelling names. `save` and `load` know it.
+    images. frames: above 1, the host takes clips. pretrained: False ignores the published weights that the host's
+    spelling names. `save` and `load` know a segmenter of images.
     Raises: ConfigError; the errors of `create_model` and `plan_swap`.
     """
     name, options = parse_host(head)
     if name not in HEADS:
         raise ConfigError(f"there is no head {head!r}; {nearest(name, HEADS)}")
     encoder = _encoder(host, size, channels, 2 if name == "conv" else 1, pretrained, extra)
-    example = torch.zeros(1, channels, *size, device=next(encoder.parameters()).device)
+    example = torch.zeros(
+        1, channels, *((frames,) if frames > 1 else ()), *size, device=next(encoder.parameters()).device
+    )
     with explain_inputs(encoder.model, example), eval_mode(encoder):
         maps = encoder(example)
     if name == "conv" and len(maps) < 2:

@@ -105,6 +105,21 @@ def test_a_model_is_scored_on_other_boards_of_its_size() -> None:
         task.score_on("digit_boards(ability=compare)", model, torch.device("cpu"), {})
 
 
+def test_boards_that_move_are_clips_whose_frames_lie_below_one_another() -> None:
+    """Scores of a cell come from the tokens of its own place: without attention, another cell changes nothing there."""
+    data = "digit_boards(ability=motion)"
+    task = Cells(data=data, **Cells.defaults(data)["task"])
+    model = task.model(None, 0, removed=True).eval()
+    torch.nn.init.normal_(model.head.scores.weight)  # which begins at zero
+    (clip,) = task.example()
+    assert clip.shape == (1, 1, 3, 84, 84)
+    changed = clip.clone()
+    changed[:, :, 2, 14:28, 70:84] += 1
+    different = (model(clip) - model(changed)).abs().amax(1)[0]
+    assert different.shape == (18, 6)
+    assert different.nonzero().tolist() == [[2 * 6 + 1, 5]]
+
+
 def test_a_host_with_other_patches_is_refused() -> None:
     task = Cells(host="vit_desk(patch=7, dim=16, depth=1, heads=2)", data="digit_boards(ability=content)")
     with pytest.raises(ConfigError, match=r"12x12 tokens for a board of 6x6 cells; use a host with patches of 14"):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from regard.core import Extra
-from regard.lab.data.boards import ABILITIES, NAMES
+from regard.lab.data.boards import NAMES, PROBED
 from regard.lab.engine.estimate import Speed, measure, run_seconds, threads
 from regard.lab.engine.jobs import ENDED, Job
 from regard.lab.engine.progress import Event
@@ -124,7 +124,7 @@ def execute(
 
 def write_snapshots(store: Results, seeds: int) -> None:
     """Write the snapshots of the seven studies, so that they have tables and pages. Raises: StoreError; DataError."""
-    for ability in ABILITIES:
+    for ability in PROBED:
         write_snapshot(study_of(ability), "desk", store, seeds)
 
 

@@ -6,7 +6,7 @@ not.
 
 from dataclasses import dataclass, replace
 
-from regard.lab.data.boards import ABILITIES
+from regard.lab.data.boards import PROBED
 from regard.lab.data.generated import REVISIONS
 from regard.lab.engine.study import Claim, Row, Setting, Study
 from regard.lab.tasks.cells import Cells
@@ -119,7 +119,7 @@ def setting_of(task: Cells, rows: tuple[Row, ...], scale: str) -> Setting:
 
 def study_of(ability: str) -> Study:
     """The study of an ability, with all rows. Raises: ConfigError."""
-    task, facts = task_of(ability), ABILITIES[ability]
+    task, facts = task_of(ability), PROBED[ability]
     return Study(
         name=f"probes_{ability}",
         title=f"Which mechanisms can do it: {facts.needs}",
@@ -141,11 +141,11 @@ def study_of(ability: str) -> Study:
     )
 
 
-CONTENT, PLACE, OFFSET, SALIENCE, COMPARE, COUNT, HOPS = map(study_of, ABILITIES)
+CONTENT, PLACE, OFFSET, SALIENCE, COMPARE, COUNT, HOPS = map(study_of, PROBED)
 
 
 def protocol(boards: str) -> str:
     """What has to be equal for scores to be compared, as text. boards: "boards" or "digit_boards"."""
-    tasks = [task_of(ability, boards) for ability in ABILITIES]
+    tasks = [task_of(ability, boards) for ability in PROBED]
     recipes = tuple(recipe_of(task) for task in tasks)
     return canonical((REVISIONS[boards], tasks[0].host, tasks[0].init, tasks[0].sample_counts(), recipes))

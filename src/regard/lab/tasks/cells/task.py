@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import ConfigError, DataError, MixerConfig
+from regard.images.clips import frames_apart
 from regard.images.feed import to_tensor
 from regard.images.normalise import Statistics, normalise
 from regard.images.order import Part, check_parts, part_of
@@ -48,7 +49,7 @@ _SOURCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cells(ValidationPart, Task):
-    """A class for each asking cell of a board, with a host of one token a cell.
+    """A class for each asking cell of a board, with a host of one token a cell, of each frame.
 
     data: a set of boards, `regard.lab.data.boards`. init: as in `Classification`. split: that is evaluated, "test" or
     "val". limit: number of boards of an epoch and of the test, 0 = all. download: Fashion-MNIST if it is missing. val:
@@ -85,8 +86,12 @@ class Cells(ValidationPart, Task):
 
     @classmethod
     def defaults(cls, data: str) -> dict[str, dict[str, Any]]:
-        host = f"vit_desk(patch={CELL}, dim=64, depth=3, heads=2)"
-        epochs = ABILITIES[read_boards(data).ability].epochs if is_boards(data) else 6
+        ability = ABILITIES[read_boards(data).ability if is_boards(data) else "content"]
+        epochs, kind = (
+            ability.epochs,
+            "vit_desk(" if ability.frames == 1 else f"vit_desk_video(frames={ability.frames}, ",
+        )
+        host = f"{kind}patch={CELL}, dim=64, depth=3, heads=2)"
         recipe = {"epochs": epochs, "batch": 64, "lr": 3e-3, "augment": "none", "smoothing": 0.0, "warmup": 1 / epochs}
         return {"task": {"host": host}, "recipe": recipe}
 
@@ -107,31 +112,37 @@ class Cells(ValidationPart, Task):
         return self._build(mixer, removed)
 
     def _build(self, mixer: MixerConfig | None, removed: bool, pretrained: bool = True) -> CellScores:
+        side, frames = self.boards.side, self.boards.frames
         made = make_cell_scores(
-            self.host, mixer, classes=self.boards.classes, size=self.boards.size, removed=removed,
+            self.host, mixer, classes=self.boards.classes, size=self.boards.size, frames=frames, removed=removed,
             pretrained=pretrained, extra=self.extra,
         )  # fmt: skip
         with torch.no_grad():
-            grid = made(torch.zeros(1, 1, *self.boards.size)).shape[-2:]
-        if tuple(grid) != (self.boards.side,) * 2:
+            grid = made(self._noise(1)).shape[-2:]
+        if tuple(grid) != (frames * side, side):
+            of_frames = f" in each of {frames} frames" if frames > 1 else ""
             raise ConfigError(
-                f"{self.host} has {grid[0]}x{grid[1]} tokens for a board of {self.boards.side}x{self.boards.side} "
-                f"cells; use a host with patches of {CELL} pixels"
+                f"{self.host} has {grid[0]}x{grid[1]} tokens for a board of {side}x{side} "
+                f"cells{of_frames}; use a host with patches of {CELL} pixels"
             )
         return made
+
+    def _noise(self, n: int) -> Tensor:
+        data = self.boards
+        return torch.randn(n, 1, *((data.frames,) if data.frames > 1 else ()), *data.size)
 
     def trial(self, mixer: MixerConfig | None, removed: bool = False, outputs: int = 0, augment: str = "") -> Trial:
         """As in `Task`; the number of classes is that of the boards."""
         model, data = self._build(mixer, removed, pretrained=False), self.boards
 
         def forward(n: int) -> Tensor:
-            return model(torch.randn(n, 1, *data.size))
+            return model(self._noise(n))
 
         def loss(n: int) -> Tensor:
-            answers = torch.randint(0, data.classes, (n, data.side, data.side), dtype=torch.uint8)
+            answers = torch.randint(0, data.classes, (n, data.frames * data.side, data.side), dtype=torch.uint8)
             return pixel_loss(forward(n), answers)
 
-        return Trial(model, (torch.randn(1, 1, *data.size),), loss, forward)
+        return Trial(model, (self._noise(1),), loss, forward)
 
     def feed(self, recipe: Training, seed: int, part: Part = (0, 1)) -> "BoardBatches":
         check_parts(self.sample_counts()[0], recipe.batch, part)
@@ -145,7 +156,10 @@ class Cells(ValidationPart, Task):
         return pixel_loss(scores, torch.from_numpy(batch.answers).to(device), recipe.smoothing)
 
     def prepare(self, images: Tensor, device: torch.device, record: Record | None = None) -> Tensor:
-        return normalise(images, _NORMAL, device)
+        frames = self.boards.frames
+        mean, deviation = ([*part] * frames for part in _NORMAL)
+        made = normalise(images, (mean, deviation), device)
+        return made if frames == 1 else frames_apart(made, frames)
 
     def score(self, model: nn.Module, device: torch.device) -> Score:
         model.eval()
@@ -162,10 +176,11 @@ class Cells(ValidationPart, Task):
     def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
         """Score on other boards of the same size and number of classes. Raises: DataError."""
         other = self.on(data)
-        if (other.boards.classes, other.boards.side) != (self.boards.classes, self.boards.side):
+        facts = [(made.classes, made.side, made.frames) for made in (other.boards, self.boards)]
+        if facts[0] != facts[1]:
+            told = ["{} classes and {} cells a side, frames: {}".format(*fact) for fact in facts]
             raise DataError(
-                f"{other.data} has {other.boards.classes} classes and {other.boards.side} cells a side, the run's "
-                f"{self.data} has {self.boards.classes} and {self.boards.side}; they have to be the same"
+                f"{other.data} has {told[0]}; the run's {self.data} has {told[1]}; they have to be the same"
             )
         return other.score(model, device)
 
