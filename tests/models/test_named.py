@@ -32,6 +32,14 @@ def state(classes: int = 5) -> dict[str, torch.Tensor]:
     return create_model(HOST, None, num_classes=classes).state_dict()
 
 
+def test_of_two_state_dicts_the_first_is_read_and_named(tmp_path: Path) -> None:
+    averaged = {name: value + 1 for name, value in state().items()}
+    torch.save({"state_dict": state(), "state_dict_ema": averaged}, tmp_path / "two.pt")
+    with pytest.warns(UserWarning, match=r"two.pt has state_dict and state_dict_ema: state_dict is read"):
+        found = named_network(f"timm:{HOST}", weights=str(tmp_path / "two.pt"))
+    assert torch.equal(found.network.state_dict()["norm.bias"], state()["norm.bias"])
+
+
 @pytest.mark.parametrize("prefix", ["", "module.", "model.", "model.module."])
 @pytest.mark.parametrize("entry", ["", "state_dict", "model"])
 def test_checkpoints_of_training_loops_are_read(prefix: str, entry: str, tmp_path: Path) -> None:

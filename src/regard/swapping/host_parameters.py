@@ -3,6 +3,7 @@
 import argparse
 import io
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -95,7 +96,8 @@ def fused_refusal(module: Any) -> str:
 def read_tensors(path: str | os.PathLike[str], *names: str) -> dict[str, Tensor]:
     """The tensors by name in a checkpoint, on the CPU: a safetensors file, or one of torch.
 
-    names: entries of the file that may hold the state dict; the first that is present is read, else the file itself.
+    names: entries of the file that may hold the state dict; the first that is present is read, with a warning if there
+    are others, else the file itself.
     Prefixes of wrapped models (`module.`, `_orig_mod.`) are removed. Only tensors, plain values and a Namespace are
     unpickled. Raises: StoreError if the file does not exist, cannot be read or holds no named tensors.
     """
@@ -119,7 +121,10 @@ def read_tensors(path: str | os.PathLike[str], *names: str) -> dict[str, Tensor]
             raise StoreError(f"{path} cannot be read without executing what it contains: {message}") from error
         raise StoreError(f"{path} is damaged, or no checkpoint: {message}") from error
     entries = content if isinstance(content, Mapping) else {}
-    state = next((entries[name] for name in names if isinstance(entries.get(name), Mapping)), entries)
+    there = [name for name in names if isinstance(entries.get(name), Mapping)]
+    if len(there) > 1 and not is_sealed(data):
+        warnings.warn(f"{path} has {' and '.join(there)}: {there[0]} is read", stacklevel=2)
+    state = entries[there[0]] if there else entries
     tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
     if not tensors or not all(isinstance(key, str) for key in state):
         raise StoreError(f"{path} is no checkpoint: it has no tensors by name, no state dict")

@@ -59,8 +59,9 @@ class Classification(ValidationPart, ImageTask):
     instead, drawn by val_seed; 0 = none. A part "val" beside the test of the user's own data takes the place of the
     share. limit: number of training and test images, 0 = all: the first ones, or evenly spaced ones of a set that is
     sorted by class, as folders are. cut: images keep their own size and are cropped to
-    `size` (at random in training, at the centre in the test). corrupt: stop at an image that cannot be read, or skip
-    it. download: torchvision's sets. class_weights: factor of each class in the loss, () = all 1.
+    `size` (at random in training, at the centre in the test). corrupt: of your own folders, stop at an image that
+    cannot be read, or skip it. download: torchvision's sets. class_weights: factor of each class in the loss, () = all
+    1.
     Raises: ConfigError.
     """
 
