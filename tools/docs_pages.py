@@ -18,7 +18,7 @@ from regard.mixers.shared.executions import RULES
 from regard.models.catalog import HOSTS, OTHER_HOSTS
 from regard.projections import PROJECTIONS
 from regard.swapping.ports import PORTS
-from tools.generate import write
+from tools.generate import between, write
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTE = "<!-- written by tools/docs_pages.py: run `make generated`, do not edit -->"
@@ -417,7 +417,23 @@ def errata() -> str:
         return markdown(run_analysis(load_analysis("errata"), Results(Path(folder)), "smoke"))
 
 
-PAGES = {"mechanisms.md": mechanisms, "hosts.md": hosts, "studies.md": studies, "errata.md": errata}
+def half_the_time() -> str:
+    """The guide with the plans of a real network, from the records of the study `focus_vit`."""
+    rows = []
+    for record in sorted((DOCS / "results" / "focus_vit").glob("*.json")):
+        for found in json.loads(record.read_text())["budgets"].values():
+            for pixels, _, plan, share, step, correlation, low, high, iou, *_ in found["rows"]:
+                kept = f"{correlation:.3f} [{low:.3f}, {high:.3f}]"
+                rows.append((str(pixels), plan, f"{share:.2f}x", step, kept, f"{iou:.2f}"))
+    heads = ("pixels", "attention", "time", "", "correlation", "IoU")
+    page = (DOCS / "half-the-time.md").read_text(encoding="utf-8")
+    return between(page, "<!-- generated: focus_vit -->", table(heads, rows))
+
+
+PAGES = {
+    "mechanisms.md": mechanisms, "hosts.md": hosts, "studies.md": studies, "errata.md": errata,
+    "half-the-time.md": half_the_time,
+}  # fmt: skip
 
 
 def main() -> None:

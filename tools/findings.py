@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from regard.lab.data.boards import ABILITIES
+from regard.lab.data.boards import PROBED
 from regard.lab.studies.probes.names import AVERAGE, BASELINE, NONE
 from regard.lab.studies.probes.study import ROWS
 from regard.pages.figures import front
@@ -189,7 +189,7 @@ def _labels(axes: Axes, points: Sequence[tuple[str, float, float]]) -> None:
 
 def profile(evidence: Sequence[Evidence]) -> Profile | None:
     """The scores of the probes at desk scale, None as long as fewer than FEWEST_ROWS mechanisms have all abilities."""
-    tables = {ability: _scores(evidence, ability) for ability in ABILITIES}
+    tables = {ability: _scores(evidence, ability) for ability in PROBED}
     present = tuple(ability for ability, scores in tables.items() if {BASELINE, AVERAGE, NONE} <= scores.keys())
     complete = {
         row: tuple(tables[ability][row] for ability in present)

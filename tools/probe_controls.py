@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from regard.lab.data.boards import ABILITIES, NAMES
+from regard.lab.data.boards import NAMES, PROBED
 from regard.lab.results.results import Results
 from regard.lab.studies.probes.profile import CONTROLS_FILE
 from regard.lab.studies.probes.run import profile_runs, scores
@@ -19,7 +19,7 @@ def main() -> None:
     """Rewrite the file; scores that the store does not have are left out."""
     store, tables = Results(Path(sys.argv[1])), {}
     for boards in NAMES:
-        found = scores(profile_runs(CONTROLS, tuple(ABILITIES), boards, seeds=SEEDS), store)
+        found = scores(profile_runs(CONTROLS, tuple(PROBED), boards, seeds=SEEDS), store)
         rounded = {
             row: {ability: [round(value, 2) for value in values] for ability, values in parts.items()}
             for row, parts in found.items()

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from regard.lab.data.boards import ABILITIES, NAMES
+from regard.lab.data.boards import NAMES, PROBED
 from regard.lab.engine.export import import_runs
 from regard.lab.report.probe_page import hypotheses_sheet, write_probes
 from regard.lab.results.results import Results
@@ -29,20 +29,20 @@ Cells = Mapping[str, Mapping[str, Cell]]
 def store() -> Iterator[Results]:
     """A store with the runs of the seven studies."""
     with tempfile.TemporaryDirectory() as folder:
-        for ability in ABILITIES:
+        for ability in PROBED:
             import_runs(RESULTS / f"probes_{ability}-desk" / "evidence.json", Results(folder))
         yield Results(folder)
 
 
 def cells(results: Results) -> Cells:
     """The cell of every mechanism and ability, the controls first."""
-    found = scores(profile_runs((*ROWS, *FURTHER), tuple(ABILITIES), NAMES[0], seeds=SEEDS), results)
-    return profiles(found, found, tuple(ABILITIES))
+    found = scores(profile_runs((*ROWS, *FURTHER), tuple(PROBED), NAMES[0], seeds=SEEDS), results)
+    return profiles(found, found, tuple(PROBED))
 
 
 def table(found: Cells) -> str:
     """The cells as Markdown."""
-    lines = [f"| mechanism | {' | '.join(ABILITIES)} |", "|---" * (1 + len(ABILITIES)) + "|"]
+    lines = [f"| mechanism | {' | '.join(PROBED)} |", "|---" * (1 + len(PROBED)) + "|"]
     lines += [f"| {row} | {' | '.join(map(shown, of_row.values()))} |" for row, of_row in found.items()]
     return "\n".join(lines)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.lab.data.boards import ABILITIES
+from regard.lab.data.boards import PROBED
 from regard.lab.studies.probes.names import AVERAGE, BASELINE, NONE
 from tools import findings
 from tools.site.evidence import ROOT, Evidence, all_evidence, judged
@@ -86,11 +86,11 @@ def test_a_contradicted_claim_is_called_so() -> None:
 
 def test_the_profile_is_drawn_once_enough_rows_have_all_abilities() -> None:
     scores = {BASELINE: 97.0, AVERAGE: 25.0, NONE: 10.0, "SKA": 27.0, "MiTA": 95.0}
-    assert findings.profile([probe(ability, scores) for ability in ABILITIES]) is None
+    assert findings.profile([probe(ability, scores) for ability in PROBED]) is None
     scores["Linear"] = 60.0
-    profile = findings.profile([probe(ability, scores) for ability in ABILITIES])
-    assert profile.abilities == tuple(ABILITIES)
-    assert profile.rows["Linear"] == (60.0,) * len(ABILITIES)
+    profile = findings.profile([probe(ability, scores) for ability in PROBED])
+    assert profile.abilities == tuple(PROBED)
+    assert profile.rows["Linear"] == (60.0,) * len(PROBED)
     drawing = findings.svg(findings.profile_figure(profile))
-    assert all(f">{text}<" in drawing for text in ("Linear", "60", "no attention", *ABILITIES))
-    assert findings.profile([probe(ability, scores, seeds=2) for ability in ABILITIES]) is None
+    assert all(f">{text}<" in drawing for text in ("Linear", "60", "no attention", *PROBED))
+    assert findings.profile([probe(ability, scores, seeds=2) for ability in PROBED]) is None

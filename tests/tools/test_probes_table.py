@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from regard.lab.data.boards import ABILITIES
+from regard.lab.data.boards import PROBED
 from tools import probes_table
 from tools.site.evidence import RESULTS
 
@@ -34,7 +34,7 @@ def test_the_page_has_every_mechanism_and_the_verdicts(found) -> None:
 
 
 def test_numbers_are_means_of_the_runs_in_the_evidence(found) -> None:
-    for ability in ABILITIES:
+    for ability in PROBED:
         seeds = defaultdict(list)
         evidence = json.loads((RESULTS / f"probes_{ability}-desk" / "evidence.json").read_text())
         rows = {run["key"]: run["row"] for run in evidence["snapshot"]["runs"]}

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import get_type_hints
 
 from regard.core import Grid, MixerConfig, RegardError, Site
-from regard.lab.data.boards import ABILITIES
+from regard.lab.data.boards import PROBED
 from regard.lab.studies.probes.names import AVERAGE, BASELINE, NONE
 from regard.lab.studies.probes.profile import shipped_controls
 from regard.lab.studies.probes.study import protocol
@@ -156,7 +156,7 @@ def abilities(name: str, evidence: Sequence[Evidence]) -> str:
     rows = []
     for study in evidence:
         ability = study.name.removeprefix("probes_")
-        labels = study.labels(name) if ability in ABILITIES else {}
+        labels = study.labels(name) if ability in PROBED else {}
         lines = {line["label"]: line for line in study.table.get("rows", ())}
         controls = [interval(lines.get(label)) for label in CONTROLS]
         rows += [
@@ -176,7 +176,7 @@ def _shipped_controls() -> list[tuple[str, ...]]:
     scores = shipped_controls("boards", protocol("boards"))
     return [
         (code(ability), *(number(fmean(values)) if (values := scores[row].get(ability)) else "" for row in CONTROLS))
-        for ability in ABILITIES
+        for ability in PROBED
         if scores[BASELINE].get(ability)
     ]
 
@@ -185,7 +185,7 @@ def results(name: str, evidence: Sequence[Evidence]) -> str:
     """Rows and verdicts of the studies that have the mechanism."""
     parts = []
     for study, labels, claims in on_mechanism(evidence, name):
-        if study.name.removeprefix("probes_") in ABILITIES:  # shown above, as what it can do
+        if study.name.removeprefix("probes_") in PROBED:  # shown above, as what it can do
             continue
         lines = {line["label"]: line for line in study.table["rows"]}
         rows = [

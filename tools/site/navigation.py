@@ -14,6 +14,7 @@ from .reference import page_of as package_page
 Entry = dict[str, Any]
 
 GUIDES = {
+    "Half the time for a network that you have": "docs/half-the-time.md",
     "Swap in five minutes": "docs/swap.md",
     "Would a cheaper attention do?": "docs/advice.md",
     "Fine-tune with your own loop": "docs/fine-tuning.md",
