@@ -109,6 +109,12 @@ def test_video_models_have_grids_of_frames() -> None:
         assert {site.layer.mixer.site.grid for site in sites} == expected
 
 
+def test_a_new_convolution_of_clips_changes_nothing_at_first() -> None:
+    model, inputs, _ = prepared(HOSTS["transformers"]["VideoMAEModel"]())
+    before = outputs(model, inputs)
+    assert gap(outputs(swap(model, Softmax(dwc=3), example=inputs), inputs), before) < 1e-12
+
+
 def test_mechanisms_of_images_are_refused_in_video_models() -> None:
     host = HOSTS["transformers"]["VideoMAEModel"]()
     modules = list(host.model.modules())

@@ -26,7 +26,7 @@ def transfer(before: nn.Module, layer: Port, faithful: bool) -> None:
     if isinstance(before, Port):
         filled |= _copy_same_buffers(before, layer)
     dwc = getattr(layer.mixer, "dwc", None)
-    if faithful and isinstance(dwc, nn.Conv2d) and "dwc.weight" not in filled:
+    if faithful and isinstance(dwc, nn.Conv2d | nn.Conv3d) and "dwc.weight" not in filled:
         for value in dwc.parameters():
             nn.init.zeros_(value)
     set_parameters(layer, same)
