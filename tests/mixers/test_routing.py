@@ -1,7 +1,10 @@
 """Routing by k-means: Algorithm 1 cluster by cluster, equal clusters, the moving average of the centroids, padding."""
 
+import copy
+
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from operators import check_error, check_gradients, check_transforms, draw_qkv
 from regard import ConfigError, Grid, Mask, Routing, Site
@@ -85,6 +88,22 @@ def test_centroids_follow_the_mean_of_their_tokens_in_training_only() -> None:
             mean = torch.nn.functional.layer_norm(tokens[nearest == c].mean(0), (8,))
             assert gap(operator.centroids[h, c], 0.75 * start[h, c] + 0.25 * mean) < 1e-4
     assert "centroids" in operator.state_dict()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_changes_neither_gradients_nor_centroids(reentrant: bool) -> None:
+    """In two steps, and with two passes before one backward pass, where reentrant checkpoints move them later."""
+    torch.manual_seed(0)
+    grid, passes = Grid(4, 6, 1), [1, 1] if reentrant else [1, 2]
+    first = perturb(Routing(clusters=3, decay=0.25).build(Site(16, 2, grid))).train()
+    second = copy.deepcopy(first)
+    for number in passes:
+        x = torch.randn(number, 3, 25, 16, dtype=F64, requires_grad=True)
+        sum(first(each, grid).square().sum() for each in x).backward()
+        sum(checkpoint(second, each, grid, use_reentrant=reentrant).square().sum() for each in x).backward()
+    assert gap(first.operator.centroids, second.operator.centroids) == 0
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert gap(a.grad, b.grad) < 1e-12
 
 
 def test_cost() -> None:

@@ -7,6 +7,7 @@ In training, centroids follow the mean of the queries and keys that are nearest 
 Prefix and suffix tokens are routed like all others.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -162,7 +163,11 @@ class Routing(HeadMixerConfig):
 
 
 class RoutingOperator(Operator):
-    """centroids (H, c, d): a buffer, of length sqrt(d)."""
+    """centroids (H, c, d): a buffer, of length sqrt(d).
+
+    A layer that a checkpoint runs again in the backward pass takes the centroids of its forward pass, the last first,
+    and does not move them again.
+    """
 
     centroids: Tensor
 
@@ -171,14 +176,20 @@ class RoutingOperator(Operator):
         self.config = config
         start = torch.randn(site.heads, config.clusters, site.width)
         self.register_buffer("centroids", F.layer_norm(start, (site.width,)))
+        self._of_passes: deque[Tensor] = deque(maxlen=16)  # centroids of forward passes, before they moved
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         mask, own = padding_only("Routing", inputs.mask), inputs.memory is None
         keep = mask.keep if own else None  # of the queries, where they are the tokens that the mask speaks of
         q, k = hide(inputs.q, mask) if own else inputs.q, hide(inputs.k, mask)
         q, k = (F.layer_norm(x, x.shape[-1:]).to(inputs.v.dtype) for x in (q, k))
-        plan = routing_plan(q, k, self.centroids, mask=mask, keep=keep)
-        if self.training and torch.is_grad_enabled():
+        learns = self.training and torch.is_grad_enabled()
+        again = learns and _runs_again()
+        centroids = self._of_passes.pop() if again and self._of_passes else self.centroids
+        plan = routing_plan(q, k, centroids, mask=mask, keep=keep)
+        if learns and not again:
+            if not torch.compiler.is_compiling():
+                self._of_passes.append(self.centroids.clone())
             real = None
             if mask.keep is not None:
                 real = torch.cat(
@@ -198,3 +209,11 @@ class RoutingOperator(Operator):
         mean = F.layer_norm((nearest.mT @ x).sum(0) / number.clamp_min(1), x.shape[-1:])
         moved = self.config.decay * self.centroids + (1 - self.config.decay) * mean
         self.centroids.copy_(torch.where(number > 0, moved, self.centroids))
+
+
+def _runs_again() -> bool:
+    """Whether a checkpoint repeats a pass that has moved the centroids; the first one of a reentrant checkpoint has no
+    gradient, so that its second one moves them."""
+    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+        return False
+    return torch._C._current_autograd_node().name() != "CheckpointFunctionBackward"
