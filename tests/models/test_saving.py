@@ -315,8 +315,9 @@ def test_a_pickle_of_other_things_is_refused_without_advice_to_run_it(tmp_path: 
     assert "weights_only" not in str(refused.value)
 
 
-def test_a_model_of_two_dtypes_keeps_both(tmp_path: Path) -> None:
-    model = create_model("vit_desk(patch=8, dim=16, depth=1, heads=2)").bfloat16().eval()
+@pytest.mark.parametrize("mixer", ["Softmax()", "SKA()", "Factors(dwc=3)"])
+def test_a_model_of_two_dtypes_keeps_both(mixer: str, tmp_path: Path) -> None:
+    model = swap(create_model("vit_desk(patch=8, dim=16, depth=1, heads=2)"), mixer).bfloat16().eval()
     model.fc_norm.float()  # type: ignore[operator, union-attr]
     loaded = load(save(model, tmp_path))
     kinds = {name: value.dtype for name, value in loaded.state_dict().items()}

@@ -232,7 +232,7 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     if len(dtypes) == 1:
         model.to(dtypes.pop())
     elif dtypes:
-        for name, value in (*model.named_parameters(), *model.named_buffers()):
+        for name, value in model.state_dict(keep_vars=True).items():
             if name in tensors and value.is_floating_point():
                 value.data = value.data.to(tensors[name].dtype)
     check_weights(model, tensors)
