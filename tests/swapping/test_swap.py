@@ -156,6 +156,21 @@ def test_codes_are_saved_once_and_owned_as_long_as_they_are_used():
     assert len(model.regard_shared) == 2
 
 
+@pytest.mark.parametrize("first", [None, Softmax(projection=FSNE(code=4))], ids=["a host", "codes"])
+@pytest.mark.parametrize("where", ["*", "blocks.1.*"])
+def test_a_plan_names_codes_that_an_optimizer_does_not_have(first, where):
+    model, _ = vit()
+    if first is not None:
+        swap(model, first)
+    before = {id(value) for value in model.parameters()}
+    plan = plan_swap(model, SKA(projection=FSNE(code=4)) if first is None else Softmax(projection=FSNE(code=4)), where)
+    assert "regard_shared." in str(plan)
+    plan.apply()
+    fresh = {key for key, value in model.named_parameters() if id(value) not in before}
+    assert any("regard_shared" in key for key in fresh) == (first is None or where != "*")
+    assert fresh == {name for site in plan.sites for name in site.new_objects}
+
+
 def test_retune_keeps_the_execution_that_was_set():
     model = swap(vit()[0], MiTA(m=4, k=4))
     operator = lambda: model.blocks[0].attn.mixer.operator  # noqa: E731

@@ -112,22 +112,25 @@ def _names_without_decay(model: nn.Module, layers: Mapping[str, Port]) -> set[st
     return names
 
 
+def shared_modules(model: nn.Module, layers: Mapping[str, Port]) -> dict[str, nn.Module]:
+    """What layers share, once, by its path: on the model, or, where it is a container, on the first layer with it."""
+    users: dict[nn.Module, str] = {}
+    for name, layer in layers.items():
+        if (shared := shared_module(layer)) is not None:
+            users.setdefault(shared, name)
+    if isinstance(model, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        return {f"{name}.regard_shared.0": shared for shared, name in users.items()}
+    return {f"regard_shared.{index}": shared for index, shared in enumerate(users)}
+
+
 def _register_shared(model: nn.Module, layers: Mapping[str, Port]) -> None:
-    """Register each shared module once: on the model, or, where it is a container, on the first layer that uses it."""
     for module in [model, *layers.values()]:
         module._modules.pop("regard_shared", None)
-    users: dict[nn.Module, Port] = {}
-    for layer in layers.values():
-        shared = shared_module(layer)
-        if shared is not None:
-            users.setdefault(shared, layer)
-    if not users:
-        return
-    if not isinstance(model, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-        model.add_module("regard_shared", nn.ModuleList(users))
-        return
-    for shared, layer in users.items():
-        layer.add_module("regard_shared", nn.ModuleList([shared]))
+    for path, shared in shared_modules(model, layers).items():
+        owner: Any = model.get_submodule(path.rpartition("regard_shared")[0].rstrip("."))
+        if "regard_shared" not in owner._modules:
+            owner.add_module("regard_shared", nn.ModuleList())
+        owner.regard_shared.append(shared)
 
 
 def _hook_sources(model: nn.Module, layers: Mapping[str, Port]) -> None:

@@ -22,9 +22,9 @@ from .inspect import Example, LayerCall
 from .layer import Port, Ports
 from .layer_plan import LayerPlan, PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan
 from .removed import Removed
-from .shared_state import replace_modules, shared_module, swapped_layers
+from .shared_state import replace_modules, shared_module, shared_modules, swapped_layers
 from .transaction import unchanged_on_error
-from .transfer import host_adapters, movable_adapters, same_parameters, transfer, transfer_shared
+from .transfer import host_adapters, movable_adapters, same_parameters, shared_sources, transfer, transfer_shared
 
 
 @dataclass
@@ -33,7 +33,8 @@ class PlannedSite:
 
     - layer: the port that will be in its place; before: the module that is there now.
     - call: how the model called it in the plan's forward pass.
-    - kept, new, dropped: names of parameters, as `Port.parameter_changes` has them.
+    - kept, new, dropped: names of parameters, as `Port.parameter_changes` has them; what the layers of the swap share
+      is new in the first, by its name in the model.
     - new_objects: names, in `model.named_parameters()` after the swap, of parameters that an optimizer from before the
       swap does not have. These are new ones, and kept rows of a fused matrix; all others are the same objects.
     - lost_hooks: hooks and attributes of parts that the new layer does not have; all others move to it.
@@ -215,6 +216,7 @@ def _plan(
         layer.source, layer.planned_grid = source, planned_grid
         notes = checks.plan_notes(port, host, mixer, site.qkv_bias)
         planned.append(_planned_site(uses, name, module, layer, call, notes))
+    _name_shared(model, planned)
     return SwapPlan(model, mixer, planned, example)
 
 
@@ -249,6 +251,19 @@ def _planned_site(
     new_objects = [f"{name}.{each}" for each in own if each not in same]
     hooks = lost_hooks(before, layer, moved) + lost_marks(before, same.values())
     return PlannedSite(name, layer, before, call, kept, new, dropped, notes, new_objects, hooks, list(moved), lost)
+
+
+def _name_shared(model: nn.Module, sites: list[PlannedSite]) -> None:
+    """Add what the new layers share, such as the codes of FSNE, to the new parameters of the first."""
+    new = {site.name: site.layer for site in sites}
+    modules = {name: new.get(name, module) for name, module in model.named_modules()}
+    layers = {name: module for name, module in modules.items() if isinstance(module, Port)}
+    for path, module in shared_modules(model, layers).items():
+        if sites and module is shared_module(sites[0].layer):
+            names = [f"{path}.{key}" for key, _ in module.named_parameters()]
+            sites[0].new += names
+            if not shared_sources(model, {site.before: site.layer for site in sites})[1]:
+                sites[0].new_objects += names
 
 
 def swap(

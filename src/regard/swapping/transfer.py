@@ -106,9 +106,8 @@ def _copy_same_buffers(before: Port, layer: Port) -> set[str]:
     return keys
 
 
-@torch.no_grad()
-def transfer_shared(model: nn.Module, replaced: Mapping[nn.Module, Port]) -> None:
-    """Give the module that the new layers share what the old ones share; the same parameters if no other layer does.
+def shared_sources(model: nn.Module, replaced: Mapping[nn.Module, Port]) -> tuple[dict[nn.Module, nn.Module], bool]:
+    """What the new layers share by what the old ones do; whether it takes the same parameters, as no other layer does.
 
     replaced: the old modules -> the layers in their place.
     """
@@ -119,10 +118,17 @@ def transfer_shared(model: nn.Module, replaced: Mapping[nn.Module, Port]) -> Non
         if new is not None and old is not None and _same_projection(before, layer):  # type: ignore[arg-type]
             sources[old] = new
     still_used = {shared_module(layer) for layer in others}
+    return sources, len(sources) == 1 and not sources.keys() & still_used
+
+
+@torch.no_grad()
+def transfer_shared(model: nn.Module, replaced: Mapping[nn.Module, Port]) -> None:
+    """Give the module that the new layers share what the old ones share, as `shared_sources` says."""
+    sources, same = shared_sources(model, replaced)
     for old, new in sources.items():
-        if old in still_used or len(sources) > 1:
-            new.load_state_dict(old.state_dict())
-            for value, old_value in zip(new.parameters(), old.parameters(), strict=True):
-                value.requires_grad_(old_value.requires_grad)
-        else:
+        if same:
             take_state(new, old)
+            continue
+        new.load_state_dict(old.state_dict())
+        for value, old_value in zip(new.parameters(), old.parameters(), strict=True):
+            value.requires_grad_(old_value.requires_grad)
