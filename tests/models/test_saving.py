@@ -26,7 +26,7 @@ from regard.models.resnet import attend
 from regard.models.saving import load, read_description, save
 from regard.models.segmentation import make_segmenter
 from regard.projections.sne import FSNE
-from regard.swapping.swap import remove, retune, swap
+from regard.swapping.swap import plan_swap, remove, restore, retune, swap
 from small_hosts import VIT, draw_large_weights, swin, vit5
 
 DESK = "vit_desk(size=(16, 24), dim=16, depth=3, heads=2)"
@@ -322,3 +322,16 @@ def test_a_model_of_two_dtypes_keeps_both(mixer: str, tmp_path: Path) -> None:
     loaded = load(save(model, tmp_path))
     kinds = {name: value.dtype for name, value in loaded.state_dict().items()}
     assert kinds == {name: value.dtype for name, value in model.state_dict().items()}
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_a_mechanism_dropped_is_not_taken_for_the_hosts_after_loading(tmp_path: Path) -> None:
+    save(swap(create_model(DESK), SKA()), tmp_path)
+    with pytest.warns(UserWarning, match=r"qkv.weight\[k\] of blocks.0.attn and of 2 more layers: .* were not saved"):
+        restore(load(tmp_path))
+    model = load(tmp_path)
+    swap(model, SKA(dwc=3))  # which has no keys either
+    assert "as in a new model, since they were not saved: qkv.weight[k]" in str(plan_swap(model, Softmax()))
+    with pytest.warns(UserWarning, match=r"qkv.weight\[k\] of blocks.1.attn: "):
+        swap(model, Softmax(), "blocks.1.*")
+    restore(model, "blocks.1.*")  # with the weights as they are now

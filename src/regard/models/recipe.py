@@ -286,6 +286,10 @@ def replay_swaps(model: nn.Module, swaps: list[dict[str, Any]], extra: Extra = (
             raise ConfigError("a recorded swap names no mechanism")
         example = example_input(model, default=(224, 224))
         plan_layers(model, mixer, list(grids), example, grids, user_ports(extra)).apply()
+    for layer in model.modules():
+        if isinstance(layer, Port):
+            parameters = dict(layer.host.named_parameters())
+            layer.unsaved = [key for key in layer.parameter_changes()[2] if key.partition("[")[0] in parameters]
 
 
 def _grid_of(height: int, width: int, prefix: int = 0, suffix: int = 0, depth: int = 1) -> Grid:

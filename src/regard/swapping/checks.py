@@ -90,6 +90,25 @@ def warn_of_lost_hooks(lost: Mapping[str, list[str]]) -> None:
         warnings.warn(f"hooks and attributes that do not move to the new layers: {texts}", stacklevel=4)
 
 
+def unsaved(before: nn.Module, dropped: Sequence[str] = ()) -> list[str]:
+    """Parameters of the host that no file of a loaded model had, and that what takes the place of `before` uses.
+
+    dropped: those that it does not use, as `Port.parameter_changes` has them.
+    """
+    parts = before.unsaved if isinstance(before, Port) else ()
+    return [each for each in parts if each not in dropped and each.partition("[")[0] not in dropped]
+
+
+def warn_of_unsaved(used: Mapping[str, list[str]]) -> None:
+    """Warn about parameters, by layer, that are as in a new model, as `unsaved` finds them."""
+    if names := [name for name, parts in used.items() if parts]:
+        more = f" and of {len(names) - 1} more layers" if len(names) > 1 else ""
+        warnings.warn(
+            f"{', '.join(used[names[0]])} of {names[0]}{more}: the mechanism did not use them, so they were not saved "
+            "with the model and are as in a new one; train them, or load them from the original model", stacklevel=4,
+        )  # fmt: skip
+
+
 def left_out(layers: Sequence[tuple[Port, list[str]]]) -> str:
     """What to say of trained parts of the hosts' own mechanism that the new one does not have, such as SegFormer's
     reduction of keys. layers: each port with the parameters it drops. "" where nothing is lost.

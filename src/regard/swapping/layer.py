@@ -73,6 +73,8 @@ class Port(HostNames):
     mask_kinds: ClassVar[frozenset[str]] = frozenset()
     loses: ClassVar[str] = ""
 
+    unsaved: Sequence[str] = ()
+    """The host's parameters that the mixer does not use, named as by `parameter_changes`, that a file did not have."""
     placeholder: Tensor
     """An empty buffer with the model's device and dtype, for a mixer that has no parameters."""
 

@@ -86,7 +86,8 @@ class SwapPlan:
 
         That is dropout of attention weights, which the mechanism leaves out, trained parts of the host's own mechanism,
         such as a reduction of keys, hooks that do not move, matrices that a port of the user's own leaves behind where
-        the mechanism starts with new ones, and attention that was left out since it was changed.
+        the mechanism starts with new ones, parameters that the file of a loaded model did not have, and attention that
+        was left out since it was changed.
         """
         if self.left_out:
             warnings.warn(left_out_text(self.left_out), stacklevel=3)
@@ -106,6 +107,7 @@ class SwapPlan:
                 warnings.warn(text, stacklevel=3)
                 break
         checks.warn_of_lost_hooks({site.name: site.lost_hooks for site in self.sites})
+        checks.warn_of_unsaved({site.name: checks.unsaved(site.before, site.dropped) for site in self.sites})
 
     def layers(self) -> dict[str, Port]:
         """The new layers by name with copies of their weights, outside of the model, which is not changed."""
@@ -242,6 +244,9 @@ def _planned_site(
 ) -> PlannedSite:
     """What becomes of the parameters and hooks of one layer. Raises: SwapError for parameters tied to others."""
     kept, new, dropped = layer.parameter_changes()
+    if unsaved := checks.unsaved(before, dropped):
+        notes = [*notes, f"as in a new model, since they were not saved: {', '.join(unsaved)}"]
+    layer.unsaved = sorted(set(getattr(before, "unsaved", ())) - set(unsaved))
     same = same_parameters(before, layer)
     moved, lost = movable_adapters(before, layer)
     kept_parameters.check_tied(
@@ -328,7 +333,8 @@ def restore(model: nn.Module, where: str = "*") -> nn.Module:
     """Put the host's own attention back, in place, with the current weights where they fit; returns the model.
 
     Parameters that the swapped layer has in full stay the same objects, with the adapters around them, and hooks move
-    back; a warning names those that cannot. After any exception, Ctrl-C too, the model is as it was.
+    back; a warning names those that cannot, and parameters that the file of a loaded model did not have. After any
+    exception, Ctrl-C too, the model is as it was.
     Raises: SwapError if no swapped layer matches, a tool has wrapped the weights of one, an adapter is around weights
     that the host does not have, or the model is wrapped for distributed training.
     """
@@ -352,6 +358,7 @@ def _restore(model: nn.Module, where: str) -> nn.Module:
         lost[name] = lost_hooks(layer, host) + lost_marks(layer, host.parameters())
         replacements[layer] = host
     checks.warn_of_lost_hooks(lost)
+    checks.warn_of_unsaved({name: checks.unsaved(model.get_submodule(name)) for name in names})
     replace_modules(model, replacements)
     return model
 
