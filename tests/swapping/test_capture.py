@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from regard.core import ConfigError, SwapError, UnsupportedError, merge
+from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
 from regard.models.create import create_model
@@ -27,6 +28,21 @@ def test_maps_times_values_are_the_output():
     assert torch.allclose(a.sum(-1), torch.ones(()), atol=1e-5)
     values = mixer.project(kept["x"], "v")[0]
     assert torch.allclose(mixer.proj(merge(a.double() @ values)), kept["out"], rtol=1e-4, atol=1e-4)
+
+
+def test_a_map_of_training_is_of_the_same_draw_and_leaves_the_random_numbers_alone():
+    model, x = vit()
+    draw_large_weights(swap(model.train(), MiTA(m=3, k=3, landmarks="random")))
+    torch.manual_seed(0)
+    expected = model(x), torch.rand(())
+    mixer, kept = model.blocks[0].attn.regard, {}
+    mixer.register_forward_hook(lambda module, args, output: kept.update(x=args[0], out=output))
+    torch.manual_seed(0)
+    with capture(model) as maps:
+        found = model(x), torch.rand(())
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    values = mixer.project(kept["x"], "v")[0]
+    assert torch.allclose(mixer.proj(merge(maps["blocks.0.attn"] @ values)), kept["out"], rtol=1e-4, atol=1e-4)
 
 
 def test_maps_can_be_reduced_as_they_come():

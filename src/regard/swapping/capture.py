@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from regard.core import ConfigError, Grid, Mask, UnsupportedError
 from regard.core.validation import check_arguments, short_repr
@@ -103,7 +104,8 @@ def capture(
     handles = []
     try:
         for name, mixer in mixers.items():
-            record = _recorder(maps, name, owner, reduce, queries)
+            begin, record = _recorder(maps, name, owner, reduce, queries)
+            handles.append(mixer.register_forward_pre_hook(begin))
             handles.append(mixer.register_forward_hook(record, with_kwargs=True))
         with _force_eager():
             yield maps
@@ -137,14 +139,24 @@ def _force_eager() -> Iterator[None]:
 def _recorder(
     maps: dict[str, Any], name: str, owner: threading.local, reduce: Callable[[str, Tensor], Any] | None,
     queries: Sequence[int] | None,
-) -> Callable[..., None]:  # fmt: skip
+) -> tuple[Callable[..., None], Callable[..., None]]:  # fmt: skip
+    """The hooks before and after a mixer's pass; the weights draw the same random numbers as the pass."""
+
+    def begin(mixer: HeadMixer, args: tuple) -> None:
+        if getattr(owner, "captures", False):
+            owner.random = torch.get_rng_state(), *get_device_states(*args)
+
     @torch.no_grad()
     def record(mixer: HeadMixer, args: tuple, kwargs: dict[str, Any], output: Tensor) -> None:
         if getattr(owner, "captures", False):
-            weights = _weights(mixer, queries, *args, **kwargs).float().cpu()
+            state, devices, states = owner.random
+            with torch.random.fork_rng(devices):
+                torch.set_rng_state(state)
+                set_device_states(devices, states)
+                weights = _weights(mixer, queries, *args, **kwargs).float().cpu()
             maps[name] = weights if reduce is None else reduce(name, weights)
 
-    return record
+    return begin, record
 
 
 def _weights(
