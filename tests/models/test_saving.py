@@ -58,6 +58,10 @@ class Sizeless(nn.Module):
         return self.head((x + self.attn(x, x, x, need_weights=False)[0]).mean(1))
 
 
+def with_codes_of_retuned_layers() -> nn.Module:
+    return retune(swap(create_model(DESK), SKA(projection=FSNE(code=4))), "blocks.1.*", scale=0.5)
+
+
 def with_a_new_head() -> nn.Module:
     model = create_model("attended_resnet18(channels=(8, 8, 16, 16), img_size=64, stages=(4,), mixer='SKA()')", None)
     model.reset_classifier(5)
@@ -85,6 +89,7 @@ SAVED: dict[str, tuple[Callable[[], nn.Module], tuple[int, int]]] = {
         lambda: create_model("Sizeless", SKA(), extra=(Sizeless,), img_size=(24, 40)), (24, 40)
     ),
     "an option of the host": (lambda: create_model(SKAFORMER, None), (64, 64)),
+    "codes of retuned layers": (with_codes_of_retuned_layers, (16, 24)),
     "suffix tokens": (lambda: swap(vit5()[0], MiTA(m=4, k=5, dwc=3)), (32, 48)),
     "reinitialised layers": (lambda: create_model(SWIFTFORMER, Softmax(), reinitialise=True), (64, 96)),
     **{f"another size of {host}": (partial(of_another_size, host), (64, 96)) for host in SIZED},

@@ -240,13 +240,20 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def recorded_swaps(model: nn.Module) -> list[dict[str, Any]]:
-    """The swaps of a model: layers with the same mechanism and the same shared module, in the model's order."""
+    """The swaps of a model: layers with the same mechanism and the same shared module, in the model's order.
+
+    shares: the first layer with this module, where another mechanism has it too, as after `retune` of some layers.
+    """
     groups: dict[tuple[str, int], dict[str, Any]] = {}
+    first: dict[int, str] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, Port):
             config, grid = layer.mixer.config, layer.planned_grid
             spelled = "removed" if isinstance(config, Removed) else spell(config)
-            group = groups.setdefault((spelled, id(shared_module(layer))), {"mixer": spelled, "layers": {}})
+            shared = shared_module(layer)
+            shares = name if shared is None else first.setdefault(id(shared), name)
+            made: dict[str, Any] = {"mixer": spelled, "layers": {}, **({} if shares == name else {"shares": shares})}
+            group = groups.setdefault((spelled, id(shared)), made)
             depth = [grid.depth] if grid.depth > 1 else []
             group["layers"][name] = [grid.height, grid.width, grid.prefix, grid.suffix, *depth]
     return list(groups.values())
@@ -285,7 +292,8 @@ def replay_swaps(model: nn.Module, swaps: list[dict[str, Any]], extra: Extra = (
         if mixer is None:
             raise ConfigError("a recorded swap names no mechanism")
         example = example_input(model, default=(224, 224))
-        plan_layers(model, mixer, list(grids), example, grids, user_ports(extra)).apply()
+        shared = shared_module(model.get_submodule(group["shares"])) if "shares" in group else None
+        plan_layers(model, mixer, list(grids), example, grids, user_ports(extra), shared).apply()
     for layer in model.modules():
         if isinstance(layer, Port):
             parameters = dict(layer.host.named_parameters())

@@ -171,18 +171,19 @@ def plan_swap(
 
 def plan_layers(
     model: nn.Module, mixer: MixerConfig, names: list[str], example: Example | None = None,
-    grids: Mapping[str, Grid] | None = None, ports: Ports = (),
+    grids: Mapping[str, Grid] | None = None, ports: Ports = (), shared: nn.Module | None = None,
 ) -> SwapPlan:  # fmt: skip
     """`plan_swap` for layers by their exact names.
 
-    grids: layer -> the grid to build the mechanism for, instead of the one in the forward pass. Raises: as `plan_swap`.
+    grids: layer -> the grid to build the mechanism for, instead of the one in the forward pass. shared: what the layers
+    share with others of the model; None makes it anew. Raises: as `plan_swap`.
     """
-    return unchanged_on_error(model, lambda: _plan(model, mixer, names, example, grids or {}, ports))
+    return unchanged_on_error(model, lambda: _plan(model, mixer, names, example, grids or {}, ports, shared))
 
 
 def _plan(
     model: nn.Module, mixer: MixerConfig, names: list[str], example: Example | None, grids: Mapping[str, Grid],
-    ports: Ports,
+    ports: Ports, shared: nn.Module | None,
 ) -> SwapPlan:  # fmt: skip
     checks.check_memory(model)
     example = inspect.example_input(model) if example is None else example
@@ -197,7 +198,7 @@ def _plan(
     for name, host in hosts.items():
         checks.check_supported(layers[name], host, name, mixer)
     forward_grids = inspect.layer_grids(model, {name: layers[name] for name in names}, example)
-    shared = mixer.shared()
+    shared = mixer.shared() if shared is None else shared
     if shared is not None:
         parameter = next(model.parameters())
         shared = shared.to(parameter.device, parameter.dtype)
