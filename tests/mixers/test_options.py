@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import Grid, MixerConfig, Site, parse
+from regard.core import ConfigError
 from regard.mixers import MIXERS
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.testing.subject import gap, perturb
@@ -131,6 +132,20 @@ def test_every_option_changes_what_a_layer_computes(base: str, name: str, value:
         assert {n: x.shape for n, x in state.items()} != {n: x.shape for n, x in other.items()}
     else:
         assert max(gap(x, y) for x, y in zip(before, after, strict=True)) > 1e-4
+
+
+UNUSED = (
+    "Factors(terms='1000', positions=8)", "Factors(terms='0010', sign=-1)", "Factors(terms='0000', base=10.0)",
+    "Factors(terms='1010', magnitude=2.0)", "Factors(terms='1010', position_scale=0.5)",
+    "Nystrom(iterations=None, start='batch')", "MHLA(normalize='none', eps=0.5)",
+    "MiTA(branches='compress', experts=2)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spelling", UNUSED)
+def test_an_option_that_nothing_uses_is_refused(spelling: str) -> None:
+    with pytest.raises(ConfigError, match=r"\w+=.* belongs to .*; remove it"):
+        parse(spelling)
 
 
 def test_no_option_is_left_out() -> None:

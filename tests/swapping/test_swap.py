@@ -191,6 +191,8 @@ def test_retune_keeps_every_parameter_and_what_is_frozen():
         retune(model, mm=3)
     with pytest.raises(ConfigError, match="would change parameters"):
         retune(model, dwc=3)
+    with pytest.raises(ConfigError, match="init= would change nothing"):
+        retune(swap(vit()[0], SKA()), init="paper")
     assert [(id(value), value.requires_grad) for value in model.parameters()] == values
     retune(model, m=6, k=4)
     assert torch.equal(model(x), before)

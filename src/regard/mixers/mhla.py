@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.core import Card, Cost, Grid, Inputs, Mask, Operator, Site, only_kept, operator_function
 from regard.core.errors import ConfigError, GridError, ShapeError
 
-from .shared.checks import check_qkv_and_padding, check_qkv_on_grid, padding_only
+from .shared.checks import check_qkv_and_padding, check_qkv_on_grid, padding_only, refuse_unused
 from .shared.heads import HeadMixer, HeadMixerConfig
 from .shared.kernel_features import bfloat16_like, feature_map, safe_divide
 from .shared.landmarks import Windows, landmark_count, landmark_windows
@@ -109,7 +109,7 @@ class MHLA(HeadMixerConfig):
     "linear" (1 - r), "exp" (exp(-r)), "gaussian" (exp(-r^2 / 2)) or "local" (a block mixes with itself only);
     columns sum to 1. The row and column of prefix and suffix tokens start at the mean. normalize: "correct", which uses
     the positive part of M, or "none" as in MiTA's comparison. norm: a LayerNorm of the input, as in MiTA's comparison.
-    The paper's layer has dwc=5. eps: added to the normaliser.
+    The paper's layer has dwc=5. eps: added to the normaliser, of "correct" alone.
     """
 
     m: int | tuple[int, int] | tuple[int, int, int] = 16
@@ -135,6 +135,8 @@ class MHLA(HeadMixerConfig):
         landmark_count(self.m)  # refuses numbers below 1
         if self.eps < 0:
             raise ConfigError(f"eps is at least 0, not {self.eps}")
+        if self.normalize == "none":
+            refuse_unused(self, ["eps"], 'normalize="correct", which alone divides')
 
     @property
     def number(self) -> int:

@@ -18,7 +18,7 @@ from regard.core import Card, ConfigError, Contract, Grid, Inputs, Operator, Sha
 from regard.core.cost import Cost, attention_cost
 from regard.core.mask import Mask, only_kept, softmax_rows
 
-from .shared.checks import check_heads, check_odd_kernel, check_qkv_and_padding, check_site
+from .shared.checks import check_heads, check_odd_kernel, check_qkv_and_padding, check_site, refuse_unused
 from .shared.heads import HeadMixer, HeadMixerConfig
 from .shared.kernel_features import LocalMixer
 from .shared.landmarks import landmark_count, landmark_windows, nonempty_landmarks, pool_landmarks
@@ -175,6 +175,8 @@ class Nystrom(HeadMixerConfig):
         if self.landmarks == "segments" and isinstance(self.m, tuple):
             raise ConfigError(f"segments are a number, not {self.m}; windows need landmarks='avg2d'")
         _check_iterations(self.iterations, self.start)
+        if self.iterations is None:
+            refuse_unused(self, ["start"], "iterations, not to the exact pseudo-inverse")
         check_odd_kernel("Nystrom", "kernel", self.kernel)
 
     @property

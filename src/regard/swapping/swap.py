@@ -12,6 +12,7 @@ from torch import nn
 from regard.core import ConfigError, Grid, MixerConfig, SwapError, nearest
 from regard.core.validation import short_repr
 from regard.mixers.spelling import parse_mixer, spell
+from regard.mixers.static_keys.keys import FROM_TEACHER
 
 from . import checks, inspect, kept_parameters
 from .adapters import adapters, remove_adapters
@@ -386,6 +387,8 @@ def _retune(model: nn.Module, where: str, changes: Mapping[str, Any]) -> nn.Modu
                 raise ConfigError(f"{type(config).__name__} has no {key!r}; {nearest(key, names)}")
         if "host_bias" in changes:
             raise ConfigError("retune cannot bring biases of the host back, or leave them out; use swap for that")
+        if "init" in changes and changes["init"] not in FROM_TEACHER:  # which `calibrate` reads
+            raise ConfigError("retune keeps every parameter, so init= would change nothing; use swap for a new start")
         new = layer.new_mixer(replace(config, **changes), old.site, shared_module(layer))
         for path, adapter in adapters(old).items():
             new.set_submodule(path, adapter)

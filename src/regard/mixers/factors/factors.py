@@ -24,6 +24,7 @@ from regard.core import Card, Contract, Cost, Grid, Inputs, Operator, Site, oper
 from regard.core.errors import ConfigError, GridError, UnsupportedError
 from regard.core.mask import NO_MASK, Mask, hide, softmax_rows
 from regard.core.view import View
+from regard.mixers.shared.checks import refuse_unused
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.precision import without_autocast
 
@@ -150,8 +151,8 @@ class Factors(HeadMixerConfig):
     interpolated bilinearly, as in mmcv (prefix and suffix tokens are all queries). positions: width P of the sinusoids,
     0 = dim (a multiple of 4; of 2 for one axis). base: of the wavelengths, 0 = the preset's. magnitude: factor of the
     coordinates. sign: 1 for delta = key - query, -1 for query - key, 0 = the preset's. position_scale: factor of the
-    projected encodings, 0 = the preset's. axes: 2, or 1 for sequences (grids of one row). execution: of
-    `regard.ops.factors`.
+    projected encodings, 0 = the preset's. The last five are of E2 and E4, and a ConfigError without them. axes: 2, or 1
+    for sequences (grids of one row). execution: of `regard.ops.factors`.
     preset: "esa" (delta = key - query as in the paper, which gives no base of the wavelengths; 1000 as in its code),
     "mmcv" (its code: query - key, base 1000, projected encodings / sqrt 2, stride 2), "transformer_xl" (query - key,
     base 10000, u, t and positions drawn from normal(0, 0.02); also give scale=None and axes=1).
@@ -199,6 +200,9 @@ class Factors(HeadMixerConfig):
                 f"magnitude={self.magnitude}, base={self.base}, position_scale={self.position_scale}, "
                 f"stride={self.stride}"
             )
+        if not self.relative:
+            names = ("positions", "base", "magnitude", "sign", "position_scale")
+            refuse_unused(self, names, f"the terms E2 and E4, not to {self.terms!r}")
 
     @property
     def key_stride(self) -> int:

@@ -19,7 +19,7 @@ from regard.core import Card, Contract, Cost, Grid, Inputs, Operator, Site, oper
 from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 from regard.core.mask import Mask, hide, softmax_rows
 from regard.core.view import View
-from regard.mixers.shared.checks import check_heads, check_qkv, check_site
+from regard.mixers.shared.checks import check_heads, check_qkv, check_site, refuse_unused
 from regard.mixers.shared.executions import Situation, check_execution, choose, trains, true_facts
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.landmarks import PooledQueries, landmark_count, pool_landmarks
@@ -256,6 +256,8 @@ class MiTA(HeadMixerConfig):
             raise ConfigError(f"k and experts are at least 1, not k={self.k}, experts={self.experts}")
         if self.experts > self.number:
             raise ConfigError(f"{self.experts} experts per query of {self.number} landmarks; experts is at most m")
+        if self.branches == "compress":
+            refuse_unused(self, ["experts", "duplicates"], 'branches="both" or "route", which have experts')
         if self.landmarks not in ("avg2d", "avg1d") or self.preset != "paper":  # means alone are those of positions too
             object.__setattr__(self, "masks", self.masks - {"product"})
         if self.shared_expert == "ttt":

@@ -1,9 +1,12 @@
 """Input checks that the operator functions and configurations of several mechanisms share."""
 
+from collections.abc import Sequence
+from dataclasses import fields
+
 from jaxtyping import Bool
 from torch import Tensor
 
-from regard.core import NO_MASK, ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError
+from regard.core import NO_MASK, ConfigError, Grid, GridError, Mask, MixerConfig, ShapeError, Site, UnsupportedError
 
 from .native import eager_on_cpu
 
@@ -69,6 +72,13 @@ def check_odd_kernel(name: str, field: str, kernel: int) -> None:
     """Raises ConfigError unless the kernel of a convolution is 0 (none) or odd."""
     if kernel < 0 or (kernel and kernel % 2 == 0):
         raise ConfigError(f"{name}: {field} is the odd kernel of a convolution or 0 for none, not {kernel}")
+
+
+def refuse_unused(config: MixerConfig, names: Sequence[str], belongs: str) -> None:
+    """Raises: ConfigError for a field that is not at its default though nothing uses it. belongs: where it would."""
+    for item in fields(config):
+        if item.name in names and (value := getattr(config, item.name)) != item.default:
+            raise ConfigError(f"{type(config).__name__}: {item.name}={value!r} belongs to {belongs}; remove it")
 
 
 def check_prefix_suffix(label: str, built: Grid, grid: Grid) -> None:
