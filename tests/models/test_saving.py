@@ -288,6 +288,7 @@ def test_a_model_that_does_not_keep_its_image_size_needs_one() -> None:
     ("data", "said"),
     [
         ({"class_names": {0: "cat", 1: "dog"}}, "class_names is a list of texts"),
+        ({"class_names": ["a", "b"]}, "class_names has 2 names, but the model has 10 outputs"),
         ({"class_names": [0, 1]}, "class_names is a list of texts"),
         ({"normal": [0.5, 0.5]}, r"normal is \[mean, deviation\]"),
         ({"normal": [[0.5], [0.0]]}, "deviations are above 0"),
@@ -304,7 +305,7 @@ def test_wrong_data_are_refused_before_anything_is_written(data: dict, said: str
 
 def test_arrays_tuples_and_what_is_not_known_are_recorded(tmp_path: Path) -> None:
     data = {"normal": torch.tensor([[0.5] * 3, [0.25] * 3]), "class_names": ("a", "b"), "name": None}
-    save(create_model(DESK, None), tmp_path, data=data)
+    save(create_model(DESK, None, num_classes=2), tmp_path, data=data)
     assert read_description(tmp_path)["data"] == {"normal": [[0.5] * 3, [0.25] * 3], "class_names": ["a", "b"]}
 
 

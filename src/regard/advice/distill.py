@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from regard.core import ConfigError, Extra, MixerConfig, StoreError, require
 from regard.files.atomic import write_atomically
 from regard.images.images import Images
-from regard.models.hugging_face import is_of_transformers
 from regard.models.recipe import check_recipe, stored_tensors
 from regard.models.saving import save
 from regard.swapping.inspect import matching_layers, plannable_layers
@@ -188,7 +187,8 @@ class _Teaching:
 def _save(student: nn.Module, choice: dict[str, MixerConfig], folder: Path, model: UserModel) -> None:
     """As `save` does, or, for a network that only the user's code builds, its plan and its weights by name."""
     if model.saveable:
-        save(student, folder, data=None if is_of_transformers(student) else model.data)
+        student.regard_data = model.data  # type: ignore[assignment]  # of which `save` keeps what fits
+        save(student, folder)
     else:
         write_atomically(folder / WEIGHTS, save_tensors(stored_tensors(student)))
         write_layer_plan(choice, folder / PLAN, model.label)

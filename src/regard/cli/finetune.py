@@ -253,7 +253,9 @@ def _saved_weights(run: "Run", store: "Results", key: str, changed: str, extra: 
 
     if run.task.name != "classification":
         raise ConfigError(f"{changed}: --task {run.task.name} needs them as they were, to start from this run")
-    folder = save(load_run(store.folder(key), extra), store.folder(key) / "saved", data=store.data(key))
+    model: Any = load_run(store.folder(key), extra)
+    model.regard_data = store.data(key)  # whose class names `save` leaves out where the model has other outputs
+    folder = save(model, store.folder(key) / "saved")
     print(f"{changed}; its weights are the start all the same, as the saved model {folder}", file=sys.stderr)
     return str(folder)
 

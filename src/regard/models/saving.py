@@ -56,7 +56,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
                 "save(data=...) is for models of create_model; transformers keeps them in the configuration"
             )
         return save_transformers(model, folder)
-    known = _known_data(_loaded_data(model) if data is None else data)
+    known = _known_data(model, _loaded_data(model) if data is None else data)
     recipe = check_recipe(model)
     weights = save_tensors(stored_tensors(model))
     about = {
@@ -137,7 +137,7 @@ def _loaded_data(model: nn.Module) -> Mapping[str, Any]:
     return data
 
 
-def _known_data(data: Mapping[str, Any]) -> dict[str, Any]:
+def _known_data(model: nn.Module, data: Mapping[str, Any]) -> dict[str, Any]:
     """What is recorded of `data`, with tensors and arrays as lists, without what is None. Raises: ConfigError."""
     known = {name: value for name, value in data.items() if name in DATA and value is not None}
     with suppress(TypeError, ValueError):  # the check below names it
@@ -147,4 +147,7 @@ def _known_data(data: Mapping[str, Any]) -> dict[str, Any]:
         known["class_names"] = list(known["class_names"])
     if problem := data_problem(known):
         raise ConfigError(f"save(data=...): {problem}")
+    names, outputs = known.get("class_names"), getattr(model, "num_classes", None)
+    if names and outputs and len(names) != outputs:
+        raise ConfigError(f"save(data=...): class_names has {len(names)} names, but the model has {outputs} outputs")
     return known
