@@ -98,6 +98,28 @@ def test_a_shard_without_a_split_is_divided(tmp_path: Path) -> None:
     assert isinstance(image_set.train.pixels.sources, shards.Members)
 
 
+def test_val_beside_a_test_is_read_for_a_validation_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number, split in enumerate(("train", "val", "test")):
+        for part in range(2 - number // 2):
+            numbers = (number * 20 + part * 10 + n for n in range(10 - number))
+            write_members(tmp_path / f"{split}-{part}.tar", [member for n in numbers for member in sample(n, n % 2)])
+    usual, reserved = own.load(tmp_path, SIZE, "stop"), own.load(tmp_path, SIZE, "stop", reserved=True)
+    assert usual.held is None
+    assert "val of" in caplog.text
+    assert reserved.held is not None
+    assert [len(part) for part in (reserved.train, reserved.held, reserved.test)] == [20, 18, 8]
+    assert own.digest(tmp_path, reserved=True) == own.digest(tmp_path) + own.RESERVED
+
+
+@pytest.mark.parametrize("name", ["holdout-0.tar", "extra/0.tar"])
+def test_a_shard_without_a_word_beside_those_of_training_is_refused(tmp_path: Path, name: str) -> None:
+    for file in ("train-0.tar", name):
+        write_members(tmp_path / file, [*sample(1, 0), *sample(3, 1)])
+    for data in (str(tmp_path), f"stream:{tmp_path}"):
+        with pytest.raises(DataError, match=f"{name} lies beside train-0.tar, but has no word of a split"):
+            catalog.identity(data)
+
+
 @pytest.mark.parametrize(
     ("file", "members", "message"),
     [

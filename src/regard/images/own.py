@@ -20,7 +20,17 @@ from regard.files.paths import check_utf8, files_below, subfolders, visible
 from . import digest as digests
 from . import lists, shards
 from .cores import decoders
-from .folders import TESTS, TRAINS, Split, by_split, from_folders, image_files, split_folders, warn_of_other_files
+from .folders import (
+    SPLITS,
+    TESTS,
+    TRAINS,
+    Split,
+    by_split,
+    from_folders,
+    image_files,
+    split_folders,
+    warn_of_other_files,
+)
 from .images import (
     SUFFIXES,
     Images,
@@ -206,7 +216,8 @@ def _has_reserved(path: Path) -> bool:
         return "val" in tables
     if lists.lists_of(path):
         return {"val", "test"} <= lists.rows_of(path).keys()
-    return path.is_dir() and not shards.files_of(path) and "val" in split_folders(path)
+    archives = shards.files_of(path)
+    return path.is_dir() and "val" in (split_of_shards(path, archives) if archives else split_folders(path))
 
 
 def reader_of(path: Path) -> "Reader":
@@ -347,6 +358,8 @@ def divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray) 
 def _from_shards(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str, Split]]:
     """Shards in folders train and test, or with these words in their names; labels are numbers."""
     parts = split_of_shards(path, shards.files_of(path))
+    if not reserved:
+        parts.pop("val", None)
     splits = {name: shards.read(part) for name, part in parts.items()}
     for name, (_, _, labels) in splits.items():
         if not len(labels):
@@ -356,21 +369,31 @@ def _from_shards(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str,
 
 
 def split_of_shards(path: Path, files: list[Path], tests: tuple[str, ...] = TESTS) -> dict[str, list[Path]]:
-    """The shards of "train" and, if there are some, of "test", by the words in their names and folders.
+    """The shards of "train" and, if there are some, of "test", and of "val" beside it, by the words in their names and
+    folders; without the words of `TRAINS` those without any word are for training.
 
-    tests: words of the test; the first one that is present is used. Raises: DataError without shards for training.
+    tests: words of the test; the first one that is present is used. Raises: DataError without shards for training, and
+    for one without a word beside them.
     """
     kinds: dict[str, list[Path]] = {}
     for file in files:
         found = [word for word in shards.words(path, file) if word in (*TRAINS, *TESTS, *tests)]
         if len({word in TRAINS for word in found}) > 1:
             raise DataError(f"{file} has the words {found[0]} and {found[-1]} in its path; keep that of its split")
-        kinds.setdefault(found[0] if found else "train", []).append(file)
+        kinds.setdefault(found[0] if found else "", []).append(file)
     train = [file for name in TRAINS for file in kinds.get(name, [])]
-    test = next((kinds[name] for name in tests if name in kinds), [])
+    if train and "" in kinds:
+        raise DataError(
+            f"{kinds[''][0]} lies beside {train[0].name}, but has no word of a split in its path: put train or test "
+            "(or val) into its name, or put it elsewhere"
+        )
+    train = train or kinds.get("", [])
+    test = next((name for name in tests if name in kinds), "")
+    val = next((name for name in SPLITS["val"] if name in kinds and test in SPLITS["test"]), "")
     if not train:
         raise DataError(f"{path} has shards for the test only; name those for training, or their folder, train")
-    return {name: part for name, part in (("train", train), ("test", test)) if part}
+    parts = {"train": train, "test": kinds.get(test or "test", []), "val": kinds.get(val or "val", [])}
+    return {name: part for name, part in parts.items() if part}
 
 
 def _tables(path: Path) -> dict[str, list[Path]]:

@@ -107,7 +107,7 @@ def _status(file: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-@lru_cache(maxsize=2)  # training and test: the data's digest and the training both need the index
+@lru_cache(maxsize=3)  # training, test and val: the data's digest and the training both need the index
 def _read(files: tuple[Path, ...], status: tuple[tuple[int, int], ...]) -> tuple[Members, MemberNames, np.ndarray]:
     samples = [
         np.array([(*place, label) for _, place, label in index(file)], np.int64).reshape(-1, 3) for file in files

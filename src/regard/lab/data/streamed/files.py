@@ -148,6 +148,7 @@ def _in_folder(name: Name, kind: str) -> Found:
         raise DataError(f"{path} has no shards; a stream is read from {', '.join(SUFFIXES)} files")
     chosen = name.choice("test").lower()
     parts = own.split_of_shards(path, files, (chosen,) if chosen else own.TESTS)
+    parts.pop("val", None)
     used = sorted(file for part in parts.values() for file in part)
     total = digests.identity_of(path, digests.relative(path, used), kind or "index")
     splits = {split: tuple(map(str, part)) for split, part in parts.items()}
