@@ -363,6 +363,7 @@ def test_other_data_are_scored_as_the_run_saw_its_own(capsys, here: Path, images
     named = shutil.copytree(images, here / "named")
     (named / "class0").rename(named / "zebra")
     refused(capsys, ["eval", key, "--data", str(named)], "do not have: zebra")
+    refused(capsys, ["eval", key, "--data", str(darker), "--split", "held"], "--split is for a run's own data")
 
 
 def test_grey_images_and_coloured_ones(capsys, here: Path, finished: Path) -> None:

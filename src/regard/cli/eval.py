@@ -31,7 +31,7 @@ def evaluate(
     retune: Annotated[str, typer.Option(help="Change numbers of the mechanism, such as m=16,k=16.")] = "",
     device: DeviceOption = "auto",
     data: Annotated[str | None, typer.Option(help="Evaluate on these data. Default: the test of a run's own.")] = None,
-    split: Annotated[str, typer.Option(help="Evaluate on another split of the data, such as test or held.")] = "",
+    split: Annotated[str, typer.Option(help="Evaluate on another split of a run's own data, such as held.")] = "",
     *,
     options: ModelOptions,
     data_root: RootOption = None,
@@ -59,7 +59,7 @@ def evaluate(
 
         retune_model(trained.network, **numbers(retune))
     if split:
-        task = _on_split(task, split)
+        task = _on_split(task, split, data or "")
     torch_device = find_device(device)
     network = ModelAtPrecision(trained.network.to(torch_device), trained.precision).eval()
     if data:
@@ -107,8 +107,12 @@ def _classes(trained: Trained, model: str, data: str) -> dict[str, Any]:
     return {"class_names": classes}
 
 
-def _on_split(task: "Task", split: str) -> "Task":
-    """The task on another split. Raises: ConfigError."""
+def _on_split(task: "Task", split: str, data: str) -> "Task":
+    """The task on another split. data: other ones than the run's own, "" for these. Raises: ConfigError."""
+    from regard.lab.tasks import Classification
+
+    if data and isinstance(task, Classification):
+        raise ConfigError(f"--split is for a run's own data; of {data} the test is scored, or all: leave --split out")
     if "split" not in task.__dataclass_fields__:
         raise ConfigError(f"--task {task.name} has one split for evaluation")
     return dataclasses.replace(task, split=split)  # type: ignore[call-arg]
