@@ -48,6 +48,33 @@ def list_files(path: Path) -> dict[Path, str]:
     return {}
 
 
+def unread(path: Path) -> str:
+    """What is wrong with a table beside images that names them, but is no list by its columns; "" without such a table.
+
+    Images in folders with names of classes need no list.
+    """
+    if not path.is_dir():
+        return ""
+    loose: set[str] = set()
+    for image in files_below(path, SUFFIXES):
+        if image.parent == path or {*image.parent.name.lower().replace("-", "_").split("_")} & _NO_CLASSES:
+            loose |= {image.name, image.stem}
+    for file in (path / entry.name for entry in visible(path) if Path(entry.name).suffix.lower() in KINDS):
+        rows: list[dict[str, Any]] = []
+        with suppress(DataError):
+            rows += islice(rows_in(file, strict=False), 20)
+        if any(all(_as_path(str(row.get(name))).name in loose for row in rows) for name in (rows or [{}])[0]):
+            return (
+                f"{file} names images, but has the columns {printable(', '.join(map(str, rows[0])))}: call that of the "
+                f"files {FILES[0]}, with their suffixes, and that of the classes {LABELS[0]}, or put it elsewhere"
+            )
+    return ""
+
+
+_NO_CLASSES = frozenset({word for names in SPLITS.values() for word in names} | {"image", "images", "img", "imgs"})
+"""Words in the names of folders of images that are no class."""
+
+
 def _columns(file: Path) -> tuple[str, str] | None:
     """The names of the columns of files and of labels; None if what can be read of it lacks one of them."""
     rows: list[dict[str, Any]] = []
@@ -134,6 +161,8 @@ def _is_broken(name: str | None, value: object) -> bool:
     return str(name).strip().lower() in (*FILES, *LABELS) and len(str(value).strip().splitlines()) > 1
 
 
+_EXPECTED = "expected a file and one label (none and nan count as empty)"
+
 Rows = dict[str, list[tuple[Path, str]]]
 """The images and labels of each split."""
 
@@ -156,7 +185,7 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> tuple[Rows, list[t
             name, label = row.get(columns[0]), row.get(columns[1])
             lacks = str(label).strip().lower() in ("", "none", "nan")  # as tools write a cell without a value
             if name in (None, "") or lacks or isinstance(label, list | dict):
-                problems.append(f"{file}, line {number}: expected a file and one label, not {printable(str(row))[:80]}")
+                problems.append(f"{file}, line {number}: {_EXPECTED}, not {printable(str(row))[:80]}")
                 continue
             own = _split_of(row)
             if split and own != split and any(str(name).strip().lower() == "split" for name in row):

@@ -221,9 +221,12 @@ def _has_reserved(path: Path) -> bool:
 
 
 def reader_of(path: Path) -> "Reader":
-    """The reader of the user's own data. Raises: DataError for shards beside tables."""
+    """The reader of the user's own data. Raises: DataError for shards beside tables, and for `lists.unread`."""
     shards.files_of(path)
-    return next(known for known in READERS if known.files(path))
+    reader = next(known for known in READERS if known.files(path))
+    if reader.read is from_folders and (wrong := lists.unread(path)):
+        raise DataError(wrong)
+    return reader
 
 
 def read_scored(path: Path) -> tuple[tuple[str, ...], Split]:

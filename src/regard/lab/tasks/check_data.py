@@ -137,7 +137,7 @@ def kind_of(path: Path, source: str = "en", target: str = "de") -> str:
             return "detection"
         if files_below(path, frozenset(clips.VIDEOS.keys() - SUFFIXES)):
             return "video"
-    if lists.list_files(path):
+    if lists.list_files(path) or lists.unread(path):
         return "classification"
     if text.is_table(path):
         try:

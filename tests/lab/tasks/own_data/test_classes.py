@@ -261,6 +261,13 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"labels.csv": HEAD + "0.png,nan\n1.png,dog\n"}, "line 2: expected a file and one label"),
     ({"all.csv": "file,label,split\n0.png,cat,holdout\n1.png,dog,train\n"}, "line 2: its split"),
     ({"a.csv": GOOD, "b.csv": HEAD + "0.png,dog\n1.png,dog\n"}, r"0\.png is 'dog' .*'cat' .*a\.csv"),
+    ({"labels.csv": HEAD + "0.png,None\n1.png,dog\n"}, "line 2: .*none and nan count as empty"),
+    (
+        {"train.csv": "image_id,label\n0.png,cat\n1.png,dog\n"},
+        "names images, but has the columns image_id, label",
+    ),
+    ({"labels.csv": "id,breed\n0,cat\n1,dog\n"}, "names images, but has the columns id, breed: call"),
+    ({"labels.csv": HEAD + "0,cat\n1,dog\n"}, "names images, .* with their suffixes"),
 ]
 
 
@@ -269,6 +276,13 @@ def test_what_a_list_leaves_open_is_refused(tmp_path: Path, files: dict[str, str
     lists(tmp_path, files)
     for read in (check_data, lambda data: task(Path(data)).data_set()):
         with pytest.raises(DataError, match=words):
+            read(str(tmp_path))
+
+
+def test_a_list_of_unknown_columns_makes_no_folders_of_images_into_classes(tmp_path: Path) -> None:
+    lists(tmp_path, {"train.csv": table(("id", "breed"), range(8))}, "{0}_images/{1}.png")
+    for read in (check_data, lambda data: task(Path(data)).data_set()):
+        with pytest.raises(DataError, match=r"train\.csv names images, but has the columns id, breed"):
             read(str(tmp_path))
 
 
