@@ -267,6 +267,35 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda root: coco_files(root, "images", "annotations/{}.json", (("a", range(6)), ("b", range(6)))),
         "several annotation files",
     ),
+    "YOLO, other parts in data.yaml": (
+        also(
+            "YOLO without splits",
+            lambda root: [
+                write(root / "data.yaml", "train: ../images/one\nval: ../images/two\nnames: [cat, dog]\n"),
+                *(picture(root / "images" / folder / "9.jpg") for folder in ("one", "two")),
+            ],
+        ),
+        "data.yaml says val: ../images/two, but parts are read from folders",
+    ),
+    "YOLO, parts exchanged in data.yaml": (
+        altered(YOLO, "data.yaml", "train: images/train\nval: images/val", "train: images/val\nval: images/train"),
+        "data.yaml says train: images/val",
+    ),
+    "tables, a copy": (
+        also("tables", lambda root: write(root / "train_old.csv", (root / "train.csv").read_text())),
+        r"train.csv and train_old.csv both have 0.jpg of train",
+    ),
+    "YOLO, other names in a list of labelImg": (
+        also(
+            YOLO,
+            lambda root: [
+                (root / "data.yaml").unlink(),
+                write(root / "labels/train/classes.txt", "cat\ndog\n"),
+                write(root / "labels/val/classes.txt", "dog\ncat\n"),
+            ],
+        ),
+        "val/classes.txt has other names of classes than labels/train/classes.txt",
+    ),
     "YOLO, other names in a list": (with_file(YOLO, "classes.txt", "dog\ncat\n"), "other names of classes"),
     "YOLO, other names in a second file": (with_file(YOLO, "old.yaml", "names: [dog, cat]\n"), "other names"),
     "YOLO, two images of one name in a list": (
@@ -322,7 +351,22 @@ WARNED: dict[str, tuple[Callable[[Path], object], str, list[float] | None]] = {
     "a point of labelme": (altered("labelme", "0.json", '"shapes": [', POINT), "points and lines", None),
     "YOLO, a line three times": (
         also(YOLO, lambda root: write(root / FIRST, 3 * (root / FIRST).read_text())),
-        "second time, which count as another object: 2, the first",
+        "second time, which count as further ones: 2, the first",
+        None,
+    ),
+    "COCO, an object twice": (
+        edited(lambda content: content["annotations"].append({**content["annotations"][1], "id": 77})),
+        "second time, which count as further ones: 1, the first",
+        None,
+    ),
+    "table, a row twice": (
+        also(
+            "tables",
+            lambda root: write(
+                root / "train.csv", (text := (root / "train.csv").read_text()) + text.splitlines()[1] + "\n"
+            ),
+        ),
+        "second time, which count as further ones: 1, the first",
         None,
     ),
     "YOLO without a label file": (also(YOLO, lambda root: (root / FIRST).unlink()), "without a label file", None),
@@ -372,6 +416,13 @@ def test_yolo_may_begin_with_many_images_of_background(tmp_path: Path) -> None:
         picture(tmp_path / f"images/train/--{number}.jpg", 0, (8, 8))
         write(tmp_path / f"labels/train/--{number}.txt", "")
     assert tuple(data.load(str(tmp_path), False, "stop").classes) == tuple(NAMES)
+
+
+def test_names_of_labelimg_beside_its_labels_are_read(tmp_path: Path) -> None:
+    LAYOUTS[YOLO](tmp_path)
+    (tmp_path / "data.yaml").unlink()
+    write(tmp_path / "labels/train/classes.txt", "cat\ndog\n")
+    assert data.load(str(tmp_path), False, "stop").classes == NAMES
 
 
 def test_names_of_yolo_are_the_texts_that_are_written(tmp_path: Path) -> None:

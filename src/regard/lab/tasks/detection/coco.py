@@ -88,6 +88,7 @@ def scenes_of(
     sizes = {n: _size(file, n, images[n], source, reading) for n, source in sources.items()}
     rows: dict[Any, list[dict[str, Any]]] = {number: [] for number in images}
     boxes: list[tuple[Any, tuple[int, int]]] = []
+    seen: dict[tuple[Any, Any, str], list[Any]] = {}
     for index, (number, annotation) in enumerate(annotations.items()):
         where = places[index] if places else f"{file}: annotation {number}"
         image, category = _plain(annotation["image_id"]), _plain(annotation["category_id"])
@@ -102,6 +103,10 @@ def scenes_of(
         elif image in sources:
             place = f"{where} in {printable(images[image]['file_name'])}"
             boxes.append((annotation.get("bbox"), sizes[image]))
+            alike = seen.setdefault((image, category, str(annotation.get("bbox"))), [])
+            if (outline := annotation.get("segmentation")) in alike:
+                reading.notes.add(DOUBLED, place)
+            alike.append(outline)
             ids = annotation["image_id"], annotation["category_id"]
             reading.mended |= (
                 not annotation.get("bbox") or annotation.get("iscrowd", 0) is None or ids != (image, category)
@@ -202,6 +207,7 @@ def _check_kept(
         raise DataError(f"{file}: all annotations of category {lost[0]} were skipped; correct or remove them")
 
 
+DOUBLED = "objects that an image has a second time, which count as further ones"
 CLIPPED = "boxes that reach beyond their image and are clipped"
 APART = "boxes that are not those of their polygons, which are read as they are"
 

@@ -46,6 +46,7 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
     for image in files_below(path, SUFFIXES):
         below.setdefault(image.name, []).append(image)
     found: dict[str, tuple[dict[Path, int], list[dict[str, Any]], list[str]]] = {}  # images, annotations, places
+    tables: dict[tuple[str, Path], Path] = {}
     for file in table_files(path):
         split = (split_of_name(file.parent.name) if file.parent != path else split_of_name(file.stem)) or "train"
         images, annotations, places = found.setdefault(split, ({}, [], []))
@@ -62,6 +63,8 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
             if isinstance(source, str):
                 reading.wrong(f"{place}: {source}", annotation=False)
                 continue
+            if (other := tables.setdefault((split, source), file)) != file:
+                raise DataError(f"{other} and {file.name} both have {source.name} of {split}: join them, or keep one")
             if source not in images and is_elsewhere(given, source):
                 reading.notes.add(ELSEWHERE, f"{source} for {given}")
             if source not in images and (problem := _other_size(row, source)):

@@ -1,6 +1,7 @@
 """Data of YOLO's format: a .txt file for each image, whose lines are the class and fractions of the image's sides."""
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -20,18 +21,25 @@ from .scenes import Scene
 
 _NAMES = ("classes.txt", "obj.names", "labels/classes.txt", "train/classes.txt")
 """Files with the names of the classes, one a line, where no .yaml has them."""
-DOUBLED = "lines that an image has a second time, which count as another object"
 UNLABELLED = "images without a label file, which count as background"
 
 
 def label_files(path: Path) -> list[Path]:
     """The names of the classes and the files with labels, if the folder has the format; else none."""
-    named = [*_yaml_files(path), *(path / name for name in _NAMES if (path / name).is_file())]
+    named = [*_yaml_files(path), *_name_files(path)]
     labels = [label for image in files_below(path, SUFFIXES) if (label := label_of(path, image)).is_file()]
     with_objects = (label for label in labels if label.stat().st_size)
     if not any(_looks_right(label) for label in islice(with_objects, 100)):
         return []
     return [*named, *(file for file in _lists(path).values() if file.is_file()), *labels]
+
+
+def _name_files(path: Path) -> list[Path]:
+    """Those of `_NAMES`; without them and a .yaml, each classes.txt in another folder, where labelImg writes it."""
+    known = [path / name for name in _NAMES if (path / name).is_file()]
+    if known or _yaml_files(path):
+        return known
+    return [file for file in files_below(path, frozenset({".txt"})) if file.name == "classes.txt"]
 
 
 def _yaml_files(path: Path) -> list[Path]:
@@ -92,6 +100,7 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
     """
     configs = _yaml_files(path)
     config = _yaml(configs[0]) if configs else {}
+    _check_parts(path, config)
     images = files_below(path, SUFFIXES)
     listed: dict[str, list[str]] = {}
     for split, file in _lists(path).items():
@@ -148,7 +157,7 @@ def _names(path: Path, config: dict[str, Any], classes: int) -> list[str]:
         raise DataError(f"{_yaml_files(path)[0]} has a name of {other!r}; expected whole numbers from 0 with names")
     if isinstance(given, list):
         return _names_in(config)
-    files = [path / name for name in _NAMES if (path / name).is_file()]
+    files = _name_files(path)
     return words_in(files[0]) if files else [str(label) for label in range(classes)]
 
 
@@ -156,14 +165,35 @@ def _check_names(path: Path, configs: list[Path], names: list[str]) -> None:
     """Raises: DataError for a file that says other names of the classes, or another number of them."""
     contents = {file: _yaml(file) for file in configs}
     others = {file: _names_in(content) for file, content in contents.items()}
-    others |= {path / name: words_in(path / name) for name in _NAMES if (path / name).is_file()}
+    others |= {file: words_in(file) for file in _name_files(path)}
     for file, said in others.items():
         if said != names:
-            raise DataError(f"{file} has other names of classes than {next(iter(others)).name}; keep one of them")
+            first = next(iter(others)).relative_to(path)
+            raise DataError(f"{file} has other names of classes than {first}; keep one of them")
     for file, content in contents.items():
         number = content.get("nc", str(len(names)))
         if number != str(len(names)):
             raise DataError(f"{file} says nc {number}, but has {len(names)} names; correct one of them")
+
+
+def _check_parts(path: Path, config: dict[str, Any]) -> None:
+    """Raises: DataError if a .yaml file has for a part a folder or list that is there, and is read for another one.
+
+    It may give the images for training a second time, as for the validation of a few images.
+    """
+    for key in ("train", "val", "test"):
+        given = config.get(key) or []
+        for text in given if isinstance(given, list) else [str(given)]:
+            parts = [part for part in str(text).replace("\\", "/").split("/") if part not in ("", ".", "..")]
+            tails = (Path(*parts[start:]) for start in range(len(parts)))
+            place = next((tail for tail in tails if os.path.exists(path / tail)), Path())
+            told = next((split for part in place.parts if (split := split_of_name(Path(part).stem))), "train")
+            again = key != "train" and given == config.get("train")
+            if place.parts and (told == "train") != (key == "train") and not again:
+                raise DataError(
+                    f"{_yaml_files(path)[0]} says {key}: {printable(str(text))}, but parts are read from folders, or "
+                    f"lists, called train, val and test: rename {place}"
+                )
 
 
 def _is_label(key: Any) -> bool:
@@ -205,16 +235,12 @@ def _content(path: Path, images: list[Path], points: bool, reading: Reading) -> 
         entries.append(
             {"id": number, "file_name": image.relative_to(path).as_posix(), "height": height, "width": width}
         )
-        seen: set[str] = set()
         for place, words in lines:
             try:
                 annotation = _annotation(words[:5] if points else words, width, height)
             except ValueError as error:
                 reading.wrong(f"{place}: {error}")
                 continue
-            if str(annotation) in seen:
-                reading.notes.add(DOUBLED, place)
-            seen.add(str(annotation))
             annotations.append({"image_id": number, **annotation})
             places.append(place)
     return {"images": entries, "annotations": annotations}, places
