@@ -113,6 +113,15 @@ def test_an_export_without_splits_is_divided_by_val(tmp_path: Path) -> None:
     assert (len(task.part("train")), len(task.part("held"))) == (3, 1)
 
 
+def test_lists_of_voc_may_have_suffixes_and_sizes_a_point(tmp_path: Path) -> None:
+    LAYOUTS["VOC"](tmp_path)
+    expected = [scene.name for scene in agreed(tmp_path)[0]["train"]]
+    write(tmp_path / LISTED, "".join(f"{line}.jpg\n" for line in (tmp_path / LISTED).read_text().split()))
+    for file in (tmp_path / "Annotations").glob("*.xml"):
+        write(file, file.read_text().replace("</width>", ".0</width>"))
+    assert [scene.name for scene in agreed(tmp_path)[0]["train"]] == expected
+
+
 def edited(edit: Callable[[dict[str, Any]], object], file: str = "train.json") -> Callable[[Path], object]:
     """COCO's data, of which one file is edited."""
 
@@ -305,6 +314,23 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "YOLO, a list against a folder": (
         with_file(YOLO, "val.txt", "images/train/0.jpg\n"),
         "is of train by its folder, and of val by a list",
+    ),
+    "COCO, fractions": (
+        lambda root: standard(root, bbox=[0.1, 0.1, 0.5, 0.5], segmentation=None),
+        r"train.json: all boxes, such as \[0.1, 0.1, 0.5, 0.5\], are in fractions of the image",
+    ),
+    "VOC, fractions": (
+        with_file(
+            "VOC",
+            "Annotations/0.xml",
+            "<annotation><object><name>cat</name><bndbox><xmin>0.1</xmin>"
+            "<ymin>0.1</ymin><xmax>0.6</xmax><ymax>0.6</ymax></bndbox></object></annotation>",
+        ),
+        r"0.xml: object 1: its box is in fractions of the image",
+    ),
+    "VOC, a width in words": (
+        altered("VOC", "Annotations/0.xml", "<width>", "<width>wide"),
+        "its width 'wide80' is no",
     ),
     "table, fractions": (fractions, "line 2: .*fractions of the image"),
     "a pipe as annotations": (a_pipe("VOC", "Annotations/0.xml"), "is no file"),

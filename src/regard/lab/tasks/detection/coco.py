@@ -177,8 +177,11 @@ def _size(file: Path, number: Any, image: Mapping[str, Any], source: Path, readi
 
 
 def _check_corners(file: Path, boxes: list[tuple[Any, tuple[int, int]]]) -> None:
-    """Raises: DataError if most boxes leave their image, and all fit into it as left, top, right, bottom."""
+    """Raises: DataError if all boxes are in fractions, or most leave their image, and all fit into it as left, top,
+    right, bottom."""
     given = [(box, size) for box, size in boxes if _four_numbers(box)]
+    if in_fractions([(box[0] + box[2], box[1] + box[3]) for box, _ in given]):
+        raise DataError(f"{file}: all boxes, such as {list(given[0][0])}, are {FRACTIONS}")
     beyond = [box for box, (height, width) in given
               if box[0] + box[2] > width + TOLERANCE or box[1] + box[3] > height + TOLERANCE]  # fmt: skip
     if len(beyond) * 2 <= len(given):
@@ -190,6 +193,15 @@ def _check_corners(file: Path, boxes: list[tuple[Any, tuple[int, int]]]) -> None
             f"{file}: {len(beyond)} of {len(given)} boxes, such as {list(beyond[0])}, leave their image, and all fit "
             "as [left, top, right, bottom]; a bbox is [left, top, width, height]: correct them"
         )
+
+
+FRACTIONS = "in fractions of the image; boxes are in pixels"
+
+
+def in_fractions(corners: Sequence[Sequence[float]]) -> bool:
+    """Whether corners of boxes are fractions of an image, not pixels."""
+    values = [value for corner in corners for value in corner]
+    return max(values, default=2) <= 1 + 1e-6 and any(value % 1 for value in values)
 
 
 def _check_kept(

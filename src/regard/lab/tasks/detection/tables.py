@@ -11,7 +11,7 @@ from regard.images.images import SUFFIXES, size_of
 from regard.images.lists import FILES, KINDS, find_image, is_elsewhere, rows_in
 from regard.images.notes import ELSEWHERE
 
-from .coco import Categories, Reading, class_name, splits_by_name
+from .coco import FRACTIONS, Categories, Reading, class_name, in_fractions, splits_by_name
 from .scenes import Scene
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -113,8 +113,8 @@ def _objects(row: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
             yield class_name(label), [float(value) for value in box]
     elif any(str(row[side] or "").strip() for side in _SIDES):  # an empty row is an image without objects
         left, top, right, bottom = sides = [float(row[side]) for side in _SIDES]
-        if max(sides) <= 1 and any(side % 1 for side in sides):
-            raise ValueError("its box is in fractions of the image; boxes are in pixels")
+        if in_fractions([sides]):
+            raise ValueError(f"its box is {FRACTIONS}")
         label = class_name(next(row[name] for name in _CLASSES if name in row))
         yield label.strip(), [left, top, right - left, bottom - top]
     elif label := next((str(row[name]) for name in _CLASSES if str(row.get(name) or "").strip()), ""):

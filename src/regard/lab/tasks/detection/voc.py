@@ -11,7 +11,7 @@ from regard.images.folders import split_of_name
 from regard.images.images import SUFFIXES as OF_IMAGES
 from regard.images.images import AsStored, size_of
 
-from .coco import CLIPPED, LARGEST_SIDE, Categories, Reading, beyond, box_problem
+from .coco import CLIPPED, FRACTIONS, LARGEST_SIDE, Categories, Reading, beyond, box_problem, in_fractions
 from .scenes import Scene, objects_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
@@ -117,11 +117,14 @@ def _read_all(
 
 
 def listed_images(file: Path) -> list[str]:
-    """The names of images in a list: each line without a flag at its end. Raises: DataError."""
+    """The names of images in a list: each line without suffix and without a flag at its end. Raises: DataError."""
     names = []
     for line in words_in(file):
         words = line.rsplit(maxsplit=1)
-        names.append(words[0] if len(words) == 2 and words[1] in _FLAGS else line)
+        name = words[0] if len(words) == 2 and words[1] in _FLAGS else line
+        suffix = Path(name).suffix
+        whole = suffix.lower() in OF_IMAGES and (file.parents[2] / IMAGES / name).is_file()
+        names.append(name.removesuffix(suffix) if whole else name)
     outside = next((name for name in names if name.startswith(".") or "/" in name), None)
     if outside is not None:
         raise DataError(f"{file} names {outside}; expected the name of an image in JPEGImages, without suffix")
@@ -150,7 +153,7 @@ def _read(file: Path, image: Path, reading: Reading) -> dict[str, Any] | None:
         if root.find("size") is None:
             size = size_of(AsStored(source) if reading.exif == "keep" else source)
         else:
-            size = (int(_text(root, "size/height")), int(_text(root, "size/width")))
+            size = (_side(root, "height"), _side(root, "width"))
     except ElementTree.ParseError as error:
         line, column = error.position
         reading.wrong(f"{file} is no valid XML: line {line}, column {column + 1}: {error}", annotation=False)
@@ -166,7 +169,9 @@ def _read(file: Path, image: Path, reading: Reading) -> dict[str, Any] | None:
     boxes, names = [], []
     for number, item in enumerate(root.iter("object"), 1):
         try:
-            left, top, right, bottom = (float(_text(item, f"bndbox/{side}")) for side in _SIDES)
+            left, top, right, bottom = sides = [float(_text(item, f"bndbox/{side}")) for side in _SIDES]
+            if in_fractions([sides]):
+                raise ValueError(f"its box is {FRACTIONS}")
             label = _text(item, "name").strip()
         except ValueError as error:
             reading.wrong(f"{file}: object {number}: {error}")
@@ -181,6 +186,14 @@ def _read(file: Path, image: Path, reading: Reading) -> dict[str, Any] | None:
         boxes.append((max(left - 1, 0.0), max(top - 1, 0.0), min(right, float(size[1])), min(bottom, float(size[0]))))
         names.append(label)
     return {"source": source, "size": size, "boxes": boxes, "names": names}
+
+
+def _side(root: ElementTree.Element, name: str) -> int:
+    """Height or width, a whole number. Raises: ValueError."""
+    text = _text(root, f"size/{name}").strip().removesuffix(".0")
+    if not text.lstrip("-").isdecimal():
+        raise ValueError(f"its {name} {printable(text)!r} is no whole number")
+    return int(text)
 
 
 def _text(element: ElementTree.Element, path: str) -> str:

@@ -241,6 +241,11 @@ def class_labels(
         labels = list(layout.labels)
         if names and len(names) != len(labels):
             raise DataError(f"{path / 'classes.txt'} has {len(names)} lines, but the data have {len(labels)} classes")
+        if layout.colours and names and names != layout.names:
+            raise DataError(
+                f"{path / 'classes.txt'} has other names, or another order, than the list of colours, "
+                f"{', '.join(layout.names)}: remove it, or correct one of them"
+            )
         names = names or layout.names
     else:
         if names and classes and len(names) != classes:
