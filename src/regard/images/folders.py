@@ -32,6 +32,16 @@ OTHER_TASKS = ("mask", "masks", "annotation", "annotations", "label", "labels", 
 """Names of folders beside the splits whose images are no data of a classification."""
 
 
+_ENDS = ("_mask", "_masks", "_label", "_labels", "_gt", "_seg")
+"""Ends of the names of masks that lie among the images."""
+
+
+def masks_among(folder: Path) -> list[tuple[Path, Path]]:
+    """Images with the masks that lie beside them: 1.jpg and 1_mask.png."""
+    files = {file.relative_to(folder).with_suffix("").as_posix(): file for file in files_below(folder, SUFFIXES)}
+    return [(image, files[name + end]) for name, image in files.items() for end in _ENDS if name + end in files]
+
+
 def split_of_name(name: str) -> str:
     """The split that a folder or file is named after, also with a year behind it ("train2017"); "" for none."""
     word = name.lower().rstrip("0123456789")
@@ -80,7 +90,12 @@ def from_folders(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], d
     """
     if not path.is_dir():
         raise DataError(f"{path} is neither a folder of class folders nor a table")
-    image_files(path)
+    images, masked = image_files(path), masks_among(path)
+    if len(masked) * 3 > len(images):
+        image, mask = masked[0]
+        raise DataError(
+            f"{mask} is a mask by its name, of {image.name} beside it: add --task segmentation, or remove the masks"
+        )
     roots = split_folders(path)
     if not reserved:
         roots.pop("val", None)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from layouts_of_boxes import HEIGHT, SPLITS, WHOLE, WIDTH, WITH_SPLITS, box, picture, write
 from regard.core import DataError
-from regard.images import digest, images
+from regard.images import digest, images, own
 from regard.lab.tasks.check_data import check_data
 from regard.lab.tasks.segmentation.data import load, own_digest
 from regard.lab.tasks.segmentation.task import Segmentation
@@ -262,6 +262,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         beside(lambda root: (root / "valannot").rename(root / "elsewhere")),
         "val has no masks: there is no folder .*valannot",
     ),
+    "other names than the list of colours": (
+        lambda root: [coloured(root, "classes.csv", LIST), classes("car\nroad\nsky\n")(root)],
+        "classes.txt has other names, or another order, than the list of colours, sky, road, tree: remove",
+    ),
     "a class twice": (beside(classes("sky\nsky\n")), "classes.txt names the class 'sky' twice"),
     "no class": (beside(classes("\n")), "classes.txt names no class"),
 }
@@ -272,6 +276,15 @@ def test_masks_that_cannot_be_read_stop_check_and_training(tmp_path: Path, case:
     make, words = REFUSED[case]
     make(tmp_path)
     assert re.search(words, agreed(tmp_path)[1])
+
+
+def test_masks_in_class_folders_are_no_classes(tmp_path: Path) -> None:
+    for folder, end in ((folder, end) for folder in ("benign", "normal") for end in ("", "_mask")):
+        for number in range(4):
+            mask(tmp_path / folder / f"{folder} ({number}){end}.png", labels(number))
+    assert check_data(str(tmp_path)).kind == "segmentation"
+    with pytest.raises(DataError, match=r"benign \(0\)_mask.png is a mask .* beside it: add --task segmentation"):
+        own.read_splits(tmp_path)
 
 
 def test_masks_in_unknown_colours_are_the_only_problem(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from regard.core import DataError, Problems
 from regard.files.paths import files_below, subfolders, text_lines, visible
-from regard.images.folders import SPLITS, split_of_name
+from regard.images.folders import SPLITS, masks_among, split_of_name
 from regard.images.images import SUFFIXES, image_errors, kinds_of_images, open_image
 from regard.images.notes import Notes
 from regard.images.streams import generator
@@ -26,8 +26,6 @@ _MASKS = ("masks", "mask", "annotations", "annotation", "labels", "gtfine", "gtc
 _IMAGES = ("images", "image", "leftimg8bit")
 _BESIDE = ("annot", "_masks", "masks", "_labels")
 """Ends of the names of folders of masks beside those of the splits."""
-_ENDS = ("_mask", "_masks", "_label", "_labels", "_gt", "_seg")
-"""Ends of the names of masks that lie among the images."""
 CITYSCAPES = {
     "road": 7, "sidewalk": 8, "building": 11, "wall": 12, "fence": 13, "pole": 17, "traffic light": 19,
     "traffic sign": 20, "vegetation": 21, "terrain": 22, "sky": 23, "person": 24, "rider": 25, "car": 26, "truck": 27,
@@ -294,12 +292,6 @@ def _read_voc(path: Path, notes: Notes, void: int) -> Layout:
     return _with_colours(path, pairs, void, texts)
 
 
-def _among(folder: Path) -> list[tuple[Path, Mask]]:
-    """Images with the masks that lie beside them: 1.jpg and 1_mask.png."""
-    files = {file.relative_to(folder).with_suffix("").as_posix(): file for file in files_below(folder, SUFFIXES)}
-    return [(image, files[name + end]) for name, image in files.items() for end in _ENDS if name + end in files]
-
-
 def _splits_of(path: Path) -> dict[str, Path]:
     children = {child.name.lower(): child for child in subfolders(path)}
     found = {
@@ -310,14 +302,14 @@ def _splits_of(path: Path) -> dict[str, Path]:
 
 
 def _has_among(path: Path) -> bool:
-    return all(_among(folder) for folder in _splits_of(path).values())
+    return all(masks_among(folder) for folder in _splits_of(path).values())
 
 
 def _read_among(path: Path, notes: Notes, void: int) -> Layout:
     problems = Problems()
     pairs: Pairs = {}
     for split, folder in _splits_of(path).items():
-        pairs[split] = _among(folder)
+        pairs[split] = [*masks_among(folder)]
         paired = {file for pair in pairs[split] for file in pair}
         alone = [file for file in files_below(folder, SUFFIXES) if file not in paired]
         problems += [f"{file} has no mask and is none; add or remove it" for file in alone]
