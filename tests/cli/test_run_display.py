@@ -41,3 +41,6 @@ def test_what_is_trained_is_said_before_the_first_epoch(tmp_path: Path, capsys: 
     assert first.startswith(f"training {HOST} with Softmax(): images of 8x8, 4 tokens, 2,")
     assert first.endswith(" parameters")
     assert [line[:9] for line in more] == ["epoch 1/1"]
+    assert command(["train", "Softmax()", *SMALL, "--results", str(tmp_path), "--log", "csv"]) == 0
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "was finished before: nothing is trained or logged now; another --results FOLDER trains it again" in said

@@ -38,6 +38,7 @@ def execute_run(run: "Run", results: Path, options: TrainingOptions, as_json: bo
     store, torch_device, launched = Results(results), find_device(options.device), launch()
     check_launch(launched, options.devices, options.nodes)
     check_workers(options.workers)
+    finished = launched.first and store.status(run.key) == "done"
     with progress() if launched.first else nullcontext((None, None)) as (report, say):
         watch = Watch(
             report=report,
@@ -57,6 +58,9 @@ def execute_run(run: "Run", results: Path, options: TrainingOptions, as_json: bo
             raise typer.Exit(130) from None
         except FirstFailed:
             raise typer.Exit(1) from None
+    if finished:
+        text = "was finished before: nothing is trained or logged now; another --results FOLDER trains it again"
+        typer.echo(f"run {run.key} {text}", err=True)
     if launched.first:
         show_outcome(run, outcome, as_json)
     if outcome["status"] != "done":
