@@ -140,16 +140,26 @@ def test_without_mechanisms_all_are_timed_and_those_that_do_not_fit_are_named(
     assert "layer, 16 channels" in out
 
 
-@pytest.mark.parametrize("page", ["file/page.html", "."])
+@pytest.mark.parametrize("page", ["file/page.html", "folder.html"])
 def test_a_page_that_cannot_be_written_is_refused_before_the_timing(
     page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("x")
+    (tmp_path / "folder.html").mkdir()
     small = ["--grid", "4x4", "--dim", "16", "--batch", "1", "--seconds", "0.001"]
     assert run(["bench", "Softmax", *small, "--page", str(tmp_path / page)]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "cannot write" in shown.err
+
+
+def test_a_page_does_not_replace_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "run_me.py"
+    script.write_text("x")
+    for command in (["bench", "Softmax", "--grid", "4x4"], ["probe", "SKA()", "--scale", "smoke"]):
+        assert run([*command, "--page", str(script)]) == 2
+        assert "--page names a file that ends in .html" in capsys.readouterr().err
+    assert script.read_text() == "x"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from regard.files.paths import user_path
 
 from .given import Context, refuse_given
 from .imports import Imports, imported_items
-from .run_options import find_device
+from .run_options import check_page, find_device
 from .sizes import check_heads, read_grids, read_size
 from .tables import AsJson, show
 from .user_model import host_of
@@ -61,6 +62,7 @@ def bench(
         from regard.pages.bench_page import write_bench
 
         page = str(user_path(page))
+        check_page(Path(page))
         check_writable(page)
     if model:
         reason = "is of one mechanism: leave it out with --model, and give --size, the size of images"

@@ -14,7 +14,7 @@ from regard.lab.engine.study import MOST_SEEDS
 from regard.lab.results.results import Results
 
 from .imports import Imports, imported_items, read_mixer
-from .run_options import Download, ResultsOption, RootOption, path_option, use_data
+from .run_options import Download, ResultsOption, RootOption, check_page, path_option, use_data
 from .study_display import Display
 from .tables import AsJson, show
 
@@ -66,6 +66,7 @@ def probe(
 ) -> None:
     """Draw the profile of mechanisms: seven abilities, beside controls. The same command continues what was stopped."""
     if page is not None:
+        check_page(page)
         import regard.lab.report.probe_page  # noqa: F401  (a missing extra is said before minutes of training)
     if scale not in SCALES:
         raise ConfigError(f"--scale of probe is {' or '.join(SCALES)}, not {scale!r}")

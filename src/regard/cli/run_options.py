@@ -348,6 +348,12 @@ def checked_value(name: str, value: Any, default: Any) -> Any:
     return as_float(value, default)
 
 
+def check_page(path: Path) -> None:
+    """Raises: ConfigError for a --page whose name is not that of a page, such as a script that it would replace."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--page names a file that ends in .html, not {path}")
+
+
 def find_device(name: str) -> Any:
     """The torch device of "auto", "cpu", "cuda" or "mps". Raises: ConfigError if this machine has none."""
     import torch
