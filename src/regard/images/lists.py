@@ -104,6 +104,8 @@ def rows_in(file: Path, strict: bool = True) -> Iterator[dict[str, Any]]:
                 is_json = file.suffix.lower() == ".jsonl"
                 mark = "\t" if file.suffix.lower() == ".tsv" else ""
                 yield from _rows_of_json(stream, strict) if is_json else _rows_of_table(stream, mark, strict)
+    except DataError:
+        raise
     except (ValueError, RecursionError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
 

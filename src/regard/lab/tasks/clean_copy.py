@@ -49,8 +49,10 @@ def write_clean_copy(
     kind = kind or kind_of(path)
     if kind not in ("classification", "segmentation", *TASK_OF):
         raise ConfigError(f"--fix writes images with classes, boxes or masks, not {data}")
-    if (out.exists() and (not out.is_dir() or any(out.iterdir()))) or out.resolve().is_relative_to(path):
-        raise ConfigError(f"--fix writes to a new folder outside of the data: {out} is in use")
+    inside = out.resolve().is_relative_to(path)
+    if inside or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        reason = f"lies in {path}" if inside else "is in use"
+        raise ConfigError(f"--fix writes to a new folder outside of the data: {out} {reason}")
     try:
         if kind == "classification":
             written = _write_classes(path, out)
