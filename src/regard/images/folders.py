@@ -90,7 +90,8 @@ def from_folders(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], d
     """
     if not path.is_dir():
         raise DataError(f"{path} is neither a folder of class folders nor a table")
-    images, masked = image_files(path), masks_among(path)
+    images = image_files(path)
+    masked = masks_among(path) if any(image.stem.endswith(_ENDS) for image in images) else []
     if len(masked) * 3 > len(images):
         image, mask = masked[0]
         raise DataError(

@@ -53,13 +53,13 @@ def unread(path: Path) -> str:
 
     Images in folders with names of classes need no list.
     """
-    if not path.is_dir():
-        return ""
+    entries = visible(path) if path.is_dir() else ()
+    tables = [path / entry.name for entry in entries if Path(entry.name).suffix.lower() in KINDS]
     loose: set[str] = set()
-    for image in files_below(path, SUFFIXES):
+    for image in files_below(path, SUFFIXES) if tables else ():
         if image.parent == path or {*image.parent.name.lower().replace("-", "_").split("_")} & _NO_CLASSES:
             loose |= {image.name, image.stem}
-    for file in (path / entry.name for entry in visible(path) if Path(entry.name).suffix.lower() in KINDS):
+    for file in tables:
         rows: list[dict[str, Any]] = []
         with suppress(DataError):
             rows += islice(rows_in(file, strict=False), 20)

@@ -88,7 +88,7 @@ def scenes_of(
     sizes = {n: _size(file, n, images[n], source, reading) for n, source in sources.items()}
     rows: dict[Any, list[dict[str, Any]]] = {number: [] for number in images}
     boxes: list[tuple[Any, tuple[int, int]]] = []
-    seen: dict[tuple[Any, Any, str], list[Any]] = {}
+    outlines: dict[tuple[Any, Any, str], list[Any]] = {}
     for index, (number, annotation) in enumerate(annotations.items()):
         where = places[index] if places else f"{file}: annotation {number}"
         image, category = _plain(annotation["image_id"]), _plain(annotation["category_id"])
@@ -103,7 +103,7 @@ def scenes_of(
         elif image in sources:
             place = f"{where} in {printable(images[image]['file_name'])}"
             boxes.append((annotation.get("bbox"), sizes[image]))
-            alike = seen.setdefault((image, category, str(annotation.get("bbox"))), [])
+            alike = outlines.setdefault((image, category, str(annotation.get("bbox"))), [])
             if (outline := annotation.get("segmentation")) in alike:
                 reading.notes.add(DOUBLED, place)
             alike.append(outline)
