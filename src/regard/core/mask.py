@@ -190,6 +190,23 @@ def hide(x: Float[Tensor, "B H M d"], mask: Mask | None) -> Float[Tensor, "B H M
     return x if mask is None else only_kept(x, mask.keep)
 
 
+def join_product(
+    q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], mask: Mask | None, scale: float | None
+) -> tuple[Tensor, Tensor, Mask | None, float | None]:
+    """q and k with further channels whose products, times scale, are those of `Mask.product`; the mask without it.
+
+    So nothing of N x M numbers is made, and whatever ranks keys by q . k ranks them by the biased logit. scale: None =
+    d^-0.5 of the given q; returned as a number where channels were added.
+    """
+    if mask is None or mask.product is None:
+        return q, k, mask, scale
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    rows, columns = mask.product
+    q = torch.cat([q, (rows / scale).to(q.dtype)], -1)
+    k = torch.cat([k, columns.to(k.dtype).expand(*k.shape[:2], -1, -1)], -1)
+    return q, k, replace(mask, product=None), scale
+
+
 def _check_keep(keep: Tensor, batch: int, keys: int) -> None:
     if keep.shape[-1] != keys:
         raise ShapeError(f"Mask.keep has {keep.shape[-1]} keys, the operator has {keys}")

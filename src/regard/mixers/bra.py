@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core import Card, ConfigError, Cost, Grid, GridError, Inputs, Operator, Site, operator_function
-from regard.core.mask import Mask, hide, softmax_rows
+from regard.core.mask import Mask, hide, join_product, softmax_rows
 
 from .shared.block_attention import attend_groups
 from .shared.checks import check_chosen, check_qkv_on_grid, check_top, padding_only
@@ -205,7 +205,7 @@ class BRA(HeadMixerConfig):
         construction="locality prior", topology="N/n-to-N/n", conditions="Q, K, position", discrete=True,
         prefix="global: attend to all tokens and are attended by all; in no region",
     )  # fmt: skip
-    masks = frozenset({"padding"})
+    masks = frozenset({"padding", "product"})
     depth = True
     samples = ("BRA(regions=(2, 2), k=2)", 'BRA(regions=(1, 3), k=2, preset="official", dwc=5)')
 
@@ -250,5 +250,5 @@ class BRAOperator(Operator):
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         form, config = bra_reference if plain else partial(bra, execution=self.execution), self.config
-        q, k, v, grid = inputs.q, inputs.k, inputs.v, inputs.grid
-        return form(q, k, v, grid, config.regions, config.k, scale=self.scale, mask=inputs.mask)
+        q, k, mask, scale = join_product(inputs.q, inputs.k, inputs.mask, self.scale)
+        return form(q, k, inputs.v, inputs.grid, config.regions, config.k, scale=scale, mask=mask)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import Card, ConfigError, Contract, Cost, Grid, Inputs, Operator, Site, operator_function
-from regard.core.mask import Mask, hide, softmax_rows
+from regard.core.mask import Mask, hide, join_product, softmax_rows
 
 from .shared import block_attention as blocks
 from .shared.block_attention import Block, BlockPlan
@@ -112,7 +112,7 @@ class MoBA(HeadMixerConfig):
         construction="locality prior", topology="N-to-N/n", conditions="Q, K, position", discrete=True,
         prefix="keys of every query; as queries they choose blocks and have no own block",
     )  # fmt: skip
-    masks = frozenset({"padding"})
+    masks = frozenset({"padding", "product"})
     depth = True
     samples = ("MoBA(block=(2, 3), k=2)", "MoBA(block=5, k=2, own=False, dwc=3)")
 
@@ -147,5 +147,5 @@ class MoBAOperator(Operator):
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         config = self.config
         form = moba_reference if plain else partial(moba, execution=self.execution)
-        arguments = (inputs.q, inputs.k, inputs.v, inputs.grid, config.block, config.k)
-        return form(*arguments, own=config.own, scale=config.scale, mask=inputs.mask)
+        q, k, mask, scale = join_product(inputs.q, inputs.k, inputs.mask, config.scale)
+        return form(q, k, inputs.v, inputs.grid, config.block, config.k, own=config.own, scale=scale, mask=mask)

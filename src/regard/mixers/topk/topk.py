@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.core import Card, Contract, Cost, Inputs, Operator, Site, attention_cost, linear_cost, operator_function
 from regard.core.errors import ConfigError, ShapeError, UnsupportedError
-from regard.core.mask import NO_MASK, Mask, hide, softmax_rows
+from regard.core.mask import NO_MASK, Mask, hide, join_product, softmax_rows
 from regard.mixers.shared.checks import check_chosen, check_qkv, check_site, check_top
 from regard.mixers.shared.executions import Situation, check_execution, choose, trains
 from regard.mixers.shared.heads import HeadMixerConfig
@@ -199,7 +199,7 @@ class TopK(HeadMixerConfig):
         expert_type="MLP of width k", expert_count="N", construction="light skim", topology="N x one-to-one",
         conditions="Q, K", discrete=True,
     )  # fmt: skip
-    masks = frozenset({"causal", "padding", "bias"})
+    masks = frozenset({"causal", "padding", "bias", "product"})
     depth = True
     cross = True
     samples = (
@@ -269,8 +269,7 @@ class TopKOperator(Operator):
         """The lightning indexer's selection, shared by the heads; None for other indexers."""
         if self.index is None:
             return None
-        if mask is not None and mask.bias is not None:
-            mask = Mask(causal=mask.causal, keep=mask.keep)  # a bias of the heads does not apply to the shared score
+        mask = mask and mask.without_bias()  # a bias of the heads does not apply to the shared score
         return TopKPlan(self.index.best(q, hide(k, mask), self.config.k, mask))
 
     def index_loss(self, q: Tensor, k: Tensor, mask: Mask | None = None) -> Tensor:
@@ -290,5 +289,9 @@ class TopKOperator(Operator):
         q, k, mask, config = inputs.q, inputs.k, inputs.mask, self.config
         form = topk_reference if plain else partial(topk, execution=self.execution)
         rank = config.rank if config.indexer == "spark" else 0
-        plan, rough = self.plan(q, k, mask), config.statistical
-        return form(q, k, inputs.v, config.k, scale=config.scale, mask=mask, plan=plan, rank=rank, statistical=rough)
+        plan, rough, scale = self.plan(q, k, mask), config.statistical, config.scale
+        if rank:  # the first channels rank keys
+            mask = mask and mask.with_bias()
+        else:
+            q, k, mask, scale = join_product(q, k, mask, scale)
+        return form(q, k, inputs.v, config.k, scale=scale, mask=mask, plan=plan, rank=rank, statistical=rough)
