@@ -195,6 +195,7 @@ def _line(
     done = [outcome for outcome in outcomes if outcome.get("status") == "done"]
     failed = [outcome for outcome in outcomes if outcome.get("status") != "done"]
     own = interval(list(values[label].values()))
+    low, high = (None if edge is None else min(max(edge, 0.0), 100.0) for edge in (own.low, own.high))  # of percent
     seconds = [outcome["seconds"] for outcome in done if isinstance(outcome.get("seconds"), int | float)]
     # parameters and MACs: as a run counted them, else as the snapshot has them
     counts = [
@@ -203,7 +204,7 @@ def _line(
     ]
     parameters, macs = (None if count is None else int(count) for count in counts)
     return Line(
-        label=label, n=own.n, mean=own.mean, low=own.low, high=own.high, sd=own.sd, difference=difference,
+        label=label, n=own.n, mean=own.mean, low=low, high=high, sd=own.sd, difference=difference,
         share=None if difference is None or against else gate.share(difference.mean),
         control=bool(row.get("control")), failed=len(failed),
         diverged=sum(bool(outcome.get("diverged")) for outcome in failed),
