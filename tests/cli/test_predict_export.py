@@ -64,6 +64,9 @@ def test_wrong_use_is_one_sentence(store: tuple[str, str], tmp_path: Path, capsy
     refused(capsys, [*predict, "missing.png"], "there is no file missing.png")
     refused(capsys, [*predict, "--coco", str(digit_file(tmp_path, 0).parent)], "--coco is for boxes and masks")
     refused(capsys, ["export", store[1], "--onnx", "model.pt", "--results", store[0]], "ends in .onnx")
+    file = digit_file(tmp_path, 0)
+    for out, read in ((file.parent, file), (file.parent, file.parent), (file.parent / "out", file.parent)):
+        refused(capsys, [*predict, str(read), "--out", str(out)], "lies in, a folder of what is read: name another")
 
 
 def test_the_files_of_a_folder_are_predicted_and_those_that_cannot_be_read_do_not_stop_the_others(

@@ -1,6 +1,7 @@
 """`regard predict`: what a trained model says about new files."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
@@ -63,6 +64,8 @@ def predict(
     say_numbers(model, trained)
     task = cast("Task", trained.task)
     sources = _sources(files, task)
+    if out is not None:
+        _check_apart(out, files, sources)
     network = ModelAtPrecision(trained.network.to(torch_device), trained.precision).eval()
     predictions, unreadable = _predictions(task, trained.record, network, sources, torch_device)
     _write(task, predictions, json.dumps(_coco(predictions, ids) if coco else predictions, indent=1), out)
@@ -115,6 +118,16 @@ def _sources(files: list[str], task: "Task") -> list[str]:
         else:
             raise ConfigError(f"there is no file {name}")
     return sources
+
+
+def _check_apart(out: Path, files: list[str], sources: list[str]) -> None:
+    """Raises: ConfigError if drawings would lie among what is read, over it, or be read the next time."""
+    folders = [Path(name) for name in files if os.path.isdir(name)]
+    folders += [Path(source).parent for source in sources if os.path.isfile(source)]
+    if any(out.resolve() == folder.resolve() for folder in folders) or any(
+        out.resolve().is_relative_to(Path(name).resolve()) for name in files if os.path.isdir(name)
+    ):
+        raise ConfigError(f"--out {out} is, or lies in, a folder of what is read: name another one")
 
 
 def _may_be_path(text: str) -> bool:

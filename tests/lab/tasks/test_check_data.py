@@ -40,6 +40,14 @@ def masks(root: Path) -> tuple[Path, Path, Path]:
     return root / "images/train/0.png", root / "images/val/4.png", root / "masks/train/1.png"
 
 
+def test_an_image_with_two_classes_is_named(tmp_path: Path) -> None:
+    file, _, _ = class_folders(tmp_path)
+    other = next(folder for folder in sorted(file.parents[1].iterdir()) if folder != file.parent)
+    shutil.copy(file, other / "again.png")
+    (warning,) = check_data(str(tmp_path)).warnings
+    assert re.match(f"the same image in train, a: .* and train, {other.name}: ", warning)
+
+
 CASES = {
     "classification": (class_folders, (2, 2), "6x8", "L 1, RGB 1"),
     "detection": (official, (2, 1), "64x80", "RGB 4"),

@@ -17,6 +17,7 @@ from regard.images import clips, lists, own
 from regard.images.images import DARK, SUFFIXES, Source, check_labels, decode, omissions, open_image
 from regard.images.notes import Notes
 from regard.images.progress import ProgressLine
+from regard.lab.data.moving import FRAMES
 from regard.lab.data.streamed import load as streamed
 from regard.lab.data.streamed.names import is_stream
 
@@ -181,8 +182,11 @@ class _Pictures:
         self.largest: dict[str, list[int]] = defaultdict(list)
         self.notes = Notes()
 
-    def add(self, split: str, source: Source, name: str) -> tuple[tuple[int, int], str] | None:
-        """(height, width) and mode of an image, or None with a problem if it cannot be read."""
+    def add(self, split: str, source: Source, name: str, where: str = "") -> tuple[tuple[int, int], str] | None:
+        """(height, width) and mode of an image, or None with a problem if it cannot be read.
+
+        where: a part in which copies are no warning; "" = the split.
+        """
         self.read += 1
         self.line.show(f"{self.read} of {self.total} images read")
         try:
@@ -191,7 +195,7 @@ class _Pictures:
         except Exception as error:  # Pillow raises various errors for a damaged file
             self.report.problems.append(f"{name} cannot be read as an image: {error}")
             return None
-        self.copies[hashlib.sha256(content).digest()].setdefault(split, name)
+        self.copies[hashlib.sha256(content).digest()].setdefault(where or split, name)
         mode, largest, left_out = _mode(content)
         if shape[0] * shape[1] > LARGE:
             self.notes.add(
@@ -251,7 +255,8 @@ def _classification(path: Path, report: DataReport) -> None:
     for split, (sources, names, labels) in splits.items():
         for label, name in enumerate(classes):
             rows = np.flatnonzero(labels == label)
-            found = [one for row in rows.tolist() if (one := pictures.add(split, sources[row], names[row]))]
+            where = f"{split}, {name}"
+            found = [one for row in rows.tolist() if (one := pictures.add(split, sources[row], names[row], where))]
             line = {"split": split, "class": name, "images": len(rows), "unreadable": len(rows) - len(found)}
             report.rows.append(line | _ranges(found))
         try:
@@ -287,6 +292,11 @@ def _video(path: Path, report: DataReport) -> None:
             span = f"{min(frames)} to {max(frames)}" if len(set(frames)) > 1 else str(*set(frames))
             report.rows.append(line | {"frames": span} | _ranges(found))
             lengths += frames
+    if short := sum(number < FRAMES for number in lengths):
+        report.warnings.append(
+            f"{short} clips have fewer frames than the {FRAMES} of task.frames, at which a training stops: --set "
+            f"task.frames={min(lengths)}, or task.corrupt=skip, which leaves them out"
+        )
     if lengths and max(lengths) > UNEQUAL * min(lengths):
         report.warnings.append(
             f"clips have {min(lengths)} to {max(lengths)} frames, and as many of each are taken: time runs faster in "

@@ -181,8 +181,9 @@ def test_greys_of_a_list_have_a_key_of_their_own(tmp_path: Path) -> None:
         lambda root: voc(root, False),
         WHOLE["COCO of CVAT"],
         lambda root: pairs(root, "images/{1}.png", "masks/{1}.png"),
+        lambda root: pairs(root, splits=(("train", range(6)),)),
     ],
-    ids=["VOC", "COCO", "folders"],
+    ids=["VOC", "COCO", "folders", "training alone"],
 )
 def test_masks_without_splits_are_divided(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path)
@@ -197,8 +198,8 @@ def beside(*changes: Callable[[Path], object]) -> Callable[[Path], object]:
     return lambda root: [change(root) for change in (lambda root: pairs(root, *BESIDE), *changes)]
 
 
-def with_label(number: int, label: int) -> np.ndarray:
-    values = labels(number)
+def with_label(number: int, label: int, dtype: str = "u1") -> np.ndarray:
+    values = labels(number).astype(dtype)
     values[3, 7] = label
     return values
 
@@ -216,6 +217,12 @@ def in_jpeg(root: Path) -> None:
     file = root / "trainannot/0.png"
     Image.open(file).save(file.with_suffix(".jpg"))
     file.unlink()
+
+
+def in_tiff(root: Path, values: np.ndarray, mode: str) -> None:
+    """The mask of picture 2 in another format of numbers."""
+    (root / "trainannot/2.png").unlink()
+    Image.frombytes(mode, values.shape[::-1], values.tobytes()).save(root / "trainannot/2.tif")
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -252,6 +259,18 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a damaged mask": (
         beside(lambda root: (root / "trainannot/2.png").write_bytes(b"")),
         "trainannot/2.png cannot be read as an image",
+    ),
+    "a mask of floating-point numbers": (
+        beside(lambda root: in_tiff(root, labels(2).astype(np.float32), "F")),
+        "trainannot/2.tif has labels in floating-point numbers; save whole ones",
+    ),
+    "a mask of 16 bits": (
+        beside(lambda root: in_tiff(root, with_label(2, 300, ">u2"), "I;16B")),
+        "above 255, such as 300",
+    ),
+    "a negative label": (
+        beside(lambda root: in_tiff(root, with_label(2, -1, "i4"), "I")),
+        "has labels below 0, such as -1",
     ),
     "a mask in JPEG": (beside(in_jpeg), r"the mask .*0\.jpg is a JPEG, whose compression changes labels"),
     "an empty folder": (

@@ -188,7 +188,8 @@ def test_bad_clips_are_named_in_one_sentence(broken: Path) -> None:
         own(broken).data_set()
     report = check_data(str(broken), "video")
     assert report.warnings[0].endswith("short has one frame, in which nothing moves")
-    assert "clips have 1 to 6 frames, and as many of each are taken" in report.warnings[1]
+    assert "clips have fewer frames than the 8 of task.frames, at which a training stops" in report.warnings[1]
+    assert "clips have 1 to 6 frames, and as many of each are taken" in report.warnings[2]
     assert [row["frames"] for row in report.rows if row["split"] == "train"] == ["6", "1 to 6"]
     assert not report.problems
 

@@ -344,17 +344,17 @@ LAYOUTS: tuple[tuple[str, Callable[[Path], bool], Callable[[Path, Notes, int], L
 def divide(path: Path, pairs: Pairs) -> Pairs:
     """The splits "train" and "test", and "val" if there is one.
 
-    Without a folder for the test, "test" is "val"; without any split every fifth image of a fixed permutation is for
-    the test. Raises: DataError.
+    Without a folder for the test, "test" is "val"; without any other split than "train" every fifth image of a fixed
+    permutation is for the test. Raises: DataError.
     """
-    if "all" in pairs:
-        both = pairs["all"]
+    if len(pairs) == 1 and pairs.keys() <= {"all", "train"}:
+        (both,) = pairs.values()
         if len(both) < 2:
             raise DataError(f"{path} has only one image; training and test need one each")
         order = generator("own", "split").permutation(len(both))
         return {"train": [both[row] for row in sorted(np.delete(order, np.s_[::5]))],
                 "test": [both[row] for row in sorted(order[::5])]}  # fmt: skip
-    if "train" not in pairs or len(pairs) < 2:
+    if "train" not in pairs:
         found = ", ".join(pairs) or "none"
         raise DataError(f"{path} needs folders of images and masks for training and test; found {found}: {LAYOUT}")
     return {**pairs, "test": pairs["val"]} if "test" not in pairs else pairs
@@ -370,14 +370,16 @@ def read_mask(source: Mask, colours: Mapping[tuple[int, int, int], int] | None =
         image = ImageOps.exif_transpose(opened)
         in_colours = image.mode == "P" or (image.mode in ("L", "1") and grey(colours or {}))
         listed = in_colours and _palette(image) <= (colours or {}).keys()
-        if image.mode not in ("L", "P", "1", "I", "I;16") or listed:
+        if image.mode == "F":
+            raise DataError(f"{source} has labels in floating-point numbers; save whole ones with 8 bits per pixel")
+        if image.mode.partition(";")[0] not in ("L", "P", "1", "I") or listed:
             return _labels_of_colours(source, image.mode, np.asarray(image.convert("RGBA")), colours or {})
         labels = np.asarray(image)
     if labels.dtype != np.uint8:
-        if int(labels.max(initial=0)) > 255 or int(labels.min(initial=0)) < 0:
-            raise DataError(
-                f"{source} has labels above 255, such as {int(labels.max())}; save it with 8 bits per pixel"
-            )
+        low, high = int(labels.min(initial=0)), int(labels.max(initial=0))
+        if low < 0 or high > 255:
+            wrong = f"above 255, such as {high}" if high > 255 else f"below 0, such as {low}"
+            raise DataError(f"{source} has labels {wrong}; save it with 8 bits per pixel")
         labels = labels.astype(np.uint8)
     return labels
 
