@@ -132,6 +132,7 @@ WRONG: tuple[tuple[str, ...], ...] = (
     (f"{TRAIN} --device gpu", "--device is auto, cpu, cuda or mps, not 'gpu'"),
     (f"{TRAIN} --workers -1", "--workers is 0 or more, at most 1024, not -1"),
     (f"{TRAIN} --seed -1", "seed is 0 or more, not -1"),
+    (f"{TRAIN} --seed {10**20}", f"seed is below 2^63, not {10**20}"),
     (f"{TRAIN} --nodes 2", "torchrun --nnodes 2"),
     (f"{TRAIN} --log csv --log wandb", "--log is given 2 times; give it once"),
     (f"{TRAIN} --log wand", "--log is one of csv, tensorboard, wandb, mlflow, not 'wand'"),

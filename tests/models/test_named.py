@@ -134,12 +134,26 @@ def test_a_folder_of_transformers(tmp_path: Path) -> None:
         {k: v for k, v in tensors.items() if "cls_token" not in k},
         {**tensors, "classifier.bias": torch.ones(3)},
     ):
-        said = "has no weights, or other ones, for 1 tensors|cannot be loaded: .*mismatched"
-        refused(said, "model.safetensors", save(lost, metadata={"format": "pt"}))
+        refused(
+            "has no weights, or other ones, for 1 tensors of ViT.*, first (vit.|classifier.bias)",
+            "model.safetensors",
+            save(lost, metadata={"format": "pt"}),
+        )
     refused("cannot be loaded", "model.safetensors", (tmp_path / "model.safetensors").read_bytes()[:100])
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
     with pytest.warns(UserWarning, match=r"16 tensors that ViT.* has not, first vit\.layers\.1\."):
+        named_network(f"hf:{tmp_path}")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    index = tmp_path / "model.safetensors.index.json"
+    for file in ("../evil.pt", "evil.bin", 3):
+        index.write_text(json.dumps({"weight_map": {"classifier.bias": file}}))
+        with pytest.raises(StoreError, match=r"index\.json names other files than \.safetensors in its folder"):
+            named_network(f"hf:{tmp_path}")
+    index.unlink()
+    more = {**tensors, "vit.\x1b[31mred": torch.ones(3)}
+    (tmp_path / "model.safetensors").write_bytes(save(more, metadata={"format": "pt"}))
+    with pytest.warns(UserWarning, match=r"first vit\.\\x1b\[31mred"):
         named_network(f"hf:{tmp_path}")
     for key in ("attn_implementation", "_attn_implementation"):
         for hub in ({key: "someone/kernels"}, {"vision_config": {key: "someone/kernels"}}):

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import warnings
 from typing import Any, TextIO
 
 from .exit_codes import INTERRUPTED, MESSAGE
@@ -40,6 +41,8 @@ def main() -> None:
 
     if logging.lastResort is not None:  # which writes warnings to standard error
         logging.lastResort.setFormatter(Printable())
+    plain = warnings.formatwarning
+    warnings.formatwarning = lambda *about, **more: printable_lines(plain(*about, **more))
 
     interrupts: list[int] = []
 

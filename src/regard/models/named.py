@@ -17,7 +17,7 @@ from regard.core.user_module import user_module
 from regard.core.validation import short_repr
 from regard.files.atomic import parse_json, read_if_present
 from regard.files.data_record import data_problem
-from regard.files.paths import user_path
+from regard.files.paths import printable, user_path
 from regard.files.tensor_files import check_weights
 from regard.swapping.host_parameters import read_tensors
 
@@ -179,19 +179,36 @@ def _of_transformers(text: str, extra: Extra) -> NamedNetwork:
     check_no_hub(folder, config)
     if code := hub_attention(config):
         raise StoreError(f"{folder}/config.json takes its attention {code!r} from the hub, which is not asked")
+    _check_index(folder)
+    verbosity = transformers.logging.get_verbosity()
     try:
+        transformers.logging.set_verbosity_error()  # its report of the weights, which is said below
         with torch.device("cpu"):  # also where costs are counted, on the meta device
             network, found = cast(Any, kind).from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
-            )
+                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )  # fmt: skip
     except Exception as error:  # of transformers, for a configuration or weights that are damaged, it may be any
         raise StoreError(f"{folder} cannot be loaded: {str(error).strip().partition(chr(10))[0]}") from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
     if lost := sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}):
         raise StoreError(f"{folder} has no weights, or other ones, for {len(lost)} tensors of {name}, first {lost[0]}")
     if unused := sorted(found["unexpected_keys"]):
         said = f"{folder} has weights for {len(unused)} tensors that {name}, as its config.json describes it, has not"
-        warnings.warn(f"{said}, first {unused[0]}", stacklevel=2)
+        warnings.warn(f"{said}, first {printable(unused[0])}", stacklevel=2)
     return NamedNetwork(network, text, True, _normal(folder))
+
+
+def _check_index(folder: Path) -> None:
+    """Raises: StoreError for an index of weights with other files than .safetensors beside it."""
+    file = folder / "model.safetensors.index.json"
+    index = parse_json(file, data) if (data := read_if_present(file)) else {}
+    files = index.get("weight_map", {}) if isinstance(index, dict) else None
+    if not isinstance(files, dict) or not all(
+        re.fullmatch(r"[\w.-]+\.safetensors", str(name)) for name in files.values()
+    ):
+        raise StoreError(f"{file} names other files than .safetensors in its folder")
 
 
 def _normal(folder: Path) -> dict[str, Any]:

@@ -88,8 +88,8 @@ class Run:
         check_removed(self.mixer, self.removed)
         if self.plan and (self.mixer is not None or self.removed):
             raise ConfigError("a plan names the mechanism of each layer: leave mixer and removed out")
-        if self.seed < 0:
-            raise ConfigError(f"seed is 0 or more, not {self.seed}")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed is {'0 or more' if self.seed < 0 else 'below 2^63'}, not {self.seed}")
         if isinstance(self.teacher, str) and not parse_host(self.teacher)[0]:
             raise ConfigError("teacher is a run, or a pretrained host such as 'regnety_160(pretrained=True)', not ''")
 
