@@ -59,6 +59,8 @@ def inside(model: nn.Module, x: torch.Tensor) -> dict:
 @pytest.mark.parametrize("terms", ["1111", "0110", "1001", "0001", "0000"])
 def test_all_terms_together_are_the_map_of_the_layer(terms: str, case: str) -> None:
     host, options = CASES[case]
+    if terms == "0000":  # which has no positions
+        options = {name: value for name, value in options.items() if name != "base"}
     model, x = factors_model(host, Factors(terms=terms, **options)), image(host)
     maps = term_maps(model, x, (2, 1))[0]
     visible = inside(model, x)
