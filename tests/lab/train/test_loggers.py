@@ -187,6 +187,7 @@ def test_a_wrong_variable_of_wandb_is_named_in_a_line(
 ) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")  # a thread of it would outlive the test
     (logger,) = loggers("wandb", tmp_path, "label")
     with pytest.raises(ConfigError, match=r"--log wandb cannot start \(.*\); WANDB_MODE=offline"):
         _ = logger.experiment
