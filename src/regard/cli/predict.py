@@ -122,11 +122,10 @@ def _sources(files: list[str], task: "Task") -> list[str]:
 
 def _check_apart(out: Path, files: list[str], sources: list[str]) -> None:
     """Raises: ConfigError if drawings would lie among what is read, over it, or be read the next time."""
-    folders = [Path(name) for name in files if os.path.isdir(name)]
-    folders += [Path(source).parent for source in sources if os.path.isfile(source)]
-    if any(out.resolve() == folder.resolve() for folder in folders) or any(
-        out.resolve().is_relative_to(Path(name).resolve()) for name in files if os.path.isdir(name)
-    ):
+    where = out.resolve()
+    given = [Path(path).resolve() for name in files if os.path.isdir(path := os.path.expanduser(name))]
+    folders = [Path(source).resolve().parent for source in sources if os.path.isfile(source)]
+    if where in folders or any(where.is_relative_to(folder) for folder in given):
         raise ConfigError(f"--out {out} is, or lies in, a folder of what is read: name another one")
 
 

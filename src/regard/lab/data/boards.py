@@ -38,7 +38,7 @@ EPOCH = 6_400
 TESTED = 1_024
 """Boards of each of the splits "val" and "test"."""
 REACH = 1
-"""Largest step of the ability "offset", in cells, down or across."""
+"""Largest step of the abilities "offset" and "motion", in cells, down or across."""
 STEPS = [(r, c) for r in range(-REACH, REACH + 1) for c in range(-REACH, REACH + 1) if (r, c) != (0, 0)]
 _DOTS = 0.3
 NAMES = ("boards", "digit_boards")
@@ -389,7 +389,7 @@ def _motion(draw: _Draw) -> None:
     that the same one has there. Each is nearer to where it began than to where its twin did."""
     pairs, side = draw.data.pairs, draw.data.side
     kinds = -(-pairs // 2)
-    places = paths(draw.rng, BLOCK, side, pairs, kinds, draw.data.frames)
+    places = paths(draw.rng, STEPS, BLOCK, side, pairs, kinds, draw.data.frames)
     garments, labels = draw.garments(kinds)[:, np.arange(pairs) % kinds], draw.labels(pairs)
     draw.fill_left(places[..., 0], garments)
     draw.fill_right(places[..., 0], draw.digits(labels))

@@ -87,11 +87,9 @@ class Cells(ValidationPart, Task):
     @classmethod
     def defaults(cls, data: str) -> dict[str, dict[str, Any]]:
         ability = ABILITIES[read_boards(data).ability if is_boards(data) else "content"]
-        epochs, kind = (
-            ability.epochs,
-            "vit_desk(" if ability.frames == 1 else f"vit_desk_video(frames={ability.frames}, ",
-        )
-        host = f"{kind}patch={CELL}, dim=64, depth=3, heads=2)"
+        epochs, frames = ability.epochs, ability.frames
+        options = f"patch={CELL}, dim=64, depth=3, heads=2"
+        host = f"vit_desk({options})" if frames == 1 else f"vit_desk_video(frames={frames}, {options})"
         recipe = {"epochs": epochs, "batch": 64, "lr": 3e-3, "augment": "none", "smoothing": 0.0, "warmup": 1 / epochs}
         return {"task": {"host": host}, "recipe": recipe}
 
