@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.advice.new_model import TABLE
+from regard.lab.data.boards import PROBED
 from regard.lab.studies import load_study
 from regard.lab.studies.probes.names import BASELINE
 from regard.mixers.spelling import parse_mixer, spell
@@ -83,10 +84,11 @@ def abilities(tables: Sequence[Evidence]) -> list[dict[str, Any]]:
 
     plain: its arguments other than numbers are the defaults.
     """
+    asked = {f"probes_{ability}" for ability in PROBED}
     spellings = {
         row["label"]: str(row["spelling"])
         for study in tables
-        if study.is_probe
+        if study.name in asked
         for row in study.snapshot["rows"]
         if row["spelling"] and not row["control"] and row["label"] != BASELINE
     }
