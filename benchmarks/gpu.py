@@ -29,7 +29,7 @@ FILES = [
     SOURCE / name
     for name in (
         "mita/triton_kernels.py", "shared/routed_triton.py", "shared/triton_tiles.py", "shared/routed_varlen.py",
-        "factors/flex.py",
+        "factors/flex.py", "convolutions/dynamic_triton.py",
     )
 ]  # fmt: skip
 
@@ -166,6 +166,7 @@ PARTS: dict[str, Callable[[Setting], Result]] = {
     "blocks": kernels.time_blocks,
     "factors": kernels.time_factors,
     "static": kernels.time_static,
+    "dynamic": kernels.time_dynamic,
     "step": kernels.time_step,
     "dense": models.dense_memory,
 }

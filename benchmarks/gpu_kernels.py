@@ -239,6 +239,30 @@ def time_static(setting: Setting) -> Result:
     return _timed(runs, [q, k, v, keys], grid, setting)
 
 
+def time_dynamic(setting: Setting) -> Result:
+    """The sum over taps of dynamic convolution beside softmax attention: one kernel, and tap after tap."""
+    import torch
+    import torch.nn.functional as F
+
+    from regard import Grid
+    from regard.mixers.convolutions.dynamic import Taps
+    from regard.mixers.convolutions.dynamic_triton import sum_taps
+
+    grid, sides = (Grid(6, 6), (3, 3)) if setting.small else (Grid(32, 32), (13, 13))
+    q, k, v = leaves(setting, grid, 1 if setting.small else 8)
+    batch, heads, _, width = v.shape
+    maps = v.detach().mT.unflatten(-1, grid.sides).contiguous().requires_grad_()
+    kernels = torch.randn(batch, heads, sides[0] * sides[1], *grid.sides, device=v.device, dtype=v.dtype)
+    kernels = kernels.softmax(2).requires_grad_()
+    padding = [side // 2 for side in reversed(sides) for _ in range(2)]
+    runs = {
+        "softmax attention": _softmax(q, k, v),
+        "DynamicConv triton": lambda: sum_taps(F.pad(maps, padding), kernels, sides),
+        "DynamicConv, tap after tap": lambda: Taps.apply(F.pad(maps, padding), kernels, sides),
+    }
+    return _timed(runs, [q, k, v, maps, kernels], grid, setting)
+
+
 def time_step(setting: Setting) -> Result:
     """A training step of ViT-S for 512 x 512 pixels, bfloat16 by autocast, beside its own attention."""
     import torch

@@ -3,8 +3,8 @@
 `python benchmarks/models.py --rounds 7 --models vit_tiny_patch16_224,512,1 --mixer 'MiTA(m=25, k=25)'`
 `python benchmarks/models.py --models VJEPA2Model,256,1,64 --blocks 2 --mixer 'MiTA(m=(8, 4, 4), k=128)'`
 `python benchmarks/models.py --models 'samvit_base_patch16(depth=2, global_attn_indexes=(0, 1)),1024,1'`
-Models are timm's, also with options, or video models of transformers with random weights, whose case ends with the
-frames of a clip.
+Models are timm's, also with options, or models of clips or volumes with random weights (`video_model`), whose case ends
+with the frames of a clip or the slices of a volume.
 The two models take turns; a ratio is of medians of CPU time in one thread, of prediction (without gradients) and of
 training (forward and backward, without the optimizer). Peaks are of one pass above what the process holds before, each
 in a fresh process whose allocator returns memory at once; they need Linux. For times the allocator is as it is.
@@ -78,7 +78,7 @@ def build(
 
     torch.manual_seed(0)
     if frames:
-        model, x = video_model(name, size, frames, blocks), torch.randn(images, frames, 3, size, size)
+        model, x = video_model(name, size, frames, blocks), torch.randn(images, *clip_shape(name, size, frames))
     else:
         model, x = create_model(name, img_size=size, num_classes=10), torch.randn(images, 3, size, size)
     if mixer:
@@ -92,14 +92,32 @@ def build(
 
 
 def video_model(kind: str, size: int, frames: int, blocks: int) -> "torch.nn.Module":
-    """VideoMAEModel, VivitModel or the encoder of VJEPA2Model, of their default sizes, with random weights."""
+    """A model of clips or volumes with random weights and no dropout: VideoMAEModel, VivitModel, TimesformerModel or
+    the encoder of VJEPA2Model; torchvision:swin3d_t, torchvision:mvit_v2_s; monai:ViT, monai:UNETR, monai:SwinUNETR."""
+    library, _, name = kind.rpartition(":")
+    if library == "torchvision":
+        from torchvision.models import get_model
+
+        return get_model(name, weights=None).eval()
+    if library == "monai":
+        from monai.networks import nets
+
+        sides = {} if name == "SwinUNETR" else {"img_size": (frames, size, size)}
+        more = {"patch_size": 16} if name == "ViT" else {"out_channels": 2}
+        return getattr(nets, name)(in_channels=1, **sides, **more).eval()
     import transformers
 
     architecture = getattr(transformers, kind)
     lengths = {name: frames for name in ("num_frames", "frames_per_clip")}
     options = {"image_size": size, "crop_size": size, **({"num_hidden_layers": blocks} if blocks else {})}
-    model = architecture(architecture.config_class(**lengths, **options))
+    model = architecture(architecture.config_class(**lengths, **options)).eval()
     return getattr(model, "encoder", model) if kind == "VJEPA2Model" else model
+
+
+def clip_shape(kind: str, size: int, frames: int) -> tuple[int, ...]:
+    """Of one clip or volume, as the model's library orders its axes."""
+    first = {"torchvision": (3, frames), "monai": (1, frames)}.get(kind.rpartition(":")[0], (frames, 3))
+    return *first, size, size
 
 
 def peak(name: str, size: int, images: int, mixer: str, trained: bool, frames: int = 0, blocks: int = 0) -> float:

@@ -100,7 +100,7 @@ def test_tiles_are_boxes(make, numbers: tuple[int, int, int]) -> None:
     for tile, (cells, real) in enumerate(zip(tiles.tables.cell, tiles.tables.real, strict=True)):
         assert torch.equal(cut[0, 0, tile, real, 0].long(), cells[real])
         assert (tiles.tile_of_cell[cells[real]] == tile).all()
-        if not tiles.spread:
+        if tiles.kind != "spread":
             found = places[cells[real]]
             assert all(found.amax(0) - found.amin(0) < torch.tensor(tiles.size))
 

@@ -20,7 +20,9 @@ from regard.core.mask import Mask, hide, join_product, softmax_rows
 from .shared.block_attention import attend_groups
 from .shared.checks import check_chosen, check_qkv_on_grid, check_top, padding_only
 from .shared.executions import Situation, check_execution, choose, trains
+from .shared.flat_rows import flat_rows
 from .shared.heads import HeadMixerConfig
+from .shared.kept import kept
 from .shared.precision import upcast, without_autocast
 from .shared.sdpa import sdpa
 from .shared.tiles import (
@@ -63,8 +65,7 @@ def bra_plan(
     tiles = balanced_tiles(grid, along_sides(regions, grid, grid.depth), q.device)
     check_top("bra", top, tiles.number, "regions")
     with torch.no_grad(), without_autocast(q.device):
-        member = torch.nn.functional.one_hot(cell_ids(tiles.tile_of_cell, grid, tiles.number), tiles.number + 1)
-        member = member[:, :-1].mT.to(upcast(q).dtype)  # (R, N)
+        member = _members(tiles, grid).to(upcast(q).dtype)
         if mask.keep is not None:
             member = member * mask.keep[:, None, None, :].to(member.dtype)
         mean = member / member.sum(-1, keepdim=True).clamp_min(1.0)  # (R, N) or (B, 1, R, N)
@@ -72,6 +73,13 @@ def bra_plan(
         if mask.keep is not None:
             score = score.masked_fill(~member.any(-1), -torch.inf)  # (B, 1, R): empty regions as keys
         return BRAPlan(score.topk(top, sorted=False).indices)
+
+
+@kept
+def _members(tiles: Tiles, grid: Grid) -> Tensor:
+    """Whether a token is in a region, (R, N)."""
+    regions = torch.arange(tiles.number, device=tiles.device)[:, None]
+    return cell_ids(tiles.tile_of_cell, grid, tiles.number) == regions
 
 
 @operator_function(depth=True)
@@ -135,9 +143,7 @@ def _by_regions(
     """The patch tokens' outputs: fused attention of each region to copies of its keys."""
     top = plan.regions.shape[-1]
     (_, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (split_tokens(x, grid) for x in (q, k, v))
-    groups = q.shape[0] * q.shape[1]
-    start = tiles.number * torch.arange(groups, device=q.device).view(*q.shape[:2], 1, 1)
-    rows = (plan.regions[:, None] + start).flatten()  # (B*H*R*top,) rows of regions over all heads
+    rows = flat_rows(plan.regions[:, None].expand(-1, q.shape[1], -1, -1), tiles.number).flatten()
     keys = _chosen_regions(tiles.cut(k_cells), rows, top, k_extra)  # (B, H*R, top*A + E, d)
     values = _chosen_regions(tiles.cut(v_cells), rows, top, v_extra)
     queries = tiles.cut(q_cells).flatten(1, 2)

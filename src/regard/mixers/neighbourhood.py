@@ -20,8 +20,9 @@ from regard.core.mask import Mask, hide, softmax_rows
 from .shared.bias_table import BiasTableOperator
 from .shared.checks import check_qkv_on_grid, padding_only
 from .shared.heads import HeadMixerConfig
+from .shared.kept import kept
 from .shared.sdpa import sdpa
-from .shared.tiles import join_global_tokens
+from .shared.tiles import join_global_tokens, join_sides
 
 __all__ = ["Neighbourhood", "neighbourhood", "neighbourhood_reference"]
 
@@ -95,24 +96,48 @@ def neighbourhood(
         expected = (q.shape[1], side, side)
         raise ShapeError(f"neighbourhood: table has shape {tuple(table.shape)}; expected {expected}")
     k, v = hide(k, mask), hide(v, mask)
-    y, x = (_axis(sizes, window, border, q.device) for sizes in _sizes(grid, window, dilation, border))
-    query, key = (_pairs(down * grid.width, across) for down, across in ((y.query, x.query), (y.key, x.key)))
-    allowed = (y.allowed[:, None, :, None, :, None] & x.allowed[:, None, :, None]).flatten(4).flatten(2, 3)
-    allowed = F.pad(allowed.flatten(0, 1), (0, grid.extra), value=True)[None, None]  # (1, 1, T, A, K + E)
-    tokens = torch.arange(grid.tokens, device=q.device)
-    extra = torch.cat([tokens[: grid.prefix], tokens[grid.prefix + grid.cells :]]).expand(len(key), -1)
-    key = torch.cat([key + grid.prefix, extra], -1)  # (T, K + E), tokens
+    tables = _tables(grid, window, dilation, border, q.device)
+    allowed = tables.allowed
     if mask.keep is not None:
-        allowed = allowed & mask.keep[:, None, key][..., None, :]
+        allowed = allowed & mask.keep[:, None, tables.key][..., None, :]
     bias = allowed.expand(-1, q.shape[1], -1, -1, -1)
     if table is not None:
-        places = F.pad(_biases(table, y.offset, x.offset), (0, grid.extra)).to(q.dtype)
-        bias = torch.where(allowed, places, -torch.inf)
-    tiles = [_take(t, at).flatten(1, 2) for t, at in ((q, query + grid.prefix), (k, key), (v, key))]
+        places = table.flatten(1).index_select(1, tables.entry.flatten()).unflatten(1, tables.entry.shape)
+        bias = torch.where(allowed, F.pad(places, (0, grid.extra)).to(q.dtype), -torch.inf)
+    tiles = [_take(t, at).flatten(1, 2) for t, at in ((q, tables.query), (k, tables.key), (v, tables.key))]
     out = sdpa(*tiles, attn_mask=bias.flatten(1, 2), scale=scale)
-    slot = (y.tile[:, None] * len(x.query) + x.tile) * query.shape[1] + y.slot[:, None] * x.query.shape[1] + x.slot
-    cells = out.unflatten(1, (q.shape[1], -1)).flatten(2, 3).index_select(2, slot.flatten())
+    cells = out.unflatten(1, (q.shape[1], -1)).flatten(2, 3).index_select(2, tables.slot)
     return join_global_tokens(cells, q, k, v, grid, scale, mask)
+
+
+class _Tables(NamedTuple):
+    """query (T, A), key (T, K + E): the tokens of tiles. allowed (1, 1, T, A, K + E): keys of a query. entry (T, A, K):
+    of the flat table of biases, any one where the offset is not in it. slot (cells,): the flat slot of each cell.
+    """
+
+    query: Tensor
+    key: Tensor
+    allowed: Tensor
+    entry: Tensor
+    slot: Tensor
+
+
+@kept
+def _tables(grid: Grid, window: int, dilation: int, border: Border, device: torch.device) -> _Tables:
+    y, x = (_axis(sizes, window, border, device) for sizes in _sizes(grid, window, dilation, border))
+    query, key = (join_sides(down * grid.width, across) for down, across in ((y.query, x.query), (y.key, x.key)))
+    allowed = (y.allowed[:, None, :, None, :, None] & x.allowed[:, None, :, None]).flatten(4).flatten(2, 3)
+    allowed = F.pad(allowed.flatten(0, 1), (0, grid.extra), value=True)[None, None]
+    tokens = torch.arange(grid.tokens, device=device)
+    extra = torch.cat([tokens[: grid.prefix], tokens[grid.prefix + grid.cells :]]).expand(len(key), -1)
+    far = _furthest(window, border)
+    dy, dx = ((axis.offset + far).clamp(0, 2 * far) for axis in (y, x))
+    entry = dy[:, None, :, None, :, None] * (2 * far + 1) + dx[:, None, :, None]
+    slot = (y.tile[:, None] * len(x.query) + x.tile) * query.shape[1] + y.slot[:, None] * x.query.shape[1] + x.slot
+    return _Tables(
+        query + grid.prefix, torch.cat([key + grid.prefix, extra], -1), allowed,
+        entry.flatten(4).flatten(2, 3).flatten(0, 1).int(), slot.flatten(),
+    )  # fmt: skip
 
 
 class _Sizes(NamedTuple):
@@ -173,22 +198,8 @@ def _axis(sizes: _Sizes, window: int, border: Border, device: torch.device) -> _
     )  # fmt: skip
 
 
-def _pairs(y: Tensor, x: Tensor) -> Tensor:
-    """y + x for all tiles and slots of both axes: (T_y, A_y) and (T_x, A_x) -> (T, A)."""
-    return (y[:, None, :, None] + x[:, None]).flatten(2).flatten(0, 1)
-
-
 def _take(tokens: Float[Tensor, "B H N d"], index: Tensor) -> Float[Tensor, "B H T A d"]:
     return tokens.index_select(2, index.flatten()).unflatten(2, tuple(index.shape))
-
-
-def _biases(table: Float[Tensor, "H S S"], y: Tensor, x: Tensor) -> Float[Tensor, "H T A K"]:
-    """The table's entry for every slot and key; any one where the offset is not in the table."""
-    side = table.shape[-1]
-    dy, dx = ((t + side // 2).clamp(0, side - 1) for t in (y, x))
-    index = dy[:, None, :, None, :, None] * side + dx[:, None, :, None]
-    index = index.flatten(4).flatten(2, 3).flatten(0, 1)
-    return table.flatten(1).index_select(1, index.flatten()).unflatten(1, index.shape)
 
 
 def _furthest(window: int, border: Border) -> int:

@@ -23,6 +23,7 @@ from .shared import block_attention as blocks
 from .shared.block_attention import Block, BlockPlan
 from .shared.checks import padding_only
 from .shared.heads import HeadMixerConfig
+from .shared.kept import kept
 from .shared.precision import upcast, without_autocast
 from .shared.tiles import cell_ids, join_global_tokens, join_sides, split_keep, split_tokens
 
@@ -153,6 +154,7 @@ def _attend_window(
     return join_global_tokens(near, q, k, v, grid, scale, mask)
 
 
+@kept
 def neighbours(
     grid: Grid, window: int, device: torch.device | None = None
 ) -> tuple[Int[Tensor, "cells W"], Bool[Tensor, "cells W"] | None]:

@@ -20,6 +20,7 @@ from regard.core import Card, ConfigError, Cost, Inputs, Operator, ShapeError, S
 from regard.core.mask import Mask, hide, softmax_rows
 
 from .shared.checks import check_heads, padding_only
+from .shared.flat_rows import flat_rows
 from .shared.heads import HeadMixerConfig
 from .shared.precision import upcast, without_autocast
 from .shared.stable_sort import stable_sort
@@ -132,17 +133,16 @@ def reformer(
 
 def _gather(x: Tensor, tokens: Tensor) -> Tensor:
     """Rows of x (B, H, N, c) at tokens (B, H, ...), zeros where a token is N: (B, H, ..., c)."""
-    batch, number, n, width = x.shape
+    n, width = x.shape[2:]
     rows = F.pad(x, (0, 0, 0, 1)).reshape(-1, width)
-    start = (n + 1) * torch.arange(batch * number, device=x.device).view(batch, number, *[1] * (tokens.ndim - 2))
-    return rows.index_select(0, (tokens + start).flatten()).view(*tokens.shape, width)
+    return rows.index_select(0, flat_rows(tokens, n + 1).flatten()).view(*tokens.shape, width)
 
 
 def _from_chunks(x: Tensor, slot: Tensor) -> Tensor:
     """From chunks (B, H, R, T, c, e) to tokens (B, H, R, N, e)."""
     flat = x.flatten(3, 4)
-    start = flat.shape[3] * torch.arange(slot[..., 0].numel(), device=x.device).view(*slot.shape[:3], 1)
-    return flat.flatten(0, 3).index_select(0, (slot + start).flatten()).view(*slot.shape, x.shape[-1])
+    rows = flat_rows(slot.flatten(0, 1), flat.shape[3]).flatten()
+    return flat.flatten(0, 3).index_select(0, rows).view(*slot.shape, x.shape[-1])
 
 
 def _rounds(order: Tensor, queries: Tensor, keys: Tensor, chunk: int, number: int) -> Tensor:

@@ -24,6 +24,7 @@ from .shared import tiles as tiling
 from .shared.bias_table import BiasTableOperator
 from .shared.checks import check_qkv_on_grid, padding_only
 from .shared.heads import HeadMixerConfig
+from .shared.kept import kept
 from .shared.sdpa import sdpa
 from .shared.tiles import Side, Tiles
 
@@ -143,12 +144,7 @@ def _with_extra(tiles: Tensor, extra: Tensor) -> Tensor:
 
 def _logit_bias(tiles: Tiles, table: Tensor | None, mask: Mask, grid: Grid, like: Tensor) -> Tensor | None:
     """A bias of the logits, or without a table a mask of allowed keys: (B | 1, H | 1, T, A | 1, A + E)."""
-    allowed = None
-    if not tiles.even:
-        same = (tiles.tables.part[:, :, None] == tiles.tables.part[:, None]) & tiles.tables.real[:, None]  # (T, A, A)
-        # the query of an empty slot keeps keys, so that no row is empty; its output is not used
-        same = same | ~tiles.tables.real[:, :, None]
-        allowed = torch.nn.functional.pad(same, (0, grid.extra), value=True)[None, None]
+    allowed = None if tiles.even else _in_one_part(tiles, grid.extra)
     if mask.keep is not None:
         extra, cells = tiling.split_keep(mask.keep, grid)
         keep = torch.cat([cells[:, tiles.tables.cell], extra[:, None].expand(-1, tiles.number, -1)], -1)
@@ -163,12 +159,27 @@ def _logit_bias(tiles: Tiles, table: Tensor | None, mask: Mask, grid: Grid, like
     return torch.where(allowed, bias, -torch.inf)
 
 
+@kept
+def _in_one_part(tiles: Tiles, extra: int) -> Tensor:
+    """Whether a query may attend to a key of its window, and to prefix and suffix tokens: (1, 1, T, A, A + E)."""
+    _, real, part, *_ = tiles.tables
+    same = (part[:, :, None] == part[:, None]) & real[:, None]  # (T, A, A)
+    same = same | ~real[:, :, None]  # the query of an empty slot keeps keys, so that no row is empty; it is not used
+    return torch.nn.functional.pad(same, (0, extra), value=True)[None, None]
+
+
 def _offsets(table: Tensor, size: tuple[int, ...]) -> Tensor:
     """The table's entry for every pair of slots, (H, A, A)."""
-    index = torch.zeros(1, 1, dtype=torch.long, device=table.device)
-    for place, length in zip(_places(size, table.device), size, strict=True):
+    return table.flatten(1).index_select(1, _entries(size, table.device)).unflatten(1, (math.prod(size), -1))
+
+
+@kept
+def _entries(size: tuple[int, ...], device: torch.device) -> Tensor:
+    """Which entry of the flat table belongs to every pair of slots, (A A,)."""
+    index = torch.zeros(1, 1, dtype=torch.long, device=device)
+    for place, length in zip(_places(size, device), size, strict=True):
         index = index * (2 * length - 1) + place[:, None] - place + length - 1
-    return table.flatten(1).index_select(1, index.flatten()).unflatten(1, index.shape)
+    return index.flatten()
 
 
 def _check_sizes(size: tuple[int, ...], shift: tuple[int, ...], pattern: Pattern, sides: int) -> None:

@@ -15,6 +15,7 @@ INPUTS = {"q": "x", "k": "x", "v": "x", "bias": "x"}
 SIZES = {"queries": "i32", "keys": "i32", "scale": "fp32", "factor": "fp32"}
 LAYOUT = {"keys": "*i64", "source": "*i64", "expert": "*i64", "real": "*i8"}
 COUNTS = {"heads_keys": "i32", "experts": "i32", "scale": "fp32"}
+MAPS = {"out": "x", "channels": "i32", "height": "i32", "width": "i32"}
 SINGLE, CHOSEN = "*fp32", "*i64"
 KERNELS: dict[str, dict[str, str]] = {
     "mita._score": {**INPUTS, **SIZES, "scores": SINGLE, "parts": SINGLE, "lse": SINGLE},
@@ -27,11 +28,15 @@ KERNELS: dict[str, dict[str, str]] = {
     "routed._backward": {**INPUTS, **LAYOUT, **COUNTS, "lse": SINGLE, "delta": SINGLE, "grad": "x", "dq": "x",
                          "dk": SINGLE, "dv": SINGLE},
     "routed._row_products": {"x": "x", "y": "x", "out": SINGLE, "rows": "i32"},
+    "dynamic._sum_taps": {**MAPS, "padded": "x", "kernels": "x"},
+    "dynamic._padded_gradient": {**MAPS, "grad": "x", "kernels": "x"},
+    "dynamic._kernels_gradient": {**MAPS, "padded": "x", "grad": "x"},
 }  # fmt: skip
 """The types of the parameters that are no constants; x: that of the inputs."""
 CONSTANTS: dict[str, Any] = {
     "WIDTH": 64, "OUT": 64, "D": 64, "E": 64, "SIZE": 64, "STEP": 64, "LENGTH": 512, "TOP": 64,
     "BIASED": True, "VALUED": True, "CHOOSING": True, "ALONE": True, "CHUNKS": 8, "BLOCK": 4096,
+    "ROWS": 13, "COLUMNS": 13, "CHANNELS": 64, "POSITIONS": 64,
 }  # fmt: skip
 
 
@@ -45,11 +50,12 @@ def test_a_kernel_compiles(name: str, capability: int, kind: str) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
+    from regard.mixers.convolutions import dynamic_triton as dynamic
     from regard.mixers.mita import triton_kernels as mita
     from regard.mixers.shared import routed_triton as routed
 
     place, function = name.split(".")
-    kernel = getattr({"mita": mita, "routed": routed}[place], function)
+    kernel = getattr({"mita": mita, "routed": routed, "dynamic": dynamic}[place], function)
     types = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
     values = {**CONSTANTS, "CAST": types[kind], "KIND": tl.float32}
     values["STEP"] = mita.keys_of_tile(128, 4 if kind == "fp32" else 2) if function == "_attend_backward" else 64

@@ -22,12 +22,15 @@ from torch.utils.checkpoint import checkpoint
 from regard.core import Card, ConfigError, Contract, Grid, Mask, ShapeError, Site, operator_function
 from regard.core.cost import Cost, check_accounting, linear_cost
 from regard.mixers.shared.native import in_function_transform
+from regard.mixers.shared.routed_attention import runs_triton
 
 from .sampling import TapsConfig, TapsMixer, check_groups, margins, shifted_views, views
 
 __all__ = ["DynamicConv", "dynamic_conv", "dynamic_conv_reference"]
 
 CHUNK, CHUNK_ON_GPU = 2**22, 2**27  # kernel entries that are predicted at a time; a GPU needs large pieces of work
+MOST_CHANNELS = 512
+"""Of a group on a GPU, whose kernel sums over all of them in one tile; with more, tap after tap."""
 
 
 @operator_function
@@ -131,7 +134,11 @@ def _result(x: Tensor) -> Tensor:
 def by_taps(
     padded: Float[Tensor, "B g c hh ww"], kernels: Float[Tensor, "B g K h w"], sides: tuple[int, int]
 ) -> Float[Tensor, "B g c h w"]:
-    """The sum of `Taps`; inside a function transform (`torch.func`) with PyTorch's own backward pass."""
+    """The sum of `Taps`, on CUDA in one kernel; in a function transform (`torch.func`) with PyTorch's backward pass."""
+    if runs_triton(padded) and padded.shape[2] <= MOST_CHANNELS:
+        from .dynamic_triton import sum_taps
+
+        return sum_taps(padded, kernels, sides)
     if not in_function_transform():
         return cast(Tensor, Taps.apply(padded, kernels, sides))
     return (kernels[:, :, None] * torch.stack(views(padded, sides, kernels.shape[-2:]), 3)).sum(3)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.core.tensors import is_open
 
+from .flat_rows import flat_rows
 from .stable_sort import stable_sort
 
 
@@ -48,8 +49,7 @@ def lay_out(choice: Int[Tensor, "B H N s"], experts: int, size: int, bounded: bo
     device = choice.device
     if not bounded:
         return _lay_out_numpy(choice.numpy().reshape(groups, -1), total, size)
-    expert_of_pair = choice.reshape(groups, -1) + experts * torch.arange(groups, device=device)[:, None]
-    expert_of_pair = expert_of_pair.flatten()  # (P,)
+    expert_of_pair = flat_rows(choice, experts).flatten()  # (P,)
     ranked, order = stable_sort(expert_of_pair, total)
     # no operation in place: under `vmap` the plan has one dimension more than a new tensor
     counts = torch.zeros(total, dtype=torch.long, device=device)

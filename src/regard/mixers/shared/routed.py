@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.core import softmax_rows
 
 from .expert_blocks import Blocks, FromBlocks, ToBlocks, block_size, lay_out
+from .flat_rows import flat_rows
 from .native import eager_on_cpu, in_function_transform
 from .precision import product, upcast
 
@@ -37,8 +38,7 @@ class Parts:
 
     def rows(self, indices: Tensor, per_head: int) -> Tensor:
         """Indices (B, H, ...) within a head of `per_head` entries as flat indices over all heads, (B*H, ...)."""
-        start = per_head * torch.arange(self.q.shape[0] * self.q.shape[1], device=indices.device)
-        return indices.flatten(0, 1) + start.view(-1, *[1] * (indices.ndim - 2))
+        return flat_rows(indices, per_head).flatten(0, 1)
 
     def weights(self, to_keys: Tensor) -> tuple[Tensor | None, Tensor]:
         """One softmax over shared and routed logits, split again, in v's dtype; zeros for a query without any key."""

@@ -3,13 +3,12 @@
 On a grid with several frames they are boxes: each pair (down, across) here is then a triple that begins with frames.
 
 A tile has a fixed number of slots; where tiles do not divide the grid some slots are empty, and mechanisms mask them.
-The tables are computed on the device, without synchronisation with the CPU.
+The tables are computed on the device, without synchronisation with the CPU, and kept.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from regard.core import ConfigError, Grid, GridError, Mask
 
+from .kept import kept
 from .sdpa import sdpa
 
 Side = int | tuple[int, ...]
@@ -43,59 +43,64 @@ def along_sides(side: Side, grid: Grid, frames: int = 1) -> tuple[int, ...]:
 class SlotTables(NamedTuple):
     """cell (T, A): the cell in a slot, 0 in empty slots. real (T, A): slots that are not empty. part (T, A): slots of
     one tile with different numbers are not neighbours in the image (a shift wraps around). slot (cells,): the flat
-    index of the slot of each cell.
+    index of the slot of each cell. tile (cells,): the tile of each cell.
     """
 
     cell: Int[Tensor, "T A"]
     real: Bool[Tensor, "T A"]
     part: Int[Tensor, "T A"]
     slot: Int[Tensor, " cells"]
+    tile: Int[Tensor, " cells"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tiles:
     """T tiles of A slots over h x w cells. counts: tiles (down, across). size: slots of a tile (rows, columns).
 
-    even: no slot is empty and nothing wraps around; cells are then cut and joined by reshaping, without a table.
-    spread: the cells of a tile are not neighbours, but as far apart as there are tiles.
+    kind: "size": all tiles have their size, and the first starts `shift` cells from the top left; "balanced": their
+    sides differ by one cell at most; "spread": the cells of a tile are as far apart as there are tiles.
     """
 
     grid: Grid
     counts: tuple[int, ...]
     size: tuple[int, ...]
-    even: bool
-    side: Callable[[int], tuple[Tensor, Tensor]]
-    """Cell and part of every slot along one side (0: rows), both (T, size); the part of an empty slot is -1."""
+    kind: Literal["size", "balanced", "spread"]
+    shift: tuple[int, ...]
+    device: torch.device | None
 
-    spread: bool = False
-    _tables: SlotTables | None = field(default=None, init=False, repr=False)
+    @property
+    def even(self) -> bool:
+        """Whether no slot is empty and nothing wraps around: cells are then cut and joined by reshaping."""
+        fits = (n * size == side for side, n, size in zip(self.grid.sides, self.counts, self.size, strict=True))
+        return not any(self.shift) and all(fits)
 
     @property
     def tables(self) -> SlotTables:
-        """The positions of the cells, computed at the first use."""
-        if self._tables is None:
-            self._tables = self._build_tables()
-        return self._tables
+        """The positions of the cells."""
+        return _tables(self)
 
-    def _build_tables(self) -> SlotTables:
-        cell, part = self.side(0)
-        real = part >= 0
-        for axis, length in enumerate(self.grid.sides[1:], start=1):
-            along, part_along = self.side(axis)
-            cell = join_sides(cell * length, along)
-            real = join_sides(real.long(), (part_along >= 0).long()) == 2
-            part = join_sides(2 * part, part_along)
-        cell = torch.where(real, cell, 0)
-        number = torch.arange(cell.numel(), device=cell.device)
-        slot = torch.zeros(self.grid.cells + 1, dtype=torch.long, device=cell.device)
-        slot.scatter_(0, torch.where(real, cell, self.grid.cells).flatten(), number)
-        return SlotTables(cell, real, part, slot[: self.grid.cells])
+    def side(self, axis: int) -> tuple[Tensor, Tensor]:
+        """Cell and part of every slot along one side (0: rows), both (T, size); the part of an empty slot is -1."""
+        cells, number, size = self.grid.sides[axis], self.counts[axis], self.size[axis]
+        tile, slot = torch.arange(number, device=self.device)[:, None], torch.arange(size, device=self.device)
+        if self.kind == "size":
+            ahead = tile * size + slot + self.shift[axis]
+            wrapped = ahead - number * size  # the slots at the end that hold the cells before the shift
+            inside, before = ahead < cells, (wrapped >= 0) & (wrapped < cells)
+            cell = torch.where(inside, ahead, torch.where(before, wrapped, 0))
+            return cell, torch.where(inside, 0, torch.where(before, 1, -1))
+        if self.kind == "spread":
+            cell, inside = tile + number * slot, tile + number * slot < cells
+        else:
+            cell = tile * cells // number + slot
+            inside = cell < (tile + 1) * cells // number
+        return torch.where(inside, cell, 0), torch.where(inside, 0, -1)
 
     @property
     def _axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of cells (B, H, ..., d) with two axes for each side: those of the tiles, and those of their slots."""
         first, second = (tuple(range(start, start + 2 * len(self.size), 2)) for start in (2, 3))
-        return (second, first) if self.spread else (first, second)
+        return (second, first) if self.kind == "spread" else (first, second)
 
     @property
     def number(self) -> int:
@@ -110,7 +115,7 @@ class Tiles:
     @property
     def tile_of_cell(self) -> Int[Tensor, " cells"]:
         """The tile of each cell."""
-        return self.tables.slot // self.area
+        return self.tables.tile
 
     def cut(self, x: Float[Tensor, "B H cells d"]) -> Float[Tensor, "B H T A d"]:
         """The cells by tile; empty slots hold a copy of the first cell."""
@@ -136,6 +141,23 @@ class Tiles:
         return x.flatten(2, 3).index_select(2, self.tables.slot)
 
 
+@kept
+def _tables(tiles: Tiles) -> SlotTables:
+    cell, part = tiles.side(0)
+    real = part >= 0
+    for axis, length in enumerate(tiles.grid.sides[1:], start=1):
+        along, part_along = tiles.side(axis)
+        cell = join_sides(cell * length, along)
+        real = join_sides(real.long(), (part_along >= 0).long()) == 2
+        part = join_sides(2 * part, part_along)
+    cell = torch.where(real, cell, 0)
+    number = torch.arange(cell.numel(), device=cell.device)
+    slot = torch.zeros(tiles.grid.cells + 1, dtype=torch.long, device=cell.device)
+    slot.scatter_(0, torch.where(real, cell, tiles.grid.cells).flatten(), number)
+    slot = slot[: tiles.grid.cells]
+    return SlotTables(cell, real, part, slot, slot // tiles.area)
+
+
 def fixed_size_tiles(
     grid: Grid, size: tuple[int, ...], shift: tuple[int, ...] = (), device: torch.device | None = None
 ) -> Tiles:
@@ -143,25 +165,12 @@ def fixed_size_tiles(
 
     Cells before the shift share the last tile with the cells at the other end, as another part, as in Swin.
     """
-    sides, first = grid.sides, shift or (0,) * len(size)
-    counts = parts_of(sides, size)
-    even = not any(first) and _fits(sides, counts, size)
-    return Tiles(grid, counts, size, even, lambda axis: _tiles_of_size(sides[axis], size[axis], first[axis], device))
+    return Tiles(grid, parts_of(grid.sides, size), size, "size", shift or (0,) * len(size), device)
 
 
 def grid_tiles(grid: Grid, size: tuple[int, ...], device: torch.device | None = None) -> Tiles:
     """Tiles of a size (rows, columns) whose cells are spread over the map: ceil(side / size) apart along a side."""
-    sides = grid.sides
-    counts = parts_of(sides, size)
-    even = _fits(sides, counts, size)
-
-    def side(axis: int) -> tuple[Tensor, Tensor]:
-        steps = counts[axis] * torch.arange(size[axis], device=device)
-        cell = torch.arange(counts[axis], device=device)[:, None] + steps
-        inside = cell < sides[axis]
-        return torch.where(inside, cell, 0), torch.where(inside, 0, -1)
-
-    return Tiles(grid, counts, size, even, side, spread=True)
+    return Tiles(grid, parts_of(grid.sides, size), size, "spread", (0,) * len(size), device)
 
 
 def balanced_tiles(grid: Grid, counts: tuple[int, ...], device: torch.device | None = None) -> Tiles:
@@ -174,9 +183,7 @@ def balanced_tiles(grid: Grid, counts: tuple[int, ...], device: torch.device | N
         nearest = tuple(min(max(count, 1), side) for count, side in zip(counts, sides, strict=True))
         given = "x".join(map(str, counts))
         raise GridError(f"{grid} cannot be divided into {given} regions; nearest possible: {nearest}")
-    size = parts_of(sides, counts)
-    even = _fits(sides, counts, size)
-    return Tiles(grid, counts, size, even, lambda axis: _balanced_tiles(sides[axis], counts[axis], device))
+    return Tiles(grid, counts, parts_of(sides, counts), "balanced", (0,) * len(counts), device)
 
 
 def parts_of(sides: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
@@ -184,32 +191,9 @@ def parts_of(sides: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(-(-side // length) for side, length in zip(sides, size, strict=True))
 
 
-def _fits(sides: tuple[int, ...], counts: tuple[int, ...], size: tuple[int, ...]) -> bool:
-    return all(count * length == side for side, count, length in zip(sides, counts, size, strict=True))
-
-
 def join_sides(first: Tensor, second: Tensor) -> Tensor:
     """(T, A) and (U, B) of two sides as their sums (T U, A B)."""
     return (first[:, None, :, None] + second[None, :, None, :]).flatten(2).flatten(0, 1)
-
-
-def _tiles_of_size(cells: int, size: int, shift: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
-    """Cell and part of every slot along one side, (T, size); the part of an empty slot is -1."""
-    number = -(-cells // size)
-    index = torch.arange(number * size, device=device).view(number, size)
-    ahead = index + shift
-    wrapped = index - (number * size - shift)  # the slots at the end that hold the cells before the shift
-    inside, before = ahead < cells, (wrapped >= 0) & (wrapped < cells)
-    cell = torch.where(inside, ahead, torch.where(before, wrapped, 0))
-    return cell, torch.where(inside, 0, torch.where(before, 1, -1))
-
-
-def _balanced_tiles(cells: int, number: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
-    """The same for tiles whose sides differ by one at most: tile i starts at cell i * cells // number."""
-    tile = torch.arange(number, device=device)[:, None]
-    start, stop = tile * cells // number, (tile + 1) * cells // number
-    cell = start + torch.arange(-(-cells // number), device=device)
-    return torch.where(cell < stop, cell, 0), torch.where(cell < stop, 0, -1)
 
 
 def split_tokens(x: Float[Tensor, "... N d"], grid: Grid) -> tuple[Float[Tensor, "... E d"], Float[Tensor, "... n d"]]:

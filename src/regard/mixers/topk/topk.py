@@ -20,6 +20,7 @@ from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 from regard.core.mask import NO_MASK, Mask, hide, join_product, softmax_rows
 from regard.mixers.shared.checks import check_chosen, check_qkv, check_site, check_top
 from regard.mixers.shared.executions import Situation, check_execution, choose, trains
+from regard.mixers.shared.flat_rows import flat_rows
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
@@ -148,9 +149,8 @@ def _spark_scores(q: Tensor, k: Tensor, rank: int, scale: float | None) -> Tenso
 
 def _gather_values(a: Tensor, keys: Tensor, v: Tensor) -> Tensor:
     """Weights (B, H, N, top) times the values of each query's keys."""
-    start = v.shape[-2] * torch.arange(v.shape[0] * v.shape[1], device=v.device).view(*v.shape[:2], 1, 1)
     width, top, number = v.shape[-1], keys.shape[-1], a.shape[:3].numel()
-    values = v.reshape(-1, width).index_select(0, (keys + start).flatten()).view(number, top, width)
+    values = v.reshape(-1, width).index_select(0, flat_rows(keys, v.shape[-2]).flatten()).view(number, top, width)
     return torch.bmm(a.reshape(number, 1, top), values).view(*a.shape[:3], width)
 
 

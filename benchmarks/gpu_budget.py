@@ -1,0 +1,237 @@
+"""What one layer asks of a GPU: launches of kernels and bytes, without a GPU. Beside them its products.
+
+`python benchmarks/gpu_budget.py --side 32 --batch 16 --page budget.md`
+Every mechanism runs on tensors that have sizes and a device but no numbers (PyTorch's FakeTensorMode on "cuda"), so
+that each takes its path for GPUs. An operator of PyTorch that makes or changes a tensor counts as one launch, and as
+the bytes of its inputs and outputs; Regard's Triton kernels count as they are launched. Operators of several kernels
+(sort, topk) count once, so launches are "counted", not measured. The backward pass is the tape of the forward pass,
+walked here: PyTorch's own engine wants a device. What asks for a number of a tensor waits for the GPU, and is named.
+"""
+
+import argparse
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._library.custom_ops import OPDEFS
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from regard import Grid
+from regard.core import Mixer, RegardError, Site
+from regard.mixers import MIXERS
+from regard.mixers.shared import kept
+from regard.mixers.spelling import parse
+
+FREE = {"_unsafe_view", "lift_fresh", "detach_", "_to_copy_view", "resolve_conj", "resolve_neg"}
+"""Operators without a kernel that do not say so in their schema; allocations are named below."""
+ALLOCATIONS = ("empty", "new_empty")
+
+
+class Budget(NamedTuple):
+    """Of one pass. products: multiply-accumulates of matrix products, convolutions and attention in PyTorch."""
+
+    launches: int
+    bytes: int
+    products: int
+    by_name: Counter[str]
+
+
+class Counting(TorchDispatchMode):
+    """Counts the operators that reach a device, and looks into those of Regard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: Counter[str] = Counter()
+        self.bytes = self.products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "regard":
+            with self, self.triton():
+                return OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
+        out = func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        if not (
+            func.is_view or _in_tables() or func.namespace == "prim" or name in FREE or name.startswith(ALLOCATIONS)
+        ):
+            self.add(name, [*tree_leaves((args, kwargs)), *tree_leaves(out)])
+            if (formula := flop_registry.get(func.overloadpacket)) is not None:
+                self.products += formula(*args, **kwargs, out_val=out) // 2
+        return out
+
+    def add(self, name: str, values: Sequence[Any]) -> None:
+        """One launch that reads and writes the tensors among values."""
+        self.launches[name] += 1
+        self.bytes += sum(_bytes(x) for x in values if isinstance(x, Tensor) and x.device.type == "cuda")
+
+    @contextmanager
+    def triton(self) -> Iterator[None]:
+        """Launches of Triton's kernels are counted, not carried out."""
+        from triton.runtime.jit import JITFunction
+
+        def launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+            self.add(f"{kernel.fn.__name__} (Triton)", args)
+
+        with mock.patch.object(JITFunction, "run", launch):
+            yield
+
+    def budget(self) -> Budget:
+        return Budget(self.launches.total(), self.bytes, self.products, self.launches)
+
+
+def _in_tables() -> bool:
+    """Whether a table that is kept between passes is made, as only the first pass does."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename != kept.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _bytes(x: Tensor) -> int:
+    """An expanded tensor is read once."""
+    return x.itemsize * prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
+
+
+class Fused(TorchFunctionMode):
+    """Softmax attention takes the fused kernel that it has on a GPU; PyTorch chooses the plain form without one."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.nn.functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        return _attend(*args, **(kwargs or {}))
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:  # fmt: skip
+    if attn_mask is None and q.shape[-1] == v.shape[-1]:
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=is_causal, scale=scale)[0]
+    if attn_mask is not None:
+        bias = attn_mask if attn_mask.dtype is not torch.bool else torch.where(attn_mask, 0.0, -torch.inf).to(q.dtype)
+        attn_mask = bias.expand(*q.shape[:3], k.shape[-2])
+    trains = torch.is_grad_enabled()
+    return torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, k, v, attn_mask, trains, 0.0, is_causal, scale=scale
+    )[0]
+
+
+def pull(out: Tensor, gradient: Tensor) -> dict[Tensor, Tensor]:
+    """The gradients of all leaves of out, computed as PyTorch's engine would, without a device."""
+    order: list[Any] = []
+    seen: set[Any] = set()
+    stack: list[tuple[Any, bool]] = [(out.grad_fn, False)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((following, False) for following, _ in node.next_functions if following is not None)
+    given: dict[Any, dict[int, Tensor]] = {out.grad_fn: {out.output_nr: gradient}}
+    leaves: dict[Tensor, Tensor] = {}
+    for node in reversed(order):
+        if not (own := given.pop(node, None)):
+            continue
+        if hasattr(node, "variable"):
+            leaves[node.variable] = own[0]
+            continue
+        into = [own.get(slot) for slot in range(len(node._input_metadata))]
+        if hasattr(node, "apply"):  # of a torch.autograd.Function, which is given zeros in place of None
+            full = [torch.zeros(m.shape, dtype=m.dtype, device=m.device) if x is None else x
+                    for x, m in zip(into, node._input_metadata, strict=True)]  # fmt: skip
+            results = node.apply(*full)
+        else:
+            results = node(*into)
+        results = results if isinstance(results, tuple) else (results,)
+        for (following, slot), result in zip(node.next_functions, results, strict=False):
+            if following is not None and result is not None:
+                there, wanted = given.setdefault(following, {}), following._input_metadata[slot]
+                result = result.sum_to_size(wanted.shape).to(wanted.dtype)
+                there[slot] = result if slot not in there else there[slot] + result
+    return leaves
+
+
+def place(layer: torch.nn.Module) -> None:
+    """Replace parameters and buffers by ones on the device: sizes without numbers, floats in bfloat16."""
+    for module in layer.modules():
+        for held, kind in ((module._parameters, torch.nn.Parameter), (module._buffers, torch.as_tensor)):
+            for name, x in held.items():
+                if x is not None:
+                    dtype = torch.bfloat16 if x.is_floating_point() else x.dtype
+                    held[name] = kind(torch.empty(x.shape, dtype=dtype, device="cuda"))
+
+
+def count(config: Any, site: Site, batch: int) -> tuple[Budget, Budget]:
+    """Of the forward pass without gradients, and of forward and backward pass. Raises: RegardError, and what asks for
+    numbers.
+    """
+    layer: Mixer = config.build(site)
+    with FakeTensorMode(), Fused():
+        place(layer)
+        x = torch.empty(batch, site.grid.tokens, site.dim, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        with torch.no_grad(), Counting() as forward:
+            layer(x, site.grid)
+        with Counting() as both:
+            out = layer(x, site.grid)
+            pull(out, torch.empty_like(out))
+    return forward.budget(), both.budget()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Count and print one table; exit code 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--side", type=int, default=32, help="side of the grid of tokens")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--heads", type=int, default=6, help="of 64 channels")
+    parser.add_argument("--mixers", nargs="+", default=[f"{cls.__name__}()" for cls in MIXERS], help="spellings")
+    parser.add_argument("--page", type=Path, help="write the table as Markdown")
+    parser.add_argument("--operators", action="store_true", help="also print what each launches, by name")
+    options = parser.parse_args(arguments)
+    torch._C._ensureCUDADeviceGuardSet()
+    site = Site(64 * options.heads, options.heads, Grid(options.side, options.side))
+    lines = ["| layer | launches | training | MB | training | million products an image |", "|---|---|---|---|---|---|"]
+    for text in options.mixers:
+        try:
+            config = parse(text)
+            forward, both = count(config, site, options.batch)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            lines.append(f"| {text} | waits for a number of the GPU: {error} | | | | |")
+            continue
+        except (RegardError, UnsupportedOperatorException) as error:
+            lines.append(f"| {text} | {error} | | | | |")
+            continue
+        megabytes = [f"{budget.bytes / 1e6:,.0f}" for budget in (forward, both)]
+        macs = config.cost(site).macs / 1e6
+        lines.append(
+            f"| {text} | {forward.launches} | {both.launches} | {megabytes[0]} | {megabytes[1]} | {macs:,.0f} |"
+        )
+        print(lines[-1], flush=True)
+        if options.operators:
+            print("  forward:", ", ".join(f"{name} {times}" for name, times in forward.by_name.most_common()))
+            print("  both:", ", ".join(f"{name} {times}" for name, times in both.by_name.most_common()))
+    if options.page:
+        options.page.write_text("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

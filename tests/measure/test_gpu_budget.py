@@ -1,0 +1,60 @@
+"""benchmarks/gpu_budget.py: what it counts, and that its backward pass is that of PyTorch."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from regard import Grid, Site, parse
+
+pytestmark = pytest.mark.untyped
+SITE = Site(32, 2, Grid(8, 8))
+
+
+@pytest.fixture(scope="module")
+def budget() -> ModuleType:
+    sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+    import gpu_budget
+
+    torch._C._ensureCUDADeviceGuardSet()
+    return gpu_budget
+
+
+def test_softmax_is_three_launches(budget: ModuleType) -> None:
+    forward, both = budget.count(parse("Softmax()"), SITE, batch=4)
+    assert forward.by_name == {"addmm": 2, "_scaled_dot_product_flash_attention": 1}
+    assert both.by_name["_scaled_dot_product_flash_attention_backward"] == 1
+    assert both.by_name["mm"] == 4  # the gradients of two weights and of their inputs
+    numbers = 4 * 64 * 32  # of a map of all channels; in bfloat16
+    weights = 2 * (4 * 32 * 32 + 4 * 32)
+    assert forward.bytes - weights - 2 * (1 + 3 + 3 + 1 + 1 + 1) * numbers < 4096  # the log-sum-exp and random state
+    assert forward.products >= 4 * 4 * 64 * 32 * 32
+
+
+def test_tables_are_made_once(budget: ModuleType) -> None:
+    forward, _ = budget.count(parse("Window(size=3, shift=1)"), SITE, batch=4)
+    assert "arange" not in forward.by_name
+    assert forward.launches < 15
+
+
+def test_kernels_of_triton_are_counted(budget: ModuleType) -> None:
+    pytest.importorskip("triton")
+    forward, both = budget.count(parse("DynamicConv(kernel=3)"), SITE, batch=4)
+    assert forward.by_name["_sum_taps (Triton)"] == 1
+    assert both.by_name["_kernels_gradient (Triton)"] == 1
+
+
+@pytest.mark.parametrize("text", ["MiTA(m=4, k=4)", "Linear()", "Window(size=3)", "DynamicConv(kernel=3)", "XCA()"])
+def test_the_tape_gives_the_gradients_of_pytorch(budget: ModuleType, text: str) -> None:
+    torch.manual_seed(0)
+    layer = parse(text).build(SITE).double()
+    x = torch.randn(2, SITE.grid.tokens, 32, dtype=torch.float64, requires_grad=True)
+    out = layer(x, SITE.grid)
+    gradient = torch.randn_like(out)
+    leaves = [x, *layer.parameters()]
+    found = budget.pull(out, gradient)
+    out = layer(x, SITE.grid)
+    for leaf, expected in zip(leaves, torch.autograd.grad(out, leaves, gradient), strict=True):
+        assert torch.allclose(found[leaf], expected, atol=1e-12)
