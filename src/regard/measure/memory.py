@@ -1,4 +1,4 @@
-"""Peak memory of a pass: what it adds to the memory that the process, or the device, holds before it."""
+"""Peak memory of a pass or a run: what it adds to the memory that the process, or the device, holds before it."""
 
 import ctypes
 import gc
@@ -12,30 +12,51 @@ import torch
 _GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def peak_growth(run: Callable[[], object], device: torch.device | None = None) -> int | None:
-    """Bytes by which a call's peak exceeds the memory before it; None where the system does not tell (not Linux, CUDA).
+class PeakMemory:
+    """The largest amount of memory beyond what was in use when this object was made.
 
-    On a CPU it is the peak of the whole process, so that memory which libraries take is counted too. Free memory is
-    returned to the system first. Small peaks (below about 1 MB) are not exact.
+    On a GPU: the memory that torch allocated there. On the CPU: the resident set size of this process, so that memory
+    which libraries take is counted too; free memory is returned to the system first. Only Linux can reset that peak.
     """
-    gc.collect()
-    if device is not None and device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        run()
-        return torch.cuda.max_memory_allocated(device) - before
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        """device: None is the CPU."""
+        gc.collect()
+        self.gpu = device if device is not None and device.type == "cuda" else None
+        if self.gpu is not None:
+            torch.cuda.synchronize(self.gpu)
+            torch.cuda.reset_peak_memory_stats(self.gpu)
+            self.before: int | None = torch.cuda.memory_allocated(self.gpu)
+        else:
+            self.before = _reset_peak()
+
+    def bytes(self) -> int | None:
+        """The largest value so far; None where the system does not tell."""
+        if self.before is None:
+            return None
+        peak = _process_bytes("VmHWM") if self.gpu is None else torch.cuda.max_memory_allocated(self.gpu)
+        return None if peak is None else max(0, peak - self.before)
+
+
+def peak_growth(run: Callable[[], object], device: torch.device | None = None) -> int | None:
+    """Bytes by which a call's peak exceeds the memory before it, as `PeakMemory`; small ones (below about 1 MB) are not
+    exact.
+    """
+    peak = PeakMemory(device)
+    run()
+    return peak.bytes()
+
+
+def _reset_peak() -> int | None:
+    """Reset the peak of this process to what it holds, which is returned; None where the system cannot."""
     if sys.platform != "linux":
         return None
     getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return None
-    resident = _process_bytes("VmRSS")
-    run()
-    peak = _process_bytes("VmHWM")
-    return None if resident is None or peak is None else max(0, peak - resident)
+    return _process_bytes("VmRSS")
 
 
 def total_memory(device: torch.device) -> int:

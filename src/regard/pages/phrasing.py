@@ -23,7 +23,7 @@ _NAMES = {
 }  # fmt: skip
 _LOWER_IS_BETTER = {
     "loss": "test loss", "train_loss": "training loss", "macs": "MACs per sample", "parameters": "parameters",
-    "seconds": "seconds per run", "peak_memory_bytes": "peak memory (bytes)",
+    "seconds": "seconds per run", "memory_bytes": "peak memory that a run adds (bytes)",
 }  # fmt: skip
 
 

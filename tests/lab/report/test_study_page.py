@@ -10,6 +10,7 @@ from regard.cli.app import run
 from regard.core import ConfigError, StoreError
 from regard.files.records import read_record, write_record
 from regard.lab.report import render, write_report
+from regard.lab.report.page_data import read_study
 from regard.pages.figures import LIGHT
 
 from .conftest import SCORES, write_study
@@ -231,3 +232,13 @@ def test_the_plot_for_a_paper_has_plain_colours(study, tmp_path: Path, format: s
         assert "#0b000" not in content.decode()
         assert LIGHT[0] in content.decode()
     assert run(["study", "export", *options]) == 2
+
+
+def test_memory_is_the_least_of_a_rows_runs(study) -> None:
+    root = study()
+    for size, path in enumerate(sorted(root.glob("*/outcome.json"))):
+        change(path.parent, memory_bytes=10_000_000 * (size + 1))
+    found = read_study(root, "pilot", "desk")
+    for row in range(len(found.rows)):
+        assert found.average(row, "memory_bytes") == min(run.outcome["memory_bytes"] for run in found.of(row))
+    assert ">Memory" in render(root, "pilot", "desk")

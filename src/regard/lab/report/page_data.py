@@ -19,7 +19,7 @@ from regard.lab.results.results import Results
 from regard.pages import phrasing
 from regard.pages.figures import Curve
 
-AXES = ("images_per_second", "inference_per_second", "macs", "parameters", "seconds", "peak_memory_bytes")
+AXES = ("images_per_second", "inference_per_second", "macs", "parameters", "seconds", "memory_bytes")
 TIMES = ("images_per_second", "inference_per_second", "seconds")
 ALONE = 0.05
 """Share of the machine's processors that others may use for a run to have had it to itself."""
@@ -88,13 +88,14 @@ class StudyData:
     def average(self, row: int, name: str) -> float | None:
         """The mean over a row's runs of a metric or a field of the outcome; else the snapshot's value.
 
-        `TIMES` are those of runs that had the machine to themselves.
+        `TIMES` are those of runs that had the machine to themselves. Memory is the least of the runs: the first run of
+        a process also loads what libraries load at their first step.
         """
         runs = [run for run in self.of(row) if run.alone or name not in TIMES]
         values = [run.metrics.get(name, run.outcome.get(name)) for run in runs]
         numbers = [float(value) for value in values if isinstance(value, int | float)]
         if numbers:
-            return fmean(numbers)
+            return min(numbers) if name == "memory_bytes" else fmean(numbers)
         value = self.rows[row].get(name)
         return float(value) if isinstance(value, int | float) else None
 

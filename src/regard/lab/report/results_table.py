@@ -62,7 +62,7 @@ def further_cells(
     """(cells of each row, headings) of the other columns: measured costs, then the paper's own numbers."""
     titles = {"images_per_second": ("Images/s", "training"), "inference_per_second": ("Images/s", "inference"),
               "macs": ("MACs", ""), "parameters": ("Parameters", ""), "seconds": ("Time", "per run"),
-              "peak_memory_bytes": ("Memory", "peak, bytes")}  # fmt: skip
+              "memory_bytes": ("Memory", "added, bytes")}  # fmt: skip
     headings = [{"title": titles[axis][0], "small": titles[axis][1],
                  "first": "descending" if phrasing.quantity(axis).better == "higher" else "ascending"}
                 for axis in costs]  # fmt: skip

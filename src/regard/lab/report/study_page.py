@@ -29,7 +29,7 @@ _CARD = {
     "scaling": "scaling", "expert_type": "expert type", "expert_count": "number of experts",
     "construction": "construction", "topology": "topology", "prefix": "class and register tokens",
 }  # fmt: skip
-_MEASURED = (*TIMES, "peak_memory_bytes")
+_MEASURED = (*TIMES, "memory_bytes")
 _FACTORS = {"query_content": "query content", "key_content": "key content", "relative_position": "relative position"}
 
 

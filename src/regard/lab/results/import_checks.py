@@ -29,7 +29,8 @@ _OUTCOME = {
     "seconds": _NUMBER, "parameters": _INTEGER, "macs": _INTEGER, "bits": _OPTIONAL_TEXT,
     "samples": _OPTIONAL_TEXT, "sampled": _OPTIONAL_TEXT, "details": _MAPPING, "chance": _NUMBER,
     "error": _OPTIONAL_TEXT, "study": _OPTIONAL_TEXT, "row": _OPTIONAL_TEXT, "scale": _OPTIONAL_TEXT,
-    "spelling": _OPTIONAL_TEXT, "seed": _INTEGER, "step": _INTEGER, "peak_memory_bytes": _INTEGER, "model": _MAPPING,
+    "spelling": _OPTIONAL_TEXT, "seed": _INTEGER, "step": _INTEGER, "memory_bytes": _INTEGER, "model": _MAPPING,
+    "peak_memory_bytes": _INTEGER,  # of the whole process, in older runs
     "best": _MAPPING, "images_per_second": _NUMBER, "inference_per_second": _NUMBER,
     "others": _NUMBER, "finished": _OPTIONAL_TEXT,
     "notes": (list, type(None)), "code": _OPTIONAL_TEXT, "diverged": (bool, type(None)),

@@ -1,11 +1,9 @@
 """What a result depends on besides the run itself: machine, versions, device, code; and errors of the machine."""
 
-import ctypes
 import logging
 import platform
 import subprocess
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -100,38 +98,3 @@ def resolved_device(device: str) -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-class PeakMemory:
-    """The largest amount of memory in use since this object was created, for one of several runs in a process.
-
-    On a GPU: the memory that torch allocated there. On the CPU: the resident set size of this process, which includes
-    Python, libraries and images, but not memory that earlier runs freed. Only Linux can reset the value of the CPU.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        self.measurable = device.type == "cuda" or _reset()
-
-    def bytes(self) -> int | None:
-        """The largest value so far; None where the system cannot reset the value of the process."""
-        if not self.measurable:
-            return None
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        lines = Path("/proc/self/status").read_text().splitlines()
-        kibibytes = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-        return 1024 * int(kibibytes[0]) if kibibytes else None
-
-
-def _reset() -> bool:
-    """Reset the peak resident set size of this process to the current one; False where the system cannot."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # returns memory that earlier runs freed
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True

@@ -26,6 +26,7 @@ from regard.lab.tasks.base import Score
 from regard.lab.tasks.classification import Classification
 from regard.lab.tasks.image_task import ImageTask
 from regard.measure.cost import count_macs
+from regard.measure.memory import PeakMemory
 from regard.mixers.spelling import spell
 from regard.models.create import create_model
 from regard.models.recipe import model_recipe
@@ -35,7 +36,6 @@ from . import checkpoint
 from .announcement import announcement
 from .distributed import check_devices, in_processes
 from .environment import (
-    PeakMemory,
     code_version,
     environment,
     is_environment_error,
@@ -220,6 +220,7 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
 
     `execute` calls this with the folder locked, and writes the outcome.
     """
+    run.task.record()  # data stay in the process from run to run: no run has them counted
     peak = PeakMemory(fabric.device)
     model = run.model()
     if run.start is not None:
@@ -284,7 +285,7 @@ def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, 
     diverged = score.metrics[run.task.metric] <= chance * 1.05
     reached = f"{run.task.metric} {score.metrics[run.task.metric]:.4f}"
     notes = [f"at chance: {reached} is no better than a trivial answer, {run.task.trivial} ({chance:.4f})"]
-    peak_memory = peak.bytes()  # before the model is moved and its operations are counted
+    memory = peak.bytes()  # before the model is moved and its operations are counted
     speed = inference_speed(loop.trained, run.task.example(), run.recipe.precision)
     macs = count_macs(loop.trained.cpu().float(), run.task.example())
     return {
@@ -296,7 +297,7 @@ def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, 
         **_encode(score.samples),
         "sampled": run.task.metric,
         "chance": chance,
-        "peak_memory_bytes": peak_memory,
+        "memory_bytes": memory,
         "macs": macs,
         "inference_per_second": speed,
     }

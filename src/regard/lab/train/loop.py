@@ -24,10 +24,10 @@ from regard.images.streams import seed_all
 from regard.lab.results.lock import check_held
 from regard.lab.results.metrics import Metrics
 from regard.lab.tasks.base import Score, Task
+from regard.measure.memory import PeakMemory
 
 from . import checkpoint
 from .autocast import ModelAtPrecision
-from .environment import PeakMemory
 from .machine_use import MachineUse
 from .optimizer import make_optimizer
 from .own_losses import collect_own_losses
