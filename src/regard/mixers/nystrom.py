@@ -96,12 +96,14 @@ def inverse(a: Float[Tensor, "B H m m"], iterations: int | None, start: str = "m
     if start == "batch" and a.numel():
         columns, rows = columns.amax(), rows.amax()
     norms = columns * rows
-    z = a.mT / norms.masked_fill(norms == 0, 1.0)[..., None, None]
-    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    for _ in range(iterations):
-        az = a @ z
-        z = z @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az))) / 4
-    return z
+    z = (a.mT / norms.masked_fill(norms == 0, 1.0)[..., None, None]).flatten(0, 1)
+    matrices = a.flatten(0, 1)
+    for _ in range(iterations):  # z (13 - az (15 - az (7 - az))) / 4
+        az = matrices @ z
+        inner = torch.baddbmm(az, az, az, beta=7, alpha=-1)
+        inner = torch.baddbmm(az, az, inner, beta=15, alpha=-1)
+        z = torch.baddbmm(z, z, inner, beta=3.25, alpha=-0.25)
+    return z.view(a.shape)
 
 
 def segment_means(

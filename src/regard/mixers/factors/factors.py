@@ -30,7 +30,7 @@ from regard.mixers.shared.precision import without_autocast
 
 from . import cost, forms
 from .flex import flex
-from .forms import PRESETS, Tables, inside_window, pairwise, sinusoids, table_size
+from .forms import PRESETS, Tables, inside_window, pairwise, table_size
 from .inputs import Bases, check_case, check_needed, check_numbers, interpolate, scale_of, sort_terms, strided_tokens
 
 __all__ = ["Factors", "factor_logits", "factors", "factors_reference"]
@@ -405,8 +405,8 @@ class FactorsOperator(Operator):
         """first: the position of the first query, where that of the first key is 0."""
         size = table_size(queries, keys, self.stride, self.config.query_stride)
         dtype = torch.promote_types(weight.dtype, torch.float32)
-        steps = (torch.arange(1 - size, size, device=weight.device, dtype=dtype) - first) * self.sign
-        waves = sinusoids(steps, self.width, self.base, self.config.magnitude)
+        shape = self.width, self.base, self.config.magnitude
+        waves = forms.waves_of_steps(size, first, self.sign, *shape, dtype, weight.device)
         return F.linear(waves, weight.to(dtype) * self.factor).unflatten(-1, (self.heads, -1)).transpose(0, 1)
 
     def _bases(self, source: Grid) -> tuple[Tensor, Tensor]:

@@ -6,11 +6,12 @@ from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.core import Grid, Mask, UnsupportedError
 from regard.mixers.shared.executions import Situation, choose, true_facts
+from regard.mixers.shared.kept import kept
 from regard.mixers.shared.native import eager_on_cpu
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import split_tokens
@@ -171,6 +172,18 @@ def sinusoids(positions: Float[Tensor, " n"], width: int, base: float, magnitude
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
+@kept
+def waves_of_steps(
+    size: int, first: int, sign: int, width: int, base: float, magnitude: float, dtype: torch.dtype,
+    device: torch.device,
+) -> Float[Tensor, "n P"]:  # fmt: skip
+    """`sinusoids` of all displacements within `size` places, n = 2 size - 1. first: the position of the first query,
+    where that of the first key is 0.
+    """
+    steps = (torch.arange(1 - size, size, device=device, dtype=dtype) - first) * sign
+    return sinusoids(steps, width, base, magnitude)
+
+
 @lru_cache(maxsize=256)
 def sinusoid_basis(
     keys: int, width: int, base: float, magnitude: float = 1.0, stride: int = 1, tolerance: float = 1e-7
@@ -228,8 +241,15 @@ def _toeplitz(
     """The table at stride * key - query_stride * query, counted from its middle; as it is where it is of pairs."""
     if table.ndim == 4:
         return table
-    index = (_steps(queries, keys, stride, query_stride, table.device) + table.shape[1] // 2).flatten()
+    index = _entries(queries, keys, stride, query_stride, table.shape[1] // 2, table.device)
     return table.index_select(1, index).unflatten(1, (queries, keys))
+
+
+@kept
+def _entries(
+    queries: int, keys: int, stride: int, query_stride: int, middle: int, device: torch.device
+) -> Int[Tensor, " pairs"]:
+    return (_steps(queries, keys, stride, query_stride, device) + middle).flatten()
 
 
 def _along_x(place: Tensor, table: Float[Tensor, "H w K d"]) -> Tensor:
