@@ -13,7 +13,7 @@ from torch import nn
 
 from command_line import answer, refused
 from regard.cli.app import run as command
-from regard.cli.predict import _coco, _ids_in
+from regard.cli.predict import _coco, _ids_in, _nothing_drawn, _surest
 from regard.cli.trained import read_trained
 from regard.cli.user_model import ModelOptions
 from regard.core import ConfigError, DataError, UnsupportedError
@@ -65,6 +65,9 @@ def test_wrong_use_is_one_sentence(store: tuple[str, str], tmp_path: Path, capsy
     refused(capsys, [*predict, "--coco", str(digit_file(tmp_path, 0).parent)], "--coco is for boxes and masks")
     refused(capsys, ["export", store[1], "--onnx", "model.pt", "--results", store[0]], "ends in .onnx")
     file = digit_file(tmp_path, 0)
+    refused(capsys, [*predict, str(file), "--confidence", "0.2"], "add --out FOLDER")
+    drawn = ["--confidence", "0.2", "--out", str(tmp_path / "drawn")]
+    refused(capsys, [*predict, str(file), *drawn], "--confidence is for boxes and masks")
     for out, read in ((file.parent, file), (file.parent, file.parent), (file.parent / "out", file.parent)):
         refused(capsys, [*predict, str(read), "--out", str(out)], "lies in, a folder of what is read: name another")
 
@@ -214,6 +217,14 @@ def test_a_file_that_is_not_the_model_replaces_no_other(
         onnx_export.export_onnx(nn.Identity(), (torch.ones(1),), path)
     assert path.read_text(encoding="utf-8") == ("new" if difference == 0 else "old")
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_drawn_is_said_where_it_is_nothing() -> None:
+    objects = [{"score": score} for score in (0.127, 0.05)]
+    assert len(_surest({"objects": objects}, 0.1)["objects"]) == 1
+    assert "--confidence 0.12 draws the best" in _nothing_drawn([{"objects": objects}, {"objects": []}], None)
+    assert not _nothing_drawn([{"objects": objects}], 0.12)
+    assert not _nothing_drawn([{"label": "cat"}], None)
 
 
 def test_coco_results_have_the_ids_of_an_annotation_file(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`regard predict`: what a trained model says about new files."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from regard.lab.tasks.base import Task
 
 
+SHOWN = 0.5
+"""Objects with a lower score are not drawn."""
+
+
 @expand_groups
 def predict(
     model: TrainedArgument,
@@ -37,6 +42,12 @@ def predict(
         Path | None,
         path_option(
             "With --coco: the annotation file whose image ids the results have. Default: the files' paths.", "FILE"
+        ),
+    ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, show_default="0.5", help="With --out: the least score of an object that is drawn."
         ),
     ] = None,
     best: Annotated[bool, typer.Option("--best", help="Use the best weights of a run with --val.")] = False,
@@ -58,6 +69,8 @@ def predict(
     use_data(data_root)
     if annotations is not None and not coco:
         raise ConfigError("--annotations gives the image ids of --coco; add --coco, or leave it out")
+    if confidence is not None and out is None:
+        raise ConfigError("--confidence says which objects are drawn; add --out FOLDER, or leave it out")
     ids = None if annotations is None else _ids_in(annotations)
     torch_device = find_device(device)
     trained = read_trained(model, results, imported_items(modules), options, best)
@@ -68,7 +81,9 @@ def predict(
         _check_apart(out, files, sources)
     network = ModelAtPrecision(trained.network.to(torch_device), trained.precision).eval()
     predictions, unreadable = _predictions(task, trained.record, network, sources, torch_device)
-    _write(task, predictions, json.dumps(_coco(predictions, ids) if coco else predictions, indent=1), out)
+    if confidence is not None and not all("objects" in prediction for prediction in predictions):
+        raise ConfigError("--confidence is for boxes and masks: runs of --task detection or instances")
+    _write(task, predictions, json.dumps(_coco(predictions, ids) if coco else predictions, indent=1), out, confidence)
     for line in unreadable:
         typer.echo(f"left out: {line}", err=True)
     if unreadable:
@@ -89,15 +104,37 @@ def _predictions(
     return first[0] + second[0], first[1] + second[1]
 
 
-def _write(task: "Task", predictions: list[dict[str, Any]], text: str, out: Path | None) -> None:
+def _write(
+    task: "Task", predictions: list[dict[str, Any]], text: str, out: Path | None, confidence: float | None
+) -> None:
     """Print the text, or write it into a folder beside the drawn predictions. Raises: StoreError."""
     if out is None:
         typer.echo(text)
         return
     with store_errors(out):
-        drawn = _draw(task, predictions, out)
+        drawn = _draw(task, [_surest(prediction, confidence) for prediction in predictions], out)
     write_atomically(out / "predictions.json", text + "\n")
     typer.echo(f"{out}: predictions.json{drawn}")
+    if note := _nothing_drawn(predictions, confidence):
+        typer.echo(note, err=True)
+
+
+def _surest(prediction: dict[str, Any], confidence: float | None) -> dict[str, Any]:
+    """A prediction with the objects that are drawn."""
+    if "objects" not in prediction:
+        return prediction
+    least = SHOWN if confidence is None else confidence
+    return {**prediction, "objects": [item for item in prediction["objects"] if item["score"] >= least]}
+
+
+def _nothing_drawn(predictions: list[dict[str, Any]], confidence: float | None) -> str:
+    """A sentence where there are objects of which none is drawn."""
+    scores = [item["score"] for prediction in predictions for item in prediction.get("objects", ())]
+    least = SHOWN if confidence is None else confidence
+    if not scores or max(scores) >= least:
+        return ""
+    best = math.floor(100 * max(scores)) / 100
+    return f"no object has a score of {least:g} or more, so that none is drawn; --confidence {best:g} draws the best"
 
 
 def _sources(files: list[str], task: "Task") -> list[str]:

@@ -16,6 +16,7 @@ from regard.images import digest
 from regard.lab.tasks.detection import Detection, Instances
 from regard.lab.tasks.detection import data as data_sets
 from regard.lab.tasks.detection.masks import decode
+from regard.lab.tasks.detection.pictures import draw_prediction
 from regard.lab.tasks.detection.presets import defaults
 from regard.lab.tasks.detection.score import Found, evaluate, results
 from regard.lab.tasks.detection.task import Boxes
@@ -159,11 +160,25 @@ def test_a_prediction_is_data_for_json_and_can_be_drawn(folder: Path) -> None:
     assert decode(rles, SIZE).shape == (len(boxes), *SIZE)
     for item in objects:
         item["score"] = 0.9
-    picture = task.draw(file, prediction)
+    picture = task.draw(file, {**prediction, "objects": objects[:5]})
     assert picture.width / picture.height == pytest.approx(64 / 48)
     empty = {**prediction, "objects": []}
     assert task.draw(file, empty).size == picture.size
     assert np.any(np.asarray(task.draw(file, empty)) != np.asarray(picture))
+    many = task.draw(file, {**prediction, "objects": objects[:1] * 41})
+    assert (many.width, many.height > picture.height) == (picture.width, True)  # the names of classes are below
+
+
+def test_captions_lie_beside_small_objects_and_within_the_picture() -> None:
+    pixels = np.full((80, 80, 3), 100, np.uint8)
+    boxes = [[70.0, 40.0, 78.0, 46.0], [2.0, 1.0, 9.0, 6.0]]
+    objects = [{"box": box, "label": "a long name", "category": 1, "score": 0.9} for box in boxes]
+    drawn = np.asarray(draw_prediction(pixels, {"objects": objects})).astype(int)
+    factor = drawn.shape[0] // 80
+    for left, top, right, bottom in boxes:
+        rows, columns = (slice(round(a + 1) * factor, round(b - 1) * factor) for a, b in ((top, bottom), (left, right)))
+        assert (drawn[rows, columns] == 100).all()
+    assert (drawn[:, -1] == 100).all()  # no text is cut off
 
 
 def test_results_are_written_with_the_ids_of_the_annotations(folder: Path, tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ from PIL import Image, ImageDraw
 from ..drawing import canvas, colour, font_of
 from .masks import decode
 
-SHOWN = 0.5
-"""Objects with a lower score are not drawn."""
 OPACITY = 0.45
 """Of the colour of a mask."""
+MOST_CAPTIONS = 40
+"""More would cover the image: the colours are then explained below it."""
 
 
 def draw_prediction(pixels: UInt8[np.ndarray, "h w C"], prediction: Mapping[str, Any]) -> Image.Image:
     """A prediction of `predict` on its image: masks, boxes, labels and scores in the colours of the classes."""
-    items = [item for item in prediction["objects"] if item["score"] >= SHOWN]
+    items = prediction["objects"]
     image, factor = canvas(_tint(pixels, [item for item in items if "mask" in item]))
     draw = ImageDraw.Draw(image)
     font = font_of(max(image.width // 60, 11))
@@ -26,12 +26,28 @@ def draw_prediction(pixels: UInt8[np.ndarray, "h w C"], prediction: Mapping[str,
         left, top, right, bottom = (factor * value for value in item["box"])
         shade = colour(item["category"] - 1)
         draw.rectangle((left, top, max(right - 1, left), max(bottom - 1, top)), outline=shade, width=2)
-        if len(items) <= 40:  # more captions would cover the image
+        if len(items) <= MOST_CAPTIONS:
             caption = f"{item['label']} {100 * item['score']:.0f}"
-            place = draw.textbbox((left + 3, top + 2), caption, font=font)
-            draw.rectangle((place[0] - 2, place[1] - 1, place[2] + 2, place[3] + 1), fill=shade)
-            draw.text((left + 3, top + 2), caption, fill="black", font=font)
-    return image
+            x, y, end, low = draw.textbbox((0, 0), caption, font=font, stroke_width=2)
+            wide, high = end - x + 1, low - y + 1
+            row = top - high if top >= high else min(bottom, image.height - high)  # beside the object, not on it
+            place = max(min(left, image.width - wide), 0) - x, row - y
+            draw.text(place, caption, fill=shade, font=font, stroke_width=2, stroke_fill="black")
+    if len(items) <= MOST_CAPTIONS:
+        return image
+    return _with_legend(image, {item["label"]: colour(item["category"] - 1) for item in items})
+
+
+def _with_legend(image: Image.Image, colours: Mapping[str, tuple[int, int, int]]) -> Image.Image:
+    """The image above a strip with the names of classes in their colours; names that do not fit are left out."""
+    font = font_of(max(image.width // 50, 12))
+    page = Image.new("RGB", (image.width, image.height + 2 * round(font.size)), "black")
+    page.paste(image)
+    draw, left = ImageDraw.Draw(page), 6.0
+    for label, shade in sorted(colours.items()):
+        draw.text((left, image.height + font.size / 2), label, fill=shade, font=font)
+        left += draw.textlength(label, font=font) + font.size
+    return page
 
 
 def _tint(pixels: np.ndarray, items: Sequence[Mapping[str, Any]]) -> np.ndarray:
