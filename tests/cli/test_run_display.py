@@ -6,7 +6,11 @@ import pytest
 
 from regard.cli import run_display
 from regard.cli.app import run as command
-from regard.cli.run_display import progress, progress_line
+from regard.cli.run_display import _still_rises, progress, progress_line
+from regard.lab.results.metrics import Metrics
+from regard.lab.tasks import Classification
+from regard.lab.train.recipe import Recipe
+from regard.lab.train.run import Run
 from regard.lab.train.watch import Progress
 
 HOST = "vit_desk(patch=4, dim=16, depth=1, heads=2)"
@@ -44,3 +48,16 @@ def test_what_is_trained_is_said_before_the_first_epoch(tmp_path: Path, capsys: 
     assert command(["train", "Softmax()", *SMALL, "--results", str(tmp_path), "--log", "csv"]) == 0
     (said,) = capsys.readouterr().err.splitlines()
     assert "was finished before: nothing is trained or logged now; another --results FOLDER trains it again" in said
+
+
+@pytest.mark.parametrize(
+    ("scores", "rises"), [((1, 5, 9), True), ((1, 9, 9.1), False), ((9, 5, 6), False), ((1, 9), False)]
+)
+def test_a_score_that_still_rises_is_said(scores: tuple[float, ...], rises: bool, tmp_path: Path) -> None:
+    task = Classification(host=HOST, data="digits", size=(8, 8))
+    metrics = Metrics(tmp_path / "metrics.csv", ("top1",))
+    metrics.cut(0)
+    for epoch, score in enumerate(scores, start=1):
+        metrics.append({"epoch": epoch, "step": epoch, "train_loss": 1.0, "lr": 0.1, "top1": float(score)})
+    note = _still_rises(Run(task=task, recipe=Recipe(epochs=9)), tmp_path)
+    assert ("top1 still rose at the end" in note and "recipe.epochs=18" in note) == rises

@@ -63,6 +63,8 @@ def execute_run(run: "Run", results: Path, options: TrainingOptions, as_json: bo
         typer.echo(f"run {run.key} {text}", err=True)
     if launched.first:
         show_outcome(run, outcome, as_json)
+        if outcome["status"] == "done" and (note := _still_rises(run, store.folder(run.key))):
+            typer.echo(note, err=True)
     if outcome["status"] != "done":
         raise typer.Exit(1)
 
@@ -117,6 +119,17 @@ def progress_line(progress: "Progress") -> str:
     return f"epoch {progress.epoch}/{progress.epochs}, loss {progress.loss:.4f}{score}, {minutes}:{seconds:02d} left"
 
 
+def _still_rises(run: "Run", folder: Path) -> str:
+    """A sentence where the last of three evaluations or more is the best by a fiftieth, else ""."""
+    from regard.lab.results.metrics import Metrics
+
+    metric = run.task.metric
+    found = [float(row[metric]) for row in Metrics(folder / "metrics.csv").read() if row.get(metric)]
+    if len(found) < 3 or found[-1] < 1.02 * max(found[:-1]):
+        return ""
+    return f"{metric} still rose at the end: more epochs may help, such as --set recipe.epochs={2 * run.recipe.epochs}"
+
+
 def show_outcome(run: "Run", outcome: dict[str, Any], as_json: bool) -> None:
     """The outcome as a line, or as JSON."""
     if as_json:
@@ -131,7 +144,8 @@ def show_outcome(run: "Run", outcome: dict[str, Any], as_json: bool) -> None:
     details = outcome.get("details") or {}
     if 0 < len(details) <= FEW:
         beside += "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in details.items())
-    speed = f"{outcome['seconds']:.0f} s, {outcome['images_per_second'] or 0:.0f} {task.unit}/s"
+    pace = outcome["images_per_second"] or 0.0
+    speed = f"{outcome['seconds']:.0f} s, {pace:.{int(pace < 10)}f} {task.unit}/s"
     typer.echo(
         f"run {run.key}: {scores} on {outcome['data']['test']} {task.unit}{beside}; {speed}; "
         f"{outcome['parameters']} parameters"

@@ -283,8 +283,8 @@ def _open_loggers(fabric: Any) -> Iterator[None]:
 def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, Any]:
     chance = run.task.chance
     diverged = score.metrics[run.task.metric] <= chance * 1.05
-    reached = f"{run.task.metric} {score.metrics[run.task.metric]:.4f}"
-    notes = [f"at chance: {reached} is no better than a trivial answer, {run.task.trivial} ({chance:.4f})"]
+    reached = f"{run.task.metric} {score.metrics[run.task.metric]:.2f}"
+    notes = [f"no better than a trivial answer: {reached}; {run.task.trivial} has {chance:.2f} (of 100)"]
     memory = peak.bytes()  # before the model is moved and its operations are counted
     speed = inference_speed(loop.trained, run.task.example(), run.recipe.precision)
     macs = count_macs(loop.trained.cpu().float(), run.task.example())

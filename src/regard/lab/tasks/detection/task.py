@@ -68,7 +68,7 @@ class Boxes(ValidationPart, ImageTask):
     sets: ClassVar[Mapping[str, str]] = data_sets.NAMED
     no_export: ClassVar[str] = "the numbers of proposals and of boxes depend on the image"
     model_fields: ClassVar[tuple[str, ...]] = ("detector", "width", "strides", "anchor", "ratios", "head", "mask_head")
-    trivial: ClassVar[str] = "the connected components of a threshold"
+    trivial: ClassVar[str] = "what a threshold of brightness parts"
     kind: ClassVar[str]
     detectors: ClassVar[tuple[str, ...]]
 
