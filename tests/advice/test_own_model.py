@@ -39,6 +39,8 @@ def test_a_network_of_ones_own_is_distilled_and_advised(tmp_path: Path) -> None:
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="0 readable images"):
         distill(network().eval(), SKA(), tmp_path, size=(16, 16))
+    with pytest.raises(ConfigError, match="nothing to teach"):
+        distill(network().eval(), {}, PIXELS, size=(16, 16))
 
 
 def test_a_loader_gives_its_images_and_wrong_ones_are_refused() -> None:

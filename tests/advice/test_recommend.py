@@ -31,6 +31,7 @@ from regard.models.create import create_model, loads_weights
 from regard.models.saving import load, save
 from regard.swapping.layer_plan import spell_or_none
 from regard.swapping.removed import Removed
+from regard.swapping.swap import swap
 
 from .models import HOST, SWIN, images, user_model
 
@@ -69,6 +70,10 @@ def test_the_plan_meets_the_budget_and_is_what_was_measured(
     again = recommend(user_model(), images(), QUESTION, folder=tmp_path, report=lines.append)
     assert any("continuing" in line for line in lines)
     assert [plan.divergence for plan in again.plans] == [plan.divergence for plan in result.plans]
+    for plan in result.plans:
+        swapped = [swap(user_model().network, source)(model.example) for source in (plan.choice, plan.spelling or {})]
+        assert torch.equal(*swapped)
+        assert torch.equal(swapped[0], user_model().network(model.example)) == (plan is whole)
     untouched = user_model().network.state_dict()
     assert all(torch.equal(value, untouched[key]) for key, value in model.network.state_dict().items())
 

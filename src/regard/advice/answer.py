@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from regard.core import ConfigError, MixerConfig
 from regard.core.validation import check_fields
 from regard.measure.intervals import Interval
-from regard.swapping.layer_plan import spell_layer_plan
+from regard.swapping.layer_plan import LayerPlan, spell_layer_plan
 
 from .attention_use import AttentionUse
 from .fidelity import AnswerChange
 from .judges import Judge
 from .layer_costs import Costs, Usage
-from .search import Budget, Choice, as_plan
+from .search import Budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +42,14 @@ class Question:
 class VerifiedPlan:
     """A plan with what was measured of the whole model.
 
-    predicted: the sum of the divergences of its changes alone. divergence, agreement: of the output from that of the
-    model as it was, by the judge, and percent. latency, memory, macs: shares of what the model needs with its own
-    attention; memory is None where the system does not tell. expected: its share of the budget's kind before it was
-    measured.
+    choice: the plan, which `regard.swap` takes, as it takes its `spelling`: layers that it does not name keep their
+    attention, and Removed() takes it away. predicted: the sum of the divergences of its changes alone. divergence,
+    agreement: of the output from that of the model as it was, by the judge, and percent. latency, memory, macs: shares
+    of what the model needs with its own attention; memory is None where the system does not tell. expected: its share
+    of the budget's kind before it was measured.
     """
 
-    choice: Choice
+    choice: LayerPlan
     predicted: float
     divergence: Interval
     agreement: Interval
@@ -68,7 +69,7 @@ class VerifiedPlan:
 
     @property
     def spelling(self) -> str:
-        return spell_layer_plan(as_plan(self.choice))
+        return spell_layer_plan(self.choice)
 
 
 @dataclass(frozen=True, kw_only=True)

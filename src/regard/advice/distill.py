@@ -63,7 +63,8 @@ def plan_of(model: UserModel, source: PlanSource | MixerConfig, extra: Extra = (
     matching_layers(model.network, ports=model.ports, reinitialise=True)  # refuses a model without attention
     if isinstance(source, str) and not is_layer_plan(source):
         source = f"*={source}"
-    plan = read_layer_plan(source, extra)
+    if not (plan := read_layer_plan(source, extra)):
+        raise ConfigError("the plan has no layer, so there is nothing to teach: give one that changes a layer")
     return mixers_by_layer(plan, list(plannable_layers(model.network, plan, model.ports)))
 
 

@@ -41,7 +41,7 @@ def doubts(result: Recommendation, model: UserModel) -> list[str]:
     rivals = [
         plan
         for plan in result.plans
-        if plan is not result.best and plan.choice and (plan.divergence.low or 0.0) < high
+        if plan is not result.best and (plan.divergence.low or 0.0) < high
         and plan.share(result.budget.kind) < result.best.share(result.budget.kind)
     ]  # fmt: skip
     if rivals:
@@ -68,7 +68,7 @@ def _hard_budget(result: Recommendation) -> list[str]:
             f"the attention layers are {100 * attention:.0f} % of the model's {kind}, so {result.budget} leaves little "
             "of them"
         )
-    removed = sum(spell_or_none(mixer) == "None" for mixer in best.choice.values() if mixer is not OWN)
+    removed = sum(spell_or_none(mixer) == "None" for mixer in best.choice.values())
     if kind != "memory" and removed and (least := _least_with_attention(result)) > share:
         lines.append(
             f"with attention of some kind in every layer this model costs {least:.2f}x at least, so that {removed} "

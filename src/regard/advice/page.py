@@ -14,7 +14,6 @@ from regard.swapping.removed import Removed
 
 from .answer import Recommendation, VerifiedPlan, agreement_text
 from .attention_use import summary
-from .search import as_plan
 
 OWN = "its own"
 LABELS = "ABCDEFGHIJKLMNOP"
@@ -51,20 +50,21 @@ def answer(result: Recommendation) -> list[str]:
     costs = f"{best.latency:.2f}x the time{memory}, {best.macs:.2f}x the multiply-accumulates"
     if not best.spelling:
         return [f"Keep the model as it is: no plan within {result.budget} was found."]
+    plan = _describe(best, len(result.costs))
     return [
-        f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {_describe(best)}.",
+        f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {plan}.",
         f"It needs {costs}, and {agreement_text(result, interval_text(best.agreement))} "
         f"(divergence {interval_text(best.divergence)}{result.judge.unit}).",
     ]
 
 
-def _describe(plan: VerifiedPlan) -> str:
-    """The mechanisms of a plan, each with its layers."""
+def _describe(plan: VerifiedPlan, number: int) -> str:
+    """The mechanisms of a plan of so many layers, each with its own."""
     layers: dict[str, list[str]] = {}
-    for name, mixer in as_plan(plan.choice).items():
+    for name, mixer in plan.choice.items():
         layers.setdefault("no attention" if mixer == Removed() else spell_or_none(mixer), []).append(name)
     return "; ".join(
-        f"{mixer} at {f'all {len(names)} layers' if len(names) == len(plan.choice) else ', '.join(names)}"
+        f"{mixer} at {f'all {len(names)} layers' if len(names) == number else ', '.join(names)}"
         for mixer, names in layers.items()
     )
 
@@ -93,7 +93,7 @@ def _plans(result: Recommendation) -> Sheet:
     columns = ("plan", kind, "divergence", "low", "high", "agreement %", "expected", "role")
     rows = tuple(
         (
-            f"{label}: {short_plan(plan)}", round(plan.share(result.budget.kind), 3),
+            f"{label}: {short_plan(plan, result.costs)}", round(plan.share(result.budget.kind), 3),
             round(plan.divergence.mean or 0.0, 5),
             None if plan.divergence.low is None else round(max(plan.divergence.low, 0.0), 5),
             None if plan.divergence.high is None else round(plan.divergence.high, 5),
@@ -110,29 +110,23 @@ def _plans(result: Recommendation) -> Sheet:
     return Sheet(title="Plans", columns=columns, rows=rows, note=note, chart=chart)
 
 
-def short_plan(plan: VerifiedPlan) -> str:
+def short_plan(plan: VerifiedPlan, layers: Iterable[str]) -> str:
     """The mechanisms of a plan with their numbers of layers."""
-    counts: dict[str, int] = {}
-    for mixer in plan.choice.values():
-        label = OWN if mixer is None else _label(mixer)
-        counts[label] = counts.get(label, 0) + 1
+    counts = Counter(_label(plan.choice.get(name)) for name in layers)
     return ", ".join(f"{number} x {label}" for label, number in counts.items())
 
 
-def _label(mixer: MixerConfig) -> str:
+def _label(mixer: MixerConfig | None) -> str:
+    if mixer is None:
+        return OWN
     spelling = spell_or_none(mixer)
     return "none" if spelling == "None" else spelling.removesuffix("()")
 
 
 def _assignments(result: Recommendation) -> Sheet:
-    layers = list(result.best.choice)
     labels = LABELS[: len(result.plans)]
     rows = tuple(
-        (
-            name,
-            *(OWN if (mixer := plan.choice[name]) is None else _label(mixer) for plan in result.plans[: len(labels)]),
-        )
-        for name in layers
+        (name, *(_label(plan.choice.get(name)) for plan in result.plans[: len(labels)])) for name in result.costs
     )
     return Sheet(title="What each plan has at each layer", columns=("layer", *labels), rows=rows)
 
@@ -191,7 +185,7 @@ def _costs(result: Recommendation) -> Sheet:
         for mixer, used in usage.items():
             rows.append(
                 (
-                    name, OWN if mixer is None else _label(mixer), round(used.seconds * 1e3, 3),
+                    name, _label(mixer), round(used.seconds * 1e3, 3),
                     round(used.seconds / own.seconds, 3), None if used.memory is None else round(used.memory / 1e6, 2),
                     round(used.macs / max(own.macs, 1), 3),
                 )

@@ -96,7 +96,7 @@ def recommend(
     finally:
         work.substitutes.close()
     if folder is not None and result.best.spelling:
-        write_layer_plan(as_plan(result.best.choice), folder / PLAN, model.label)
+        write_layer_plan(result.best.choice, folder / PLAN, model.label)
     elif folder is not None:  # the plan of an earlier question would contradict this answer
         (folder / PLAN).unlink(missing_ok=True)
     return result
@@ -323,7 +323,7 @@ class _Work:
             change, used = fidelity.of_plan(plans[str(row)]), usage[str(row)]
             results.append(
                 VerifiedPlan(
-                    choice=choice, predicted=additive_loss(choice, losses), divergence=change.divergence,
+                    choice=plans[str(row)], predicted=additive_loss(choice, losses), divergence=change.divergence,
                     agreement=change.agreement, latency=used.seconds / first.seconds,
                     memory=used.memory / first.memory if used.memory is not None and first.memory else None,
                     macs=used.macs / first.macs, expected=1 + added_cost(choice, costs, kind) / max(total, 1e-12),

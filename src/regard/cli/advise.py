@@ -150,7 +150,7 @@ def advise(
         command = ["regard", "explore", model, "PICTURE", "--plan", str(plan), *given]
         hints += ["to see where both look on a picture:", f"  {shlex.join(command)}"]
     lines = wrap_notes([*answer(result), *(f"not sure: {line}" for line in result.doubts)])
-    show(_rows(result, short_plan), notes=[*lines, *hints])
+    show(_rows(result, lambda plan: short_plan(plan, result.costs)), notes=[*lines, *hints])
 
 
 def _mixer_or_none(text: str, extra: Extra) -> "MixerConfig":

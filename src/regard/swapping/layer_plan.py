@@ -34,8 +34,9 @@ def is_layer_plan(value: object) -> bool:
 def read_layer_plan(source: PlanSource, extra: Extra = ()) -> dict[str, MixerConfig]:
     """The plan of a mapping, of a text such as "blocks.0.attn=SKA(); blocks.[1-3].attn=None", or of a file.
 
-    A text that ends in .json is the path of a file. None removes the attention of a layer. extra: the user's own
-    mechanisms. Raises: ConfigError for anything else; StoreError for a file that is missing or damaged.
+    A text that ends in .json is the path of a file. None removes the attention of a layer. An empty mapping is a plan
+    that changes nothing. extra: the user's own mechanisms. Raises: ConfigError for anything else; StoreError for a file
+    that is missing or damaged.
     """
     if isinstance(source, os.PathLike) or (isinstance(source, str) and source.strip().endswith(".json")):
         pairs: Iterable[tuple[Any, Any]] = _from_file(user_path(cast(str, source))).items()
@@ -55,7 +56,7 @@ def read_layer_plan(source: PlanSource, extra: Extra = ()) -> dict[str, MixerCon
         if layer in plan:
             raise ConfigError(f"the plan has two mechanisms for {layer}; keep one")
         plan[layer] = _mixer(layer, mixer, extra)
-    if not plan:
+    if not plan and not isinstance(source, Mapping):
         raise ConfigError(f"the plan has no layer; {EXPECTED}")
     return plan
 

@@ -191,13 +191,14 @@ class _Size:
         """Seek a plan; what was learned for another budget serves this one too."""
         start, searched = time.process_time(), self.known.get("searched", 0.0)
         question = Question(budget=read_budget(f"latency={budget}x"), minutes=MINUTES, batch=1)
-        plan = recommend(self.user, self.learned, question, folder=self.folder / str(self.size), report=progress).best
+        answer = recommend(self.user, self.learned, question, folder=self.folder / str(self.size), report=progress)
+        plan = answer.best
         searched += time.process_time() - start
         if not plan.spelling:
             self._without_plan(budget, "no change of a layer saves time")
             return
         self._keep(searched=searched)
-        self._swapped(f"{budget:g}", plan.spelling, short_plan(plan), plan.latency, searched)
+        self._swapped(f"{budget:g}", plan.spelling, short_plan(plan, answer.costs), plan.latency, searched)
 
     def _swapped(self, name: str, plan: str, short: str, share: float, seconds: float) -> None:
         """Judge a plan before it learns. name: its budget, or `ALL`. seconds: of CPU time, of finding it."""
