@@ -1,5 +1,6 @@
 """`regard.recommend` and `regard.distill` take any network, and a folder or an array of images."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from regard import SKA, ConfigError, DataError, create_model, distill, recommend
+from regard.images.normalise import Statistics
 from regard.swapping.layer import Port
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (24, 20, 20, 3), np.uint8)
@@ -34,6 +36,24 @@ def test_a_network_of_ones_own_is_distilled_and_advised(tmp_path: Path) -> None:
     result = recommend(model, PIXELS, "macs=0.999x", mixers=[SKA()], minutes=0.01, size=(16, 16))
     assert sum(result.images) == 24
     distill(model, result.best.spelling, PIXELS, size=(16, 16), steps=1, output_steps=0)
+
+
+@pytest.mark.parametrize("normal", [None, ([0.3] * 3, [0.4] * 3)])
+def test_the_normalisation_is_said(normal: Statistics | None) -> None:
+    lines: list[str] = []
+    how = {"size": (16, 16), "steps": 0, "output_steps": 0, "normal": normal}
+    distill(network(), SKA(), PIXELS, report=lines.append, **how)
+    assumed = "mean 0.485, 0.456, 0.406, deviation 0.229, 0.224, 0.225 (assumed, as the model does not say it: "
+    text = "mean 0.3, 0.3, 0.3, deviation 0.4, 0.4, 0.4 (normal=(mean, std))" if normal else assumed
+    assert sum(text in line for line in lines) == 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        distill(network(), SKA(), PIXELS, **how)
+    assert [assumed in str(one.message) for one in caught] == ([] if normal else [True])
+    kept = network()
+    kept.regard_data = {"normal": [[0.3] * 3, [0.4] * 3]}
+    distill(kept, SKA(), PIXELS, report=lines.append, **how | {"normal": None})
+    assert "mean 0.3, 0.3, 0.3" in lines[-4]
 
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:

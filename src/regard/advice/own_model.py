@@ -46,7 +46,8 @@ def recommend(
 
     images: 400 of a folder at most. budget: "latency=0.7x", "memory=0.5x" or "macs=0.6x" of what the model needs.
     mixers: to try, () = five mechanisms and none. size: (height, width) of images, None = the model's own. normal:
-    (mean, deviation) of each channel, None = those of timm's configuration, else ImageNet's. judge: of the output,
+    (mean, deviation) of each channel, None = those that `regard.save` kept, else of timm's configuration, else
+    ImageNet's, with a warning, or a line of the report. judge: of the output,
     "scores", "classes", "map", "embedding", "tokens" or "boxes", "" = by the output itself; or a function of the old
     and the new output that gives a distance for each image. folder, report: as in
     `regard.advice.recommend.recommend`. `result.best.spelling` is a plan that `regard.swap` and `regard.distill` take.
@@ -84,7 +85,12 @@ def _inputs(
     model: nn.Module, images: ImageSource, size: tuple[int, int] | None, normal: Statistics | None, judge: JudgeChoice,
     report: Callable[[str], None] | None, extra: Extra,
 ) -> tuple[UserModel, Images]:  # fmt: skip
-    user = as_user_model(model, type(model).__name__, size=size, data={"normal": normal}, judge=judge, extra=extra)
+    data = {} if normal is None else {"normal": normal}
+    user = as_user_model(model, type(model).__name__, size=size, data=data, judge=judge, extra=extra)
+    if report is not None:
+        report(user.preparation("normal=(mean, std)"))
+    elif "normal" not in user.data and not isinstance(images, DataLoader):  # whose images would not fit
+        warnings.warn(user.preparation("normal=(mean, std)"), stacklevel=4)
     if isinstance(images, np.ndarray):
         allowed = {user.channels} if user.frames else {1, 3, user.channels}
         if user.frames and images.ndim == 5:  # (n, frames, h, w, channels)

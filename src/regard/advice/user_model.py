@@ -73,6 +73,14 @@ class UserModel:
         own = hasattr(getattr(network, "transform", None), "image_mean")
         return own or "normal" in self.data or bool(config.get("mean"))
 
+    def preparation(self, how: str) -> str:
+        """How its images are prepared, as a sentence. how: what changes the normalisation."""
+        colours = self.channels // max(self.frames, 1)
+        mean, std = (", ".join(f"{value:.3g}" for value in part[:colours]) for part in self.statistics)
+        kind = f"clips of {self.frames} frames" if self.frames else "images"
+        known = how if self.says_normal else f"assumed, as the model does not say it: {how}"
+        return f"{self.label}: {kind} of {self.size[0]}x{self.size[1]}, mean {mean}, deviation {std} ({known})"
+
     @property
     def example(self) -> Tensor:
         """Zeros as it takes them."""
@@ -156,11 +164,12 @@ def as_user_model(
     network: nn.Module, text: str, *, size: tuple[int, int] | None = None, data: Mapping[str, Any] | None = None,
     trained: bool = True, checked: bool = False, judge: JudgeChoice = "", extra: Extra = (),
 ) -> UserModel:  # fmt: skip
-    """A network with the size of its images and their normalisation: that of `data` (see `regard.save`), else timm's.
+    """A network with the size of its images and their normalisation: that of `data` or of its file (`regard.save`),
+    else timm's.
 
     text: its name or folder. checked: its patches divide images of that size. Raises: ConfigError.
     """
-    network, data = network.eval(), data or {}
+    network, data = network.eval(), {**network.__dict__.get("regard_data", {}), **(data or {})}
     _check_dtype(network, text)
     example = example_input(network, default=default_size_of(network, text, extra))
     if example.ndim not in (4, 5) or not example.is_floating_point():

@@ -24,7 +24,7 @@ from .run_options import (
     use_data,
 )
 from .sizes import read_size
-from .user_model import MeanOption, ModelOptions, StdOption, WeightsOption, progress, say_preparation
+from .user_model import MeanOption, ModelOptions, StdOption, WeightsOption, progress
 
 if TYPE_CHECKING:
     from regard.images.normalise import Statistics
@@ -288,7 +288,7 @@ def _normal(source: "Run | Saved | None", start: str, results: Path, extra: Extr
 
     if isinstance(source, Saved):
         user = load_user_model(source.folder, extra=extra)
-        say_preparation(user)
+        progress(user.preparation("--mean, --std"))
         return user.statistics
     stored = optional_run(start, results) if isinstance(source, Run) else None
     return (stored[0].data(stored[1]).get("normal") if stored else None) or ([], [])

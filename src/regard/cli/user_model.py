@@ -99,17 +99,8 @@ def read_model(text: str, results: Path, extra: Extra, options: ModelOptions, ju
             text, size=size, pretrained=options.pretrained, weights=options.weights, normal=options.normal,
             judge=judge, extra=extra,
         )  # fmt: skip
-    say_preparation(user)
+    progress(user.preparation("--mean, --std"))
     return user
-
-
-def say_preparation(user: "UserModel") -> None:
-    """Say how the images of a model are prepared, and whether that is known."""
-    colours = user.channels // max(user.frames, 1)
-    mean, std = (", ".join(f"{value:.3g}" for value in part[:colours]) for part in user.statistics)
-    kind = f"clips of {user.frames} frames" if user.frames else "images"
-    known = "--mean, --std" if user.says_normal else "assumed, as the model does not say it: --mean, --std"
-    progress(f"{user.label}: {kind} of {user.size[0]}x{user.size[1]}, mean {mean}, deviation {std} ({known})")
 
 
 def host_of(text: str, results: Path = Path("results")) -> str:
