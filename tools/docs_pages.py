@@ -379,11 +379,13 @@ that are pruned, parametrised (weight norm) or quantised; undo this first, or do
 `torch.export.export` and `torch.onnx.export(..., dynamo=True)` take swapped models with one image size, and with any
 batch size if its dimension is dynamic (ViT3: one batch size only; DynamicConv: up to a maximum that you give, such as
 `Dim("batch", max=64)`). Every mechanism was compared with ONNX Runtime. Height and width may be free too, in a model
-that takes images of any size: with softmax, MiTA, Agent (with landmarks as `m=(7, 7)`, whose number alone would be laid
-by the shape of the image), SKA, which resamples its keys, TopK and Linear: `export --free-size`. Exported graphs
-contain PyTorch's operators only, not the compiled kernels. TorchScript is refused: `torch.jit.script` always,
-`torch.jit.trace` where the grid of the tokens follows from the image. For `torch.fx`, as in torchvision's feature
-extraction, a swapped layer is one node: `tracer_kwargs={{"leaf_modules": [Port]}}`, with `from regard import Port`.
+that takes images of any size: with softmax, MiTA and Agent (both with landmarks as `m=(7, 7)`, whose number alone would
+be laid by the shape of the image; `regard.retune(model, m=(7, 7))` changes a trained model), SKA, which resamples its
+keys, TopK and Linear: `export --free-size`. Most of timm's ViTs take one size; such a model starts from
+`'vit_tiny_patch16_224(dynamic_img_size=True)'`, which takes the same `--weights`. Exported graphs contain PyTorch's
+operators only, not the compiled kernels. TorchScript is refused: `torch.jit.script` always, `torch.jit.trace` where the
+grid of the tokens follows from the image. For `torch.fx`, as in torchvision's feature extraction, a swapped layer is
+one node: `tracer_kwargs={{"leaf_modules": [Port]}}`, with `from regard import Port`.
 """
 
 

@@ -54,8 +54,12 @@ def test_height_and_width_are_free_in_onnx(mixer: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.untyped
-def test_a_number_of_landmarks_needs_rows_and_columns_where_sides_are_free(tmp_path: Path) -> None:
+def test_what_needs_the_size_of_images_is_refused_where_sides_are_free(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     model, _ = vit(img_size=(32, 48), dynamic_img_size=True)
-    with pytest.raises(ConfigError, match=r"m=4: its rows and columns depend on the shape.*m=\(rows, columns\)"):
-        export_onnx(swap(model, "Agent(m=4)").eval(), (torch.randn(1, 3, 32, 48),), tmp_path / "m.onnx", free_size=True)
+    images, file = torch.randn(1, 3, 32, 48), tmp_path / "m.onnx"
+    for mixer in ("Agent(m=4)", "MiTA(m=4, k=3)"):
+        with pytest.raises(ConfigError, match=r"lays its landmarks by the shape of the image.*here m=\(2, 2\)"):
+            export_onnx(swap(model, mixer).eval(), (images,), file, free_size=True)
+    with pytest.raises(ConfigError, match=r"takes images of 32x48 only.*dynamic_img_size=True"):
+        export_onnx(vit(img_size=(32, 48))[0], (images,), file, free_size=True)

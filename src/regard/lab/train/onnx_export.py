@@ -6,13 +6,17 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from regard.core import ConfigError, StoreError, require
+from regard.core import ConfigError, RegardError, StoreError, require
+from regard.mixers.agent import Agent
+from regard.mixers.mita.mita import MiTA
+from regard.mixers.spelling import spell
+from regard.swapping.layer import Port
 
 TOLERANCE = 1e-4
 """Largest difference of an output, relative to its largest value."""
@@ -31,7 +35,7 @@ def export_onnx(
     inputs: the model's arguments for one sample, each with the batch first. The exported model takes any batch where
     the exporter can trace one, else batches of one. batch: samples with which a dynamic export is traced and compared.
     about: entries of the file's metadata. free_size: leave height and width of images free too, and compare twice the
-    height as well; mechanisms with landmarks need them as m=(rows, columns).
+    height as well; MiTA and Agent need their landmarks as m=(rows, columns).
     Returns the largest difference of an output relative to its largest value, and whether the batch is dynamic.
     Raises: MissingExtra if packages are missing; ConfigError if the exporter fails, or outputs differ by more than
     `TOLERANCE`; StoreError if the file cannot be written.
@@ -40,6 +44,8 @@ def export_onnx(
     require("onnxruntime", "onnx")
     require("onnxscript", "onnx")
     model = model.cpu().float().eval()
+    if free_size:
+        _check_free(model, inputs)
     many = tuple(torch.cat([item] * batch) for item in inputs)
     program, dynamic, failure = None, False, ""
     free = dict.fromkeys((0, 2, 3) if free_size else (0,), torch.export.Dim.DYNAMIC)
@@ -58,7 +64,7 @@ def export_onnx(
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:  # a former file stays until the end
             part = Path(folder) / path.name
             program.save(str(part))
-            taller = tuple(torch.cat([item] * 2, 2) for item in examples) if free_size else examples
+            taller = _taller(examples) if free_size else examples
             difference = float(torch.tensor([compare_onnx(model, given, part) for given in (examples, taller)]).max())
             if not difference <= TOLERANCE:
                 raise ConfigError(
@@ -70,6 +76,34 @@ def export_onnx(
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
     return difference, dynamic
+
+
+def _check_free(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Raises: ConfigError for what needs to know the size of images: a number of landmarks, a model of one size."""
+    for layer in model.modules():
+        config: Any = layer.mixer.config if isinstance(layer, Port) else None
+        if isinstance(config, MiTA | Agent) and isinstance(config.m, int) and config.landmarks == "avg2d":
+            sides = cast(Port, layer).mixer.site.grid.factor(config.m)
+            raise ConfigError(
+                f"{spell(config)} lays its landmarks by the shape of the image, which is free: give m=(rows, columns), "
+                f"here m={sides}; regard.retune changes it in a trained model"
+            )
+    try:
+        with torch.inference_mode():
+            model(*_taller(inputs))
+    except RegardError:
+        raise
+    except Exception as error:  # of the user's model, it may be any
+        size = "x".join(map(str, inputs[0].shape[2:]))
+        raise ConfigError(
+            f"this {type(model).__name__} takes images of {size} only: free sides need a model of any size, in timm "
+            "with dynamic_img_size=True, such as 'vit_tiny_patch16_224(dynamic_img_size=True)'"
+        ) from error
+
+
+def _taller(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Images of twice the height."""
+    return tuple(torch.cat([item] * 2, 2) for item in inputs)
 
 
 def _cause(error: BaseException) -> str:
