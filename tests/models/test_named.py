@@ -66,8 +66,11 @@ def test_weights_that_are_others_are_refused(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match=message):
             named_network(HOST, weights=file)
     save_file({**state(), "cls_token": torch.zeros(1, 1, 3)}, tmp_path / "w.safetensors")
-    with pytest.raises(StoreError, match="1 of another shape, first cls_token"):
+    with pytest.raises(StoreError, match="1 of another shape, first cls_token$"):
         named_network(HOST, weights=file)
+    save_file(state(), file)
+    with pytest.raises(StoreError, match="first pos_embed; its positions are of images of 32x32: give --size 32x32"):
+        named_network(HOST.replace("32", "224"), weights=file)
     torch.save({"model": torch.nn.Linear(1, 1)}, tmp_path / "w.pt")
     with pytest.raises(StoreError, match="pickle with other things than tensors"):
         named_network(HOST, weights=str(tmp_path / "w.pt"))

@@ -1,6 +1,7 @@
 """A network by a user's words: a name of `create_model`, timm:NAME, hf:FOLDER or MODULE:FUNCTION; and its weights."""
 
 import inspect
+import math
 import os
 import re
 import warnings
@@ -23,6 +24,7 @@ from regard.swapping.host_parameters import read_tensors
 
 from .create import build_sized, create_model, loads_weights
 from .hugging_face import FILE, check_no_hub, hub_attention, load_transformers
+from .sizes import default_size_of
 
 ENTRIES = ("state_dict", "model_state_dict", "model", "state_dict_ema", "ema_state_dict", "net", "module")
 """Where checkpoints of training loops have the weights."""
@@ -127,13 +129,28 @@ def _load(network: nn.Module, state: dict[str, Tensor], source: str) -> None:
         for what, names in (("missing", missing), ("not in the model", unknown), ("of another shape", shapes))
         if names
     ):
-        hint = f"; {nearest(missing[0], unknown)}" if missing and unknown else ""
+        hint = f"; {nearest(missing[0], unknown)}" if missing and unknown else _size_hint(network, state)
         raise StoreError(f"the weights of {source} are not those of this model: {problem}{hint}")
     try:
         check_weights(network, state)
     except (ValueError, RuntimeError) as error:  # RuntimeError: of tensors without data, or sparse ones
         raise StoreError(f"the weights of {source} are damaged or of another kind: {error}") from error
     network.load_state_dict(state)
+
+
+def _size_hint(network: nn.Module, state: Mapping[str, Tensor]) -> str:
+    """The size of square images that a table of positions in a file is for; "" where no shape tells it."""
+    own, record = getattr(network, "pos_embed", None), network.__dict__.get("regard_host")
+    tables = own, state.get("pos_embed")
+    if record is None or not all(isinstance(table, Tensor) and table.ndim == 3 for table in tables):
+        return ""
+    height, width = default_size_of(network, "")
+    for prefix in range(6):  # tokens without a place
+        first, second = (math.sqrt(max(cast(Tensor, table).shape[1] - prefix, 0)) for table in tables)
+        size = height * second / max(first, 1)
+        if first.is_integer() and second.is_integer() and size.is_integer() and height == width and first != second:
+            return f"; its positions are of images of {size:.0f}x{size:.0f}: give --size {size:.0f}x{size:.0f}"
+    return ""
 
 
 def _of_function(text: str) -> NamedNetwork:
