@@ -25,8 +25,10 @@ from regard.lab.train.execute import execute
 from regard.lab.train.load import load_run
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
+from regard.mixers.linear import Linear
 from regard.models.create import create_model
 from regard.models.saving import load, save
+from regard.swapping.layer_plan import write_layer_plan
 
 RUN = Run(
     task=Classification(
@@ -142,6 +144,13 @@ def test_any_classifier_is_evaluated_on_labelled_images(tmp_path: Path, capsys: 
     predicted = json.loads(capsys.readouterr().out)
     right = [one["label"] == Path(one["file"]).parent.name for one in predicted]
     assert found["known",]["metrics"]["top1"] == pytest.approx(100 * np.mean(right))
+    plan = write_layer_plan({"blocks.0.attn": Linear()}, tmp_path / "plan.json")
+    assert (
+        answer(capsys, "eval", str(known), "--data", photos, "--plan", str(plan))["metrics"]
+        == found["known", "--mixer", "Linear()"]["metrics"]
+    )
+    both = ["--mixer", "SKA()", "--plan", "blocks.0.attn=None"]
+    refused(capsys, ["eval", str(known), "--data", photos, *both], "--mixer and --plan both")
     refused(capsys, ["eval", str(known)], "give labelled images with --data")
     (tmp_path / "photos" / "digit 9").rename(tmp_path / "nine")
     own.digest.cache_clear()  # which a process computes once

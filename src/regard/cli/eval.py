@@ -28,6 +28,7 @@ def evaluate(
         bool, typer.Option("--best", help="Use the best weights of a run with --val. Default: the last weights.")
     ] = False,
     mixer: Annotated[str, typer.Option(help="Evaluate with another mechanism, such as 'MiTA(m=9, k=9)'.")] = "",
+    plan: Annotated[str, typer.Option(help="Evaluate with a plan of layers: plan.json of `regard advise`.")] = "",
     retune: Annotated[str, typer.Option(help="Change numbers of the mechanism, such as m=16,k=16.")] = "",
     device: DeviceOption = "auto",
     data: Annotated[str | None, typer.Option(help="Evaluate on these data. Default: the test of a run's own.")] = None,
@@ -43,6 +44,8 @@ def evaluate(
     or with another mechanism."""
     from regard.lab.train.autocast import ModelAtPrecision
 
+    if mixer and plan:
+        raise ConfigError("--mixer and --plan both name the mechanism: leave one out")
     use_data(data_root)
     extra = imported_items(modules)
     run = trained_run(model, results)
@@ -54,6 +57,8 @@ def evaluate(
     task = cast("Task", trained.task)
     if mixer:
         _swap(trained, read_mixer(mixer, extra), extra)
+    if plan:
+        _swap_by_plan(trained, plan, extra)
     if retune:
         from regard.swapping.swap import retune as retune_model
 
@@ -69,7 +74,8 @@ def evaluate(
     number = None if score.samples is None else len(score.samples)
     if as_json:
         key = {} if run is None else {"key": run[1]}
-        typer.echo(json.dumps({**key, "metrics": score.metrics, "mixer": mixer, "retune": retune, task.unit: number}))
+        given = {"mixer": mixer, "plan": plan, "retune": retune}
+        typer.echo(json.dumps({**key, "metrics": score.metrics, **given, task.unit: number}))
     else:
         values = [f"{name} {value:.4f}" for name, value in score.metrics.items()]
         typer.echo("  ".join([*values, *([] if number is None else [f"on {number} {task.unit}"])]))
@@ -129,3 +135,18 @@ def _swap(trained: Trained, mixer: "MixerConfig", extra: Extra) -> None:
     if new:
         typer.echo(f"new and untrained in every layer: {', '.join(new)}", err=True)
     plan.apply()
+
+
+def _swap_by_plan(trained: Trained, plan: str, extra: Extra) -> None:
+    """Swap by a plan of layers, its file or its text; prints which weights are new."""
+    import torch
+
+    from regard.models.catalog import user_ports
+    from regard.swapping.layer_plan import read_layer_plan
+    from regard.swapping.swap import swap
+
+    torch.manual_seed(trained.seed)
+    before = {name for name, _ in trained.network.named_parameters()}
+    swap(trained.network, read_layer_plan(plan, extra), example=trained.example, ports=user_ports(extra))
+    if new := [name for name, _ in trained.network.named_parameters() if name not in before]:
+        typer.echo(f"new and untrained: {', '.join(new)}", err=True)
