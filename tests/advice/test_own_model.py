@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from regard import SKA, ConfigError, DataError, create_model, distill, recommend
+from regard import SKA, ConfigError, DataError, create_model, distill, recommend, save, swap
 from regard.images.normalise import Statistics
 from regard.swapping.layer import Port
 
@@ -30,12 +31,20 @@ def test_a_network_of_ones_own_is_distilled_and_advised(tmp_path: Path) -> None:
     assert all(module.training for module in model.modules())
     assert not any(module.training for module in learned.model.modules())
     errors = [change.divergence.mean for change in learned.changes.values()]
+    assert [line.partition(":")[0] for line in str(learned).splitlines()] == [*learned.changes, "divergence"]
     assert errors == sorted(errors, reverse=True)  # a step that leads away is left out
     assert sum(isinstance(layer, Port) for layer in learned.model.modules()) == 2
     assert not any(isinstance(layer, Port) for layer in model.modules())
     result = recommend(model, PIXELS, "macs=0.999x", mixers=[SKA()], minutes=0.01, size=(16, 16))
     assert sum(result.images) == 24
-    distill(model, result.best.spelling, PIXELS, size=(16, 16), steps=1, output_steps=0)
+    assert result.best.choice
+    saved = tmp_path / "saved"
+    learned = distill(model, result.best.choice, PIXELS, size=(16, 16), steps=1, output_steps=0, folder=str(saved))
+    other = swap(network().eval(), str(saved / "plan.json"), example=torch.zeros(1, 3, 16, 16))
+    other.load_state_dict(load_file(saved / "weights.safetensors"))
+    assert torch.equal(other(torch.ones(1, 3, 16, 16)), learned.model(torch.ones(1, 3, 16, 16)))
+    with pytest.raises(ConfigError, match=r"regard.distill\(..., folder=FOLDER\)"):
+        save(learned.model, tmp_path / "other")
 
 
 @pytest.mark.parametrize("normal", [None, ([0.3] * 3, [0.4] * 3)])

@@ -74,6 +74,11 @@ def test_the_plan_meets_the_budget_and_is_what_was_measured(
         swapped = [swap(user_model().network, source)(model.example) for source in (plan.choice, plan.spelling or {})]
         assert torch.equal(*swapped)
         assert torch.equal(swapped[0], user_model().network(model.example)) == (plan is whole)
+    lines = repr(result).splitlines()
+    assert len(lines) == len(result.plans) + 2 + len(result.doubts)
+    assert lines[0].startswith("  3 x its own: 1.00x the time, 1.00x the multiply-accumulates, divergence 0")
+    assert [line.startswith("* ") for line in lines].index(True) == result.plans.index(result.best)
+    assert "Recommended within macs=0.9x: " in repr(result)
     untouched = user_model().network.state_dict()
     assert all(torch.equal(value, untouched[key]) for key, value in model.network.state_dict().items())
 

@@ -1,18 +1,22 @@
 """What a user asks of `regard advise`, and the answer, as data."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from regard.core import ConfigError, MixerConfig
 from regard.core.validation import check_fields
 from regard.measure.intervals import Interval
-from regard.swapping.layer_plan import LayerPlan, spell_layer_plan
+from regard.swapping.layer_plan import LayerPlan, spell_layer_plan, spell_or_none
+from regard.swapping.removed import Removed
 
 from .attention_use import AttentionUse
 from .fidelity import AnswerChange
 from .judges import Judge
 from .layer_costs import Costs, Usage
 from .search import Budget
+
+OWN = "its own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +106,64 @@ class Recommendation:
     looked_at: int = 0
     doubts: tuple[str, ...] = field(default=())
 
+    def __repr__(self) -> str:
+        """The plans, the recommended one and the doubts, as lines of text."""
+        plans = [
+            f"{'*' if plan is self.best else ' '} {short_plan(plan, self.costs)}: {plan.latency:.2f}x the time, "
+            f"{plan.macs:.2f}x the multiply-accumulates, divergence {interval_text(plan.divergence)}"
+            f"{self.judge.unit}, agreement {plan.agreement.mean:.1f} %"
+            for plan in self.plans
+        ]
+        return "\n".join([*plans, *answer(self), *(f"not sure: {line}" for line in self.doubts)])
+
 
 def agreement_text(result: Recommendation, agreement: str) -> str:
     """What a plan keeps of the model's answers, as text. agreement: in percent."""
     return result.judge.sentence.format(agreement)
+
+
+def answer(result: Recommendation) -> list[str]:
+    """The recommendation as sentences."""
+    best = result.best
+    memory = "" if best.memory is None else f", {best.memory:.2f}x the peak memory"
+    costs = f"{best.latency:.2f}x the time{memory}, {best.macs:.2f}x the multiply-accumulates"
+    if not best.spelling:
+        return [f"Keep the model as it is: no plan within {result.budget} was found."]
+    plan = _describe(best, len(result.costs))
+    return [
+        f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {plan}.",
+        f"It needs {costs}, and {agreement_text(result, interval_text(best.agreement))} "
+        f"(divergence {interval_text(best.divergence)}{result.judge.unit}).",
+    ]
+
+
+def _describe(plan: VerifiedPlan, number: int) -> str:
+    """The mechanisms of a plan of so many layers, each with its own."""
+    layers: dict[str, list[str]] = {}
+    for name, mixer in plan.choice.items():
+        layers.setdefault("no attention" if mixer == Removed() else spell_or_none(mixer), []).append(name)
+    return "; ".join(
+        f"{mixer} at {f'all {len(names)} layers' if len(names) == number else ', '.join(names)}"
+        for mixer, names in layers.items()
+    )
+
+
+def interval_text(value: Interval) -> str:
+    """Mean with its interval."""
+    if value.low is None or value.high is None:
+        return f"{value.mean:.3g}"
+    return f"{value.mean:.3g} [{max(value.low, 0.0):.3g}, {value.high:.3g}]"
+
+
+def short_plan(plan: VerifiedPlan, layers: Iterable[str]) -> str:
+    """The mechanisms of a plan with their numbers of layers."""
+    counts = Counter(label(plan.choice.get(name)) for name in layers)
+    return ", ".join(f"{number} x {label}" for label, number in counts.items())
+
+
+def label(mixer: MixerConfig | None) -> str:
+    """A mechanism in a short text."""
+    if mixer is None:
+        return OWN
+    spelling = spell_or_none(mixer)
+    return "none" if spelling == "None" else spelling.removesuffix("()")

@@ -55,6 +55,24 @@ class Distilled:
     judged: int
     judge: Judge
 
+    def __repr__(self) -> str:
+        """What changed after each step, as lines of text."""
+        lines = [change_text(step, change, self.judge) for step, change in self.changes.items()]
+        return "\n".join([*lines, self.note])
+
+    @property
+    def note(self) -> str:
+        """What the numbers mean."""
+        return (
+            f"divergence: {self.judge.distance}; agreement: {self.judge.kept}; both with the original, on "
+            f"{self.judged} images that it did not learn from"
+        )
+
+
+def change_text(step: str, change: AnswerChange, judge: Judge) -> str:
+    """What a step has changed so far."""
+    return f"{step}: divergence {change.divergence.mean:.4g}{judge.unit}, agreement {change.agreement.mean:.1f} %"
+
 
 def plan_of(model: UserModel, source: PlanSource | MixerConfig, extra: Extra = ()) -> dict[str, MixerConfig]:
     """A plan with exact layer names of a plan, or of one mechanism for all layers. Raises: ConfigError, SwapError."""
@@ -156,8 +174,7 @@ class _Teaching:
 
     def _add(self, step: str, change: AnswerChange) -> bool:
         """Keep and say what a step changed; returns False for one that is left out."""
-        unit, last = self.fidelity.judges[0].unit, next(reversed(self.changes.values()), None)
-        text = f"{step}: divergence {change.divergence.mean:.4g}{unit}, agreement {change.agreement.mean:.1f} %"
+        text, last = change_text(step, change, self.fidelity.judges[0]), next(reversed(self.changes.values()), None)
         others = "".join(f"; {name}: {other.divergence.mean:.4g}" for name, other in change.others.items())
         if self.guard and last is not None and change.loss > last.loss:
             self.say(f"{text}{others}: farther from the original than before, so that this step is left out")

@@ -6,16 +6,13 @@ from pathlib import Path
 
 from regard.core import MixerConfig
 from regard.files.atomic import write_atomically
-from regard.measure.intervals import Interval
 from regard.pages.analysis_page import render_sheets
 from regard.pages.sheets import Cell, Chart, Sheet
-from regard.swapping.layer_plan import spell_or_none
 from regard.swapping.removed import Removed
 
-from .answer import Recommendation, VerifiedPlan, agreement_text
+from .answer import Recommendation, answer, label, short_plan
 from .attention_use import summary
 
-OWN = "its own"
 LABELS = "ABCDEFGHIJKLMNOP"
 
 
@@ -43,39 +40,6 @@ def render_advice(result: Recommendation) -> str:
     )
 
 
-def answer(result: Recommendation) -> list[str]:
-    """The recommendation as sentences."""
-    best = result.best
-    memory = "" if best.memory is None else f", {best.memory:.2f}x the peak memory"
-    costs = f"{best.latency:.2f}x the time{memory}, {best.macs:.2f}x the multiply-accumulates"
-    if not best.spelling:
-        return [f"Keep the model as it is: no plan within {result.budget} was found."]
-    plan = _describe(best, len(result.costs))
-    return [
-        f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {plan}.",
-        f"It needs {costs}, and {agreement_text(result, interval_text(best.agreement))} "
-        f"(divergence {interval_text(best.divergence)}{result.judge.unit}).",
-    ]
-
-
-def _describe(plan: VerifiedPlan, number: int) -> str:
-    """The mechanisms of a plan of so many layers, each with its own."""
-    layers: dict[str, list[str]] = {}
-    for name, mixer in plan.choice.items():
-        layers.setdefault("no attention" if mixer == Removed() else spell_or_none(mixer), []).append(name)
-    return "; ".join(
-        f"{mixer} at {f'all {len(names)} layers' if len(names) == number else ', '.join(names)}"
-        for mixer, names in layers.items()
-    )
-
-
-def interval_text(value: Interval) -> str:
-    """Mean with its interval."""
-    if value.low is None or value.high is None:
-        return f"{value.mean:.3g}"
-    return f"{value.mean:.3g} [{max(value.low, 0.0):.3g}, {value.high:.3g}]"
-
-
 def _sheets(result: Recommendation) -> Iterable[Sheet]:
     if result.doubts:
         yield Sheet(title="What this is not sure of", columns=("doubt",), rows=tuple((line,) for line in result.doubts))
@@ -93,14 +57,14 @@ def _plans(result: Recommendation) -> Sheet:
     columns = ("plan", kind, "divergence", "low", "high", "agreement %", "expected", "role")
     rows = tuple(
         (
-            f"{label}: {short_plan(plan, result.costs)}", round(plan.share(result.budget.kind), 3),
+            f"{letter}: {short_plan(plan, result.costs)}", round(plan.share(result.budget.kind), 3),
             round(plan.divergence.mean or 0.0, 5),
             None if plan.divergence.low is None else round(max(plan.divergence.low, 0.0), 5),
             None if plan.divergence.high is None else round(plan.divergence.high, 5),
             round(plan.agreement.mean or 0.0, 1), round(plan.predicted, 5),
             "recommended" if plan is result.best else "others",
         )
-        for label, plan in zip(LABELS, result.plans, strict=False)
+        for letter, plan in zip(LABELS, result.plans, strict=False)
     )  # fmt: skip
     note = (
         "Each plan was run end to end. low, high: of the divergence, its 95 % interval. expected: the sum of the "
@@ -110,23 +74,10 @@ def _plans(result: Recommendation) -> Sheet:
     return Sheet(title="Plans", columns=columns, rows=rows, note=note, chart=chart)
 
 
-def short_plan(plan: VerifiedPlan, layers: Iterable[str]) -> str:
-    """The mechanisms of a plan with their numbers of layers."""
-    counts = Counter(_label(plan.choice.get(name)) for name in layers)
-    return ", ".join(f"{number} x {label}" for label, number in counts.items())
-
-
-def _label(mixer: MixerConfig | None) -> str:
-    if mixer is None:
-        return OWN
-    spelling = spell_or_none(mixer)
-    return "none" if spelling == "None" else spelling.removesuffix("()")
-
-
 def _assignments(result: Recommendation) -> Sheet:
     labels = LABELS[: len(result.plans)]
     rows = tuple(
-        (name, *(_label(plan.choice.get(name)) for plan in result.plans[: len(labels)])) for name in result.costs
+        (name, *(label(plan.choice.get(name)) for plan in result.plans[: len(labels)])) for name in result.costs
     )
     return Sheet(title="What each plan has at each layer", columns=("layer", *labels), rows=rows)
 
@@ -149,9 +100,9 @@ def _alone(result: Recommendation) -> Sheet:
     )
     if result.refused:
         reasons = Counter((mixer, why.replace(name, "it")) for (name, mixer), why in result.refused.items())
-        texts = [f"{_label(mixer)} at {number} layers ({why})" for (mixer, why), number in reasons.items()]
+        texts = [f"{label(mixer)} at {number} layers ({why})" for (mixer, why), number in reasons.items()]
         note = f"{note} Refused: {'; '.join(texts)}."
-    return Sheet(title="Each layer alone", columns=("layer", *map(_label, mixers)), rows=rows, note=note)
+    return Sheet(title="Each layer alone", columns=("layer", *map(label, mixers)), rows=rows, note=note)
 
 
 def _use(result: Recommendation) -> Sheet:
@@ -185,7 +136,7 @@ def _costs(result: Recommendation) -> Sheet:
         for mixer, used in usage.items():
             rows.append(
                 (
-                    name, _label(mixer), round(used.seconds * 1e3, 3),
+                    name, label(mixer), round(used.seconds * 1e3, 3),
                     round(used.seconds / own.seconds, 3), None if used.memory is None else round(used.memory / 1e6, 2),
                     round(used.macs / max(own.macs, 1), 3),
                 )

@@ -113,9 +113,9 @@ def advise(
         return
     refuse_given(context, ("dtype", "seconds"), "is for costs and times without --data; leave it out")
     use_data(data_root)
-    from regard.advice.answer import Question
+    from regard.advice.answer import Question, answer, short_plan
     from regard.advice.distill import PLAN
-    from regard.advice.page import answer, short_plan, write_advice
+    from regard.advice.page import write_advice
     from regard.advice.recommend import PAGE, recommend
     from regard.advice.search import Budget, read_budget
 

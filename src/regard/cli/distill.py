@@ -77,8 +77,7 @@ def distill(
         show(_rows(outcome), as_json)
         return
     notes = [
-        f"divergence: {outcome.judge.distance}; agreement: {outcome.judge.kept}; both with the original, on "
-        f"{outcome.judged} images that it did not learn from",
+        outcome.note,
         f"saved: {out}; {how_to_load(out, user)}",
         *([f"to see where it looks: regard explore {shlex.quote(str(out))} PICTURE"] if user.saveable else []),
     ]

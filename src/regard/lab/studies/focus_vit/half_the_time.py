@@ -22,11 +22,10 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from regard.advice.answer import Question
+from regard.advice.answer import Question, short_plan
 from regard.advice.distill import distill_model
 from regard.advice.layer_costs import measure_usage
 from regard.advice.learning import Distillation
-from regard.advice.page import short_plan
 from regard.advice.recommend import recommend
 from regard.advice.search import read_budget
 from regard.advice.substitutes import Substitutes
