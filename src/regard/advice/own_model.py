@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from regard.core import DataError, Extra, MixerConfig
 from regard.core.eval_mode import kept_modes
 from regard.core.validation import check_arguments
+from regard.files.paths import user_path
 from regard.images.augment import centre
 from regard.images.clips import frames_joined
 from regard.images.images import Images
@@ -40,7 +41,8 @@ IMAGES = 400
 def recommend(
     model: nn.Module, images: ImageSource, budget: str = "latency=0.8x", *, mixers: Sequence[MixerConfig] = (),
     minutes: float = 15.0, size: tuple[int, int] | None = None, normal: Statistics | None = None,
-    judge: JudgeChoice = "", folder: Path | None = None, report: Callable[[str], None] | None = None, extra: Extra = (),
+    judge: JudgeChoice = "", folder: str | Path | None = None, report: Callable[[str], None] | None = None,
+    extra: Extra = (),
 ) -> Recommendation:  # fmt: skip
     """Which attention at which layer changes a model's output least within a budget, measured on this machine.
 
@@ -56,14 +58,15 @@ def recommend(
     question = Question(budget=read_budget(budget), mixers=tuple(mixers), minutes=minutes)
     with kept_modes(model):
         user, pictures = _inputs(model, images, size, normal, judge, report, extra)
-        return recommending.recommend(user, pictures, question, folder=folder, report=report)
+        return recommending.recommend(user, pictures, question, folder=_path(folder), report=report)
 
 
 @check_arguments
 def distill(
     model: nn.Module, plan: PlanSource | MixerConfig, images: ImageSource, *, steps: int = 200, output_steps: int = 400,
     lr: float = 1e-3, batch: int = 16, size: tuple[int, int] | None = None, normal: Statistics | None = None,
-    judge: JudgeChoice = "", folder: Path | None = None, report: Callable[[str], None] | None = None, extra: Extra = (),
+    judge: JudgeChoice = "", folder: str | Path | None = None, report: Callable[[str], None] | None = None,
+    extra: Extra = (),
 ) -> Distilled:  # fmt: skip
     """Swap a copy of a model by a plan, or by one mechanism in all layers, and teach it what the model did.
 
@@ -78,7 +81,11 @@ def distill(
     )
     with kept_modes(model):
         user, pictures = _inputs(model, images, size, normal, judge, report, extra)
-        return distill_model(user, plan, pictures, layers, outputs, folder, extra=extra, report=report)
+        return distill_model(user, plan, pictures, layers, outputs, _path(folder), extra=extra, report=report)
+
+
+def _path(folder: str | Path | None) -> Path | None:
+    return None if folder is None else user_path(folder)
 
 
 def _inputs(

@@ -47,6 +47,7 @@ def model_recipe(model: nn.Module) -> dict[str, Any]:
             "save writes models of regard.create_model, whose name and options build them again, and those of "
             f"transformers, not this {type(model).__name__}: "
             "torch.save(model.state_dict(), ...), and to load it, make the model, swap as before, then load_state_dict"
+            "; regard.distill(..., folder=FOLDER) writes the plan and the weights"
         )
     name, options = record
     return {"host": spell_host(name, _without_weights(options)), "swaps": recorded_swaps(model)}
