@@ -65,6 +65,14 @@ def test_the_normalisation_is_said(normal: Statistics | None) -> None:
     assert "mean 0.3, 0.3, 0.3" in lines[-4]
 
 
+def test_trials_have_at_most_half_of_the_steps() -> None:
+    for steps, expected in ((5, 0), (13, 3)):
+        lines: list[str] = []
+        distill(network(), SKA(), PIXELS, size=(16, 16), steps=0, output_steps=steps, report=lines.append)
+        assert sum(line.startswith("trial of 2 steps") for line in lines) == expected
+        assert sum(line.startswith("trial") for line in lines) == expected
+
+
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="0 readable images"):
         distill(network().eval(), SKA(), tmp_path, size=(16, 16))

@@ -42,7 +42,7 @@ SAVED = ("model.json", "regard.json", WEIGHTS)
 RATES = (1.0, 0.1, 0.01)
 """Of the rate of the output, which are tried."""
 TRIAL = 20
-"""Steps of a trial at least, and its part of all steps."""
+"""Steps of a trial at least, and its part of all steps; all trials together have at most half of the steps."""
 
 
 @dataclass(frozen=True)
@@ -184,11 +184,15 @@ class _Teaching:
         return True
 
     def _rate(self, outputs: Distillation, rank: int) -> float:
-        """The factor of the rate with which the output gets nearest to the original in a few steps; 0 if with none."""
+        """The factor of the rate with which the output gets nearest to the original in a few steps; 0 if with none; 1
+        if there are too few steps for trials."""
+        steps = min(max(TRIAL, outputs.steps // TRIAL), outputs.steps // (2 * len(RATES)))
+        if not steps:
+            return 1.0
         if "rate" not in self.kept.content:
             best, rate = next(reversed(self.changes.values())).loss, 0.0
             for factor in RATES:
-                how = replace(outputs, steps=max(TRIAL, outputs.steps // TRIAL), lr=outputs.lr * factor)
+                how = replace(outputs, steps=steps, lr=outputs.lr * factor)
                 trial = self._distillation(self._student(), how, rank)
                 trial.run()
                 loss = self.fidelity.of_model(trial.end()).loss
