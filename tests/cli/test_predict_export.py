@@ -27,7 +27,7 @@ from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
 from regard.mixers.linear import Linear
 from regard.models.create import create_model
-from regard.models.saving import load, save
+from regard.models.saving import load, read_description, save
 from regard.swapping.layer_plan import write_layer_plan
 
 RUN = Run(
@@ -151,6 +151,10 @@ def test_any_classifier_is_evaluated_on_labelled_images(tmp_path: Path, capsys: 
     )
     both = ["--mixer", "SKA()", "--plan", "blocks.0.attn=None"]
     refused(capsys, ["eval", str(known), "--data", photos, *both], "--mixer and --plan both")
+    taught = ["--plan", "Linear()", "--data", photos, "--steps", "0", "--output-steps", "0"]
+    assert command(["distill", str(unnamed), *taught, "--out", str(tmp_path / "taught")]) == 0
+    assert "named by the classes of" in capsys.readouterr().err
+    assert read_description(tmp_path / "taught")["data"]["class_names"] == record["class_names"]
     refused(capsys, ["eval", str(known)], "give labelled images with --data")
     (tmp_path / "photos" / "digit 9").rename(tmp_path / "nine")
     own.digest.cache_clear()  # which a process computes once

@@ -1,12 +1,14 @@
 """`regard distill MODEL --plan PLAN --data DIR`: teach a swapped model to do what the model did, without labels."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.core import ConfigError
+from regard.core import ConfigError, DataError
+from regard.files.paths import printable
 
 from .given import expand_groups
 from .imports import Imports, imported_items
@@ -16,6 +18,7 @@ from .user_model import DataOption, JudgeOption, ModelArgument, ModelOptions, pr
 
 if TYPE_CHECKING:
     from regard.advice.distill import Distilled
+    from regard.advice.user_model import UserModel
 
 
 @expand_groups
@@ -68,6 +71,7 @@ def distill(
             f"the weights of {model} are random, so there is nothing to learn from: give --pretrained, a saved folder "
             "or a run"
         )
+    user = _with_classes(user, data)
     user.network.to(find_device(device))
     pictures = read_images(user, data, images)
     layers = Distillation(steps=steps, lr=lr, batch=batch, augment=augment)
@@ -82,6 +86,23 @@ def distill(
         *([f"to see where it looks: regard explore {shlex.quote(str(out))} PICTURE"] if user.saveable else []),
     ]
     show(_rows(outcome), notes=wrap_notes(notes))
+
+
+def _with_classes(user: "UserModel", data: str) -> "UserModel":
+    """The model with the classes of the data as names of its outputs, where it names none and has as many."""
+    from regard.images import own
+    from regard.lab.data import catalog
+
+    if user.data.get("class_names") or user.frames or data in catalog.NAMED:
+        return user
+    try:
+        classes = own.read_scored(catalog.path_of(data))[0]
+    except DataError:  # images without labels
+        return user
+    if len(classes) != getattr(user.network, "num_classes", None):
+        return user
+    progress(f"its outputs are named by the classes of {data} in this order: {', '.join(map(printable, classes))}")
+    return replace(user, data={**user.data, "class_names": list(classes)})
 
 
 def _rows(outcome: "Distilled") -> list[dict[str, object]]:
