@@ -48,6 +48,13 @@ class HostNames(nn.Module):
                 return mixer_name + key[len(host_name) :]
         return key
 
+    def host_name(self, key: str) -> str:
+        """The host's name for the mixer's key."""
+        for host_name, mixer_name in self.parameter_names.items():
+            if key == mixer_name or key.startswith(mixer_name + "."):
+                return host_name + key[len(mixer_name) :]
+        return key
+
     def _same_meaning(self, mixer_key: str) -> bool:
         """Whether a key of the mixer means what the host's key of that name means."""
         projection = getattr(self.mixer.config, "projection", None)

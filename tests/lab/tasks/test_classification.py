@@ -40,7 +40,7 @@ from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
 from regard.lab.tasks.check_data import check_data
 from regard.lab.tasks.classification.task import _mixed_loss
-from regard.lab.tasks.weights import outputs
+from regard.lab.tasks.weights import draw, outputs
 from regard.lab.train.execute import execute
 from regard.lab.train.load import load_trained
 from regard.lab.train.recipe import Recipe
@@ -212,6 +212,52 @@ def test_attention_that_a_port_of_the_user_knows_is_removed_too() -> None:
     model = task.model(None, 0, removed=True)
     assert isinstance(model.attention, MixingPort)
     assert isinstance(model.attention.mixer, RemovedMixer)
+
+
+class NamedPort(Port):
+    watch = "patches"
+    parameter_names = {"to_qkv": "qkv", "out": "proj"}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mixer(x, self.grid())
+
+
+class Named(torch.nn.Module):
+    """An attention of the user, with names of its own."""
+
+    port = NamedPort
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.to_qkv, self.out = 2, torch.nn.Linear(8, 24), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.to_qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class named_network(own_network):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.attention = Named()
+
+
+def test_rows_of_a_seed_start_alike_in_a_host_with_names_of_its_own() -> None:
+    task = Classification(host="named_network", data="digits", size=(8, 8), init="fan_in", extra=(named_network,))
+    own, swapped, gated = (task.model(mixer, 3).state_dict() for mixer in (None, Softmax(), Softmax(gate=True)))
+    assert own.keys() == swapped.keys() < gated.keys()
+    assert all(torch.equal(own[name], state[name]) for state in (swapped, gated) for name in own)
+
+
+def test_regards_own_ports_keep_the_weights_of_their_first_runs() -> None:
+    """CvT has other names than its mixers, whose streams are those of finished runs."""
+    model = Classification(host="cvt_13_32", data="digits", size=(32, 32), init="fan_in").model(Softmax(), 3)
+    name, layer = next((name, layer) for name, layer in model.named_modules() if isinstance(layer, Port))
+    matrix = layer.mixer.qkv.q
+    weight = next(each for each in matrix.named_parameters() if each[1].ndim > 1)
+    expected = torch.empty_like(weight[1])
+    draw(expected, 3, f"{name}.qkv.q.{weight[0]}")
+    assert torch.equal(weight[1], expected)
 
 
 def test_init_zero_of_an_unknown_host_says_so() -> None:

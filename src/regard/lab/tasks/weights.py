@@ -3,7 +3,7 @@ same name and shape have the same values in all models."""
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, cast
 
@@ -14,7 +14,9 @@ from regard.core import ConfigError, Mixer, MixerConfig, Operator, Projection
 from regard.images.streams import number
 from regard.mixers.spelling import spell
 from regard.projections.sne import Codes
+from regard.swapping.host_names import MIXER_CHILD
 from regard.swapping.inspect import attention_layers
+from regard.swapping.layer import Port
 
 Init = Literal["zero", "fan_in", "host"]
 
@@ -46,7 +48,7 @@ def redraw(model: nn.Module, seed: int, init: Init) -> None:
     "zero": the same, but the output layers of both branches (`outputs`: the attention's projection and the second layer
     of the MLP) are 0, so that every block starts as the identity. "host": nothing changes. Parameters outside such
     layers, such as position embeddings, keep the host's values. Each module has the random stream (seed, name); a
-    swapped layer has the name of the layer that it replaced.
+    swapped layer has the name of the layer that it replaced, and with a port of the user's own the names of its parts.
     Raises: ConfigError if init is unknown, or for "zero" if the host's output layers are not found.
     """
     if init not in ("zero", "fan_in", "host"):
@@ -54,15 +56,17 @@ def redraw(model: nn.Module, seed: int, init: Init) -> None:
     if init == "host":
         return
     initialised: list[str] = []
+    ports = {name: module for name, module in model.named_modules() if isinstance(module, Port)}
     for name, module in model.named_modules():
-        if not any(name.startswith(f"{parent}.") for parent in initialised) and _redraw_module(module, name, seed):
+        stream = host_parameter_name(name, ports)
+        if not any(name.startswith(f"{parent}.") for parent in initialised) and _redraw_module(module, stream, seed):
             initialised.append(name)
     if init == "zero":
         _zero(model)
 
 
 def _redraw_module(module: nn.Module, name: str, seed: int) -> bool:
-    """Initialise the module's own parameters; True if its children are initialised too."""
+    """Initialise the module's own parameters; True if its children are initialised too. name: of its stream."""
     parameters = dict(module.named_parameters(recurse=False))
     reset = getattr(module, "reset_parameters", None)
     with_children = isinstance(module, Operator | Projection | Codes)
@@ -72,7 +76,7 @@ def _redraw_module(module: nn.Module, name: str, seed: int) -> bool:
             for label, parameter in parameters.items():
                 draw(parameter, seed, f"{name}.{label}")
         elif reset is not None and (layer or with_children or (parameters and _is_of_torch(module))):
-            torch.manual_seed(number("init", seed, host_parameter_name(name)))
+            torch.manual_seed(number("init", seed, name))
             reset()
             return with_children
     return False
@@ -93,13 +97,20 @@ def draw(parameter: torch.Tensor, seed: int, name: str) -> None:
     if parameter.ndim < 2:
         parameter.zero_()
         return
-    stream = torch.Generator().manual_seed(number("init", seed, host_parameter_name(name)))
+    stream = torch.Generator().manual_seed(number("init", seed, name))
     values = torch.randn(parameter.shape, generator=stream) * math.prod(parameter.shape[1:]) ** -0.5
     parameter.copy_(values)
 
 
-def host_parameter_name(name: str) -> str:
-    """The name that a parameter has in the host without a swap."""
+def host_parameter_name(name: str, ports: Mapping[str, Port]) -> str:
+    """The name that a module or parameter has in the host without a swap. ports: the swapped layers by name.
+
+    Regard's own ports keep the names of their mixers' parts: other streams would change results that have a key.
+    """
+    for path, port in ports.items():
+        inside = name.removeprefix(f"{path}.{MIXER_CHILD}.")
+        if inside != name and not type(port).__module__.startswith("regard."):
+            return f"{path}.{port.host_name(inside)}"
     return re.sub(r"(^|\.)regard\.", r"\1", name)
 
 
