@@ -3,9 +3,12 @@
 import base64
 import ctypes
 import dataclasses
+import importlib
 import os
 import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +66,40 @@ def test_an_outcome_has_what_reports_need(whole: Results) -> None:
 
 def test_a_finished_run_returns_at_once(whole: Results) -> None:
     assert execute(PLAIN, whole, device="cpu") == whole.outcome(PLAIN.key)
+
+
+OWN = """
+from dataclasses import dataclass
+from regard import Softmax
+SHARE = 0.5
+def half(x): return SHARE * x
+@dataclass(frozen=True, kw_only=True)
+class Halved(Softmax):
+    def operator(self, site): return half(super().operator(site))
+def unused(): return 1
+"""
+
+
+@pytest.mark.parametrize(("old", "new", "told"), [("0.5", "0.25", True), ("return 1", "return 2", False)])
+def test_who_edited_a_mechanism_is_told_that_results_are_the_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, old: str, new: str, told: bool
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file, store = tmp_path / "own_attention.py", Results(tmp_path / "results")
+
+    def execute_own() -> dict[str, Any]:
+        monkeypatch.delitem(sys.modules, "own_attention", raising=False)
+        mixer = importlib.import_module("own_attention").Halved
+        return execute(Run(task=Tiny(extra=(mixer,)), mixer=mixer(), recipe=Recipe(epochs=1)), store, device="cpu")
+
+    file.write_text(OWN)
+    first = execute_own()
+    assert execute_own() == first
+    assert "edited" not in caplog.text
+    file.write_text(OWN.replace(old, new))
+    assert execute_own() == first
+    assert ("the code of own_attention.Halved was edited" in caplog.text) == told
+    assert ("raise the `revision`" in caplog.text) == told
 
 
 def test_a_step_needs_no_more_batches_than_an_epoch_has(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from regard.lab.results.results import Results
 from regard.lab.statistics.sequential import Looks, gate_passed, next_pairs
 from regard.lab.train.environment import resolved_device
 from regard.lab.train.run import Run
+from regard.lab.train.sources import warn_of_edits
 
 from .claims import claim_differences, claim_rows, gate_differences, judgeable, row_values, stored_looks
 from .comparability import device_type, on_one_device
@@ -77,6 +78,7 @@ def decide(
         if how.place.here:
             tuning.check_device()
         write_snapshot(study, scale, store, planned=(), looks=looks)
+        warn_of_edits([run for _, run in tuning.study().runs(scale)], store)
         if retry:
             tuning.retry(looks)
         return _decide(tuning, looks, hours, how, further, watch)

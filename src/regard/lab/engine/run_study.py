@@ -8,6 +8,7 @@ from regard.core.validation import check_arguments
 from regard.lab.results.results import Results
 from regard.lab.train.distributed import check_devices, check_parts
 from regard.lab.train.run import Run
+from regard.lab.train.sources import warn_of_edits
 
 from .executors.base import Place
 from .executors.local import Local
@@ -66,6 +67,7 @@ def run_study(
         write_snapshot(study, scale, store, seeds, rows)
         if retry or fresh:
             reset([job.run for job in jobs], store, fresh)
+        warn_of_edits([run for job in jobs for run in (job.run, *needs(job.run))], store)
         return execute_jobs(jobs, store, how, watch)
 
 

@@ -33,7 +33,7 @@ _OUTCOME = {
     "peak_memory_bytes": _INTEGER,  # of the whole process, in older runs
     "best": _MAPPING, "images_per_second": _NUMBER, "inference_per_second": _NUMBER,
     "others": _NUMBER, "finished": _OPTIONAL_TEXT,
-    "notes": (list, type(None)), "code": _OPTIONAL_TEXT, "diverged": (bool, type(None)),
+    "sources": _MAPPING, "notes": (list, type(None)), "code": _OPTIONAL_TEXT, "diverged": (bool, type(None)),
 }  # fmt: skip
 OUTCOME_FIELDS = frozenset(_OUTCOME)
 """All that an outcome may have."""

@@ -50,6 +50,7 @@ from .load import load_trained
 from .loop import Diverged, Loop
 from .run import Run, canonical, run_file
 from .sharding import check_shared, sharding_strategy
+from .sources import own_sources, warn_of_edits
 from .torchrun import FirstFailed, Group, check_launch, fabric_of, join_group, launch
 from .watch import Watch
 
@@ -86,7 +87,9 @@ def execute(
         check_shared(run.recipe, launched.processes, watch.compile)
     if launched.processes == 1:
         check_devices(devices, run.recipe.batch, device)
-    if not launched.first:
+    if launched.first:
+        warn_of_edits([run], store)
+    else:
         watch = dataclasses.replace(watch, report=None, say=None, loggers=())
     with launched.environment(), join_group(launched, device, run.recipe.batch) as group:
         return _execute(run, store, devices, device, watch, group)
@@ -241,6 +244,7 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "environment": environment(fabric.device, run.recipe.precision, fabric.world_size, watch.compile),
         "code": code_version(),
+        "sources": own_sources(run),
         "data": {**run.task.record(), "unit": run.task.unit},
         "spelling": spell(run),
         "model": model_recipe(model) if "regard_host" in model.__dict__ else None,
