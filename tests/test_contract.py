@@ -16,6 +16,7 @@ from regard.core import GridError
 from regard.mixers.softmax import SoftmaxOperator
 from regard.testing import GRIDS, ITEMS, ContractError, check
 from samples import pairs, samples, texts
+from wrong_softmax import Wrong
 
 PAPERS = ("Softmax", "SKA", "CSKA", "XCA", "MiTA", "Factors")
 
@@ -223,6 +224,17 @@ FAULTS = {
 def test_a_fault_is_found_and_named(fault: str) -> None:
     with pytest.raises(ContractError, match=rf"{FAULTS[fault]} on "):
         check(Broken(fault=fault))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreeFaults(Wrong):
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        return super().operator_cost(site, accounting) + Cost(1, 1)
+
+
+def test_wrong_counts_do_not_hide_each_other_or_a_wrong_form() -> None:
+    with pytest.raises(ContractError, match=r"^ThreeFaults\(\): parameters on .*; macs on .*; reference on "):
+        check(ThreeFaults())
 
 
 def test_a_mechanism_without_faults_passes() -> None:

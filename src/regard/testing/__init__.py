@@ -29,6 +29,8 @@ ITEMS: dict[str, Callable[[Subject], str]] = {
     "order": influence.order, "geometry": influence.geometry, "local": influence.local,
     "other grid": influence.other_grid,
 }  # fmt: skip
+COUNTS = ("parameters", "macs")
+"""Items on which no other depends: where they fail the next ones are tested all the same."""
 ONCE = frozenset({"gradients", "compile", "images", "rotary", "cross", "reset", "spelling"})
 
 
@@ -59,7 +61,7 @@ def check(
     mechanism that takes them; if it refuses some of them (25 landmarks do not fit 4x4 patch tokens), larger ones are
     added. contract: what the suite must know about the
     configuration; None = its own `contract`. skip: further items to skip, with the reason of each.
-    Raises: ContractError for the first item that fails; ConfigError for an unknown item in skip.
+    Raises: ContractError for the first item that fails, with the counts that fail; ConfigError for an unknown item in skip.
     """
     contract = contract or config.contract
     reasons = {**contract.skip, **(skip or {})}
@@ -85,9 +87,18 @@ def check(
                 subjects.append(subject)
         if not subjects:
             raise ContractError(f"{spell(config)} refuses every grid: {next(iter(refused.values()), 'there is none')}")
-        reasons = {name: reasons[name] if name in reasons else _run(name, subjects) for name in ITEMS}
-    passed = tuple(name for name, reason in reasons.items() if not reason)
-    skipped = {name: reason for name, reason in reasons.items() if reason}
+        failures: list[ContractError] = []
+        for name in ITEMS:
+            try:
+                reasons[name] = reasons[name] if name in reasons else _run(name, subjects)
+            except ContractError as error:
+                failures.append(error)
+                if name not in COUNTS:
+                    break
+        if failures:
+            raise ContractError(f"{spell(config)}: {'; '.join(map(str, failures))}") from failures[-1]
+    passed = tuple(name for name in ITEMS if not reasons[name])
+    skipped = {name: reasons[name] for name in ITEMS if reasons[name]}
     return Report(spell(config), tuple(subject.grid for subject in subjects), passed, skipped, refused)
 
 
@@ -102,7 +113,7 @@ def _run(name: str, subjects: list[Subject]) -> str:
             reason = item(subject)
         except Exception as error:
             kind = "" if isinstance(error, ContractError) else f"{type(error).__name__}: "
-            raise ContractError(f"{spell(subject.config)}: {name} on {subject.grid}: {kind}{error}") from error
+            raise ContractError(f"{name} on {subject.grid}: {kind}{error}") from error
         if reason:
             break
     return reason
