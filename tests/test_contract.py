@@ -16,7 +16,7 @@ from regard.core import GridError
 from regard.mixers.softmax import SoftmaxOperator
 from regard.testing import GRIDS, ITEMS, ContractError, check
 from samples import pairs, samples, texts
-from wrong_softmax import Wrong
+from wrong_softmax import Louder, Wrong
 
 PAPERS = ("Softmax", "SKA", "CSKA", "XCA", "MiTA", "Factors")
 
@@ -235,6 +235,22 @@ class ThreeFaults(Wrong):
 def test_wrong_counts_do_not_hide_each_other_or_a_wrong_form() -> None:
     with pytest.raises(ContractError, match=r"^ThreeFaults\(\): parameters on .*; macs on .*; reference on "):
         check(ThreeFaults())
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongOption(Softmax):
+    samples: ClassVar[tuple[str, ...]] = ("WrongOption()", "WrongOption(gate=True)")
+
+    def operator(self, site: Site) -> SoftmaxOperator:
+        return Louder(self) if self.gate else super().operator(site)
+
+
+def test_a_class_stands_for_all_of_its_samples() -> None:
+    assert "reference" in check(WrongOption()).passed
+    with pytest.raises(ContractError, match=r"^WrongOption\(gate=True\): reference on "):
+        check(WrongOption)
+    report = check(Broken, skip={"gradients": "slow"})
+    assert (report.spelling, report.skipped["gradients"]) == ("Broken()", "slow")
 
 
 def test_a_mechanism_without_faults_passes() -> None:

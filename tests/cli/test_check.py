@@ -122,19 +122,23 @@ def test_every_mechanism_passes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_a_mechanism_those_of_the_module_are_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With their first sample, or else their defaults; a module without mechanisms is refused, not ignored."""
+    """With all samples, or else their defaults; a module without mechanisms is refused, not ignored."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("own_mechanisms.py").write_text(
         "from dataclasses import dataclass\n"
         "from regard import Softmax\n"
         "@dataclass(frozen=True, kw_only=True)\n"
-        "class Sampled(Softmax): samples = ('Sampled(scale=0.25)',)\n"
+        "class Sampled(Softmax): samples = ('Sampled(scale=0.25)', 'Sampled(gate=True)')\n"
         "@dataclass(frozen=True, kw_only=True)\n"
         "class Plain(Softmax): pass\n"
         "MIXERS = (Sampled, Plain)\n"
     )
     Path("own_models.py").write_text("def net():\n    pass\nHOSTS = (net,)\n")
     rows = answer(capsys, "check", "--import", "own_mechanisms", "--no-compile")
-    assert {row["mechanism"]: row["result"] for row in rows} == {"Sampled(scale=0.25)": "passed", "Plain()": "passed"}
+    own = {"Sampled(scale=0.25)": "passed", "Sampled(gate=True)": "passed"}
+    assert {row["mechanism"]: row["result"] for row in rows} == {**own, "Plain()": "passed"}
+    assert not any(row["deit"] for row in rows)  # the MiTA paper has no counts of them
+    rows = answer(capsys, "check", "Sampled()", "--import", "own_mechanisms", "--no-compile")
+    assert {row["mechanism"]: row["result"] for row in rows} == own
     refused(capsys, ["check", "--import", "own_models"], "no mechanisms in MIXERS")

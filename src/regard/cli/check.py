@@ -24,7 +24,8 @@ def check(
         str,
         typer.Argument(
             metavar="MECHANISM",
-            help="A mechanism, such as 'MiTA(m=4, k=5)'. Default: all of --import, else all of Regard.",
+            help="A mechanism, such as 'MiTA(m=4, k=5)'; of your own without arguments, all its samples. "
+            "Default: all of --import, else all of Regard.",
         ),
     ] = "",
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Also check torch.compile.")] = True,
@@ -33,13 +34,11 @@ def check(
 ) -> None:
     """Run the contract suite (fast form, plain form, gradients, masks, cost, ...) on small grids, in float64.
 
-    Then compare each mechanism with another package, or at least its plain equation, and count it in DeiT-T and DeiT-S
-    beside the numbers in Tables 2 and 3 of the MiTA paper.
+    Then compare each mechanism with another package, or at least its plain equation, and count Regard's in DeiT-T and
+    DeiT-S beside the numbers in Tables 2 and 3 of the MiTA paper.
     """
-    extra = imported_items(modules)
-    texts = [mixer] if mixer else _samples(extra)
     rows = []
-    for config in [read_mixer(text, extra) for text in texts]:
+    for config in _configurations(mixer, imported_items(modules)):
         rows.append(check_row(config, standard=not (mixer or modules), compiled=compiled))
         print(f"{rows[-1]['mechanism']}: {rows[-1]['result']}", file=sys.stderr, flush=True)
     failed = [row for row in rows if row["result"] != "passed"]
@@ -48,35 +47,47 @@ def check(
     else:
         notes = [*_skip_notes(rows), *(f"failed: {row['failure']}" for row in failed)]
         show([_contract_line(row) for row in rows], notes=notes)
-        show([_deit_line(row) for row in rows], notes=_DEIT_NOTES)
+        if counted := [_deit_line(row) for row in rows if row["deit"]]:
+            show(counted, notes=_DEIT_NOTES)
     if failed:
         raise typer.Exit(1)
 
 
-def _samples(extra: Extra) -> list[str]:
-    """The first sample of each of the user's mechanisms, or without --import of each of Regard's."""
+def _configurations(mixer: str, extra: Extra) -> "list[MixerConfig]":
+    """What is spelled; of the user's own mechanism without arguments, and of all of --import, all samples.
+
+    Without both the first sample of each of Regard's.
+    """
     from regard.core import MixerConfig
     from regard.mixers import MIXERS
+    from regard.mixers.spelling import spell
+    from regard.testing import samples
 
+    if mixer:
+        config = read_mixer(mixer, extra)
+        plain = type(config) in extra and spell(config) == f"{type(config).__name__}()"
+        return samples(type(config), extra) if plain else [config]
     users = [item for item in extra if isinstance(item, type) and issubclass(item, MixerConfig)]
     if extra and not users:
         raise ConfigError("the modules of --import have no mechanisms in MIXERS; to check Regard's, leave --import out")
-    samples = ((cls, vars(cls).get("samples")) for cls in users or MIXERS)  # inherited ones are of another class
-    return [spellings[0] if spellings else f"{cls.__name__}()" for cls, spellings in samples]
+    if users:
+        return [config for cls in users for config in samples(cls, extra)]
+    return [samples(cls)[0] for cls in MIXERS]
 
 
 def check_row(config: "MixerConfig", standard: bool = False, compiled: bool = True) -> dict[str, Any]:
-    """One mechanism as plain data: items that passed, items that were skipped and why, and the first failure.
+    """One mechanism as plain data: items that passed, items that were skipped and why, and failures.
 
-    standard: as in `deit_counts`. compiled: with the item "compile".
+    Only Regard's have counts in DeiT. standard: as in `deit_counts`. compiled: with the item "compile".
     """
+    from regard.mixers import MIXERS
     from regard.mixers.spelling import spell
     from regard.testing import ContractError
     from regard.testing import check as run
 
     start = time.perf_counter()
     row: dict[str, Any] = {"mechanism": spell(config), "result": "passed", "passed": (), "skipped": {}, "failure": ""}
-    row |= {"compared": [], "deit": deit_counts(config, standard)}
+    row |= {"compared": [], "deit": deit_counts(config, standard) if type(config) in MIXERS else {}}
     try:
         report = run(config, skip={} if compiled else {"compile": "left out (--no-compile)"})
     except ContractError as error:

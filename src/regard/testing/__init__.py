@@ -6,11 +6,12 @@ in float64 on small grids, with perturbed parameters, since a parameter that is 
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from regard.core import ConfigError, Contract, Grid, GridError, MixerConfig, UnsupportedError, nearest
-from regard.mixers.spelling import spell
+from regard.core import ConfigError, Contract, Extra, Grid, GridError, MixerConfig, UnsupportedError, nearest
+from regard.mixers.spelling import parse, spell
 
 from . import forms, influence
 from .subject import ContractError, Subject
@@ -51,18 +52,31 @@ class Report:
         return "\n".join(lines + [f"  refused         {grid}: {reason}" for grid, reason in self.refused.items()])
 
 
+def samples(cls: type[MixerConfig], extra: Extra = ()) -> list[MixerConfig]:
+    """The configurations that a class names in `samples`; without any, which subclasses do not inherit, its defaults.
+
+    extra: the user's own, which these may name.
+    """
+    return [parse(text, (cls, *extra)) for text in vars(cls).get("samples") or (f"{cls.__name__}()",)]
+
+
 def check(
-    config: MixerConfig, *, grids: Iterable[Grid] = (), dim: int = 16, heads: int = 2, batch: int = 3, seed: int = 0,
-    contract: Contract | None = None, skip: Mapping[str, str] | None = None,
+    config: MixerConfig | type[MixerConfig], *, grids: Iterable[Grid] = (), dim: int = 16, heads: int = 2,
+    batch: int = 3, seed: int = 0, contract: Contract | None = None, skip: Mapping[str, str] | None = None,
 ) -> Report:  # fmt: skip
     """Run the contract on a mechanism; returns which items passed and which do not apply.
 
-    grids: by default five small ones, square and not, with prefix and suffix tokens, and one of two frames for a
-    mechanism that takes them; if it refuses some of them (25 landmarks do not fit 4x4 patch tokens), larger ones are
-    added. contract: what the suite must know about the
-    configuration; None = its own `contract`. skip: further items to skip, with the reason of each.
-    Raises: ContractError for the first item that fails, with the counts that fail; ConfigError for an unknown item in skip.
+    config: a configuration, or a class for all of its `samples`; then an item passed if it did for any of them. grids:
+    by default five small ones, square and not, with prefix and suffix tokens, and one of two frames for a mechanism
+    that takes them; if it refuses some of them (25 landmarks do not fit 4x4 patch tokens), larger ones are added.
+    contract: what the suite must know about the configuration; None = its own `contract`. skip: further items to skip,
+    with the reason of each.
+    Raises: ContractError for the first item that fails, with the counts that fail; ConfigError for an unknown item in
+    skip.
     """
+    if isinstance(config, type):
+        options: Any = {"grids": tuple(grids), "dim": dim, "heads": heads, "batch": batch, "seed": seed}
+        return _join([check(each, contract=contract, skip=skip, **options) for each in samples(config)])
     contract = contract or config.contract
     reasons = {**contract.skip, **(skip or {})}
     for name in reasons:
@@ -100,6 +114,14 @@ def check(
     passed = tuple(name for name in ITEMS if not reasons[name])
     skipped = {name: reasons[name] for name in ITEMS if reasons[name]}
     return Report(spell(config), tuple(subject.grid for subject in subjects), passed, skipped, refused)
+
+
+def _join(reports: list[Report]) -> Report:
+    passed = tuple(name for name in ITEMS if any(name in report.passed for report in reports))
+    skipped = {name: why for report in reports for name, why in report.skipped.items() if name not in passed}
+    grids = tuple(dict.fromkeys(grid for report in reports for grid in report.grids))
+    refused = {grid: why for report in reports for grid, why in report.refused.items() if grid not in grids}
+    return Report(", ".join(report.spelling for report in reports), grids, passed, skipped, refused)
 
 
 def _run(name: str, subjects: list[Subject]) -> str:
