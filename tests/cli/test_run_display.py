@@ -8,6 +8,7 @@ from regard.cli import run_display
 from regard.cli.app import run as command
 from regard.cli.run_display import _still_rises, progress, progress_line
 from regard.lab.results.metrics import Metrics
+from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
 from regard.lab.train.recipe import Recipe
 from regard.lab.train.run import Run
@@ -37,6 +38,17 @@ def test_a_long_epoch_is_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     with progress() as (report, _):
         report(Progress(3, 40, 1, 4, 1.0, 1e-3, 1.0, 61.0, {}))
     assert capsys.readouterr().err.startswith("epoch 1/4, loss 1.0000, 1:01 left")
+
+
+def test_an_earlier_failure_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["train", "Softmax()", *SMALL, "--results", str(tmp_path)]) == 0
+    (folder,) = (path.parent for path in tmp_path.glob("*/outcome.json"))
+    Results(tmp_path).finish(folder.name, {"status": "failed", "error": "SwapError: no port", "metrics": {}})
+    capsys.readouterr()
+    assert command(["train", "Softmax()", *SMALL, "--results", str(tmp_path)]) == 1
+    earlier, failed = capsys.readouterr().err.splitlines()
+    assert earlier == f"run {folder.name} failed earlier: nothing is executed now; delete {folder} to try it again"
+    assert failed == f"run {folder.name} failed: SwapError: no port"
 
 
 def test_what_is_trained_is_said_before_the_first_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ def execute_run(run: "Run", results: Path, options: TrainingOptions, as_json: bo
     store, torch_device, launched = Results(results), find_device(options.device), launch()
     check_launch(launched, options.devices, options.nodes)
     check_workers(options.workers)
-    finished = launched.first and store.status(run.key) == "done"
+    before = store.status(run.key) if launched.first else "new"
     with progress() if launched.first else nullcontext((None, None)) as (report, say):
         watch = Watch(
             report=report,
@@ -58,9 +58,11 @@ def execute_run(run: "Run", results: Path, options: TrainingOptions, as_json: bo
             raise typer.Exit(130) from None
         except FirstFailed:
             raise typer.Exit(1) from None
-    if finished:
+    if before in ("done", "failed"):
         text = "was finished before: nothing is trained or logged now; another --results FOLDER trains it again"
-        typer.echo(f"run {run.key} {text}", err=True)
+        if before == "failed":
+            text = f"failed earlier: nothing is executed now; delete {store.folder(run.key)} to try it again"
+        typer.echo(printable_lines(f"run {run.key} {text}"), err=True)
     if launched.first:
         show_outcome(run, outcome, as_json)
         if outcome["status"] == "done" and (note := _still_rises(run, store.folder(run.key))):

@@ -157,6 +157,15 @@ def test_a_study_is_carried_out_once_and_again_only_when_asked(tmp_path: Path) -
     assert len(load_snapshot(tmp_path, "tiny", "smoke")["runs"]) == 4
 
 
+def test_failures_that_are_taken_from_the_store_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Results(tmp_path)
+    for _, run in STUDY.runs("smoke"):
+        store.finish(run.key, {"status": "failed", "error": "SwapError: no port", "metrics": {}})
+    assert run_study(STUDY, "smoke", store, workers=0)["failed"] == 4
+    assert "4 runs failed earlier and are not executed now" in caplog.text
+    assert "--retry" in caplog.text
+
+
 def test_options_that_no_run_can_have_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="32 cannot be divided into 5 equal parts; use 4 devices"):
         run_study(STUDY, "smoke", Results(tmp_path), workers=0, devices=5)

@@ -1,5 +1,6 @@
 """Running a study: workers execute the missing runs, and a snapshot of the study is written beside the results."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from .progress import Event, Progress
 from .run_jobs import needs, run_all
 from .snapshot import undo_if_refused, write_snapshot
 from .study import Row, Study
+
+log = logging.getLogger("regard.lab.engine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +121,11 @@ def execute_jobs(
             outcome = store.outcome(job.run.key)
             state = "done" if (outcome or {}).get("status") == "done" else "failed"
             progress.add_finished(state, job.row, outcome)
+    if failed := progress.counts["failed"]:
+        text = (
+            "%d runs failed earlier and are not executed now: --retry (in Python retry=True) repeats them"
+        )
+        log.warning(text, failed)
     return run_all(missing, store, how.place, progress, how.devices, deadline)
 
 
