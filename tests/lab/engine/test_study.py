@@ -157,6 +157,15 @@ def test_a_study_is_carried_out_once_and_again_only_when_asked(tmp_path: Path) -
     assert len(load_snapshot(tmp_path, "tiny", "smoke")["runs"]) == 4
 
 
+def test_imported_items_are_added_to_those_of_the_study() -> None:
+    """A port in the module of a study is found, and another size does not lose the study's own host."""
+    own = replace(STUDY, settings={"smoke": replace(STUDY.settings["smoke"], task=replace(TASK, extra=(Tiny,)))})
+    same, other = own.elsewhere("smoke", extra=(Setting,)), own.elsewhere("smoke", size=(8, 8), extra=(Setting, Tiny))
+    assert same.setting("smoke").task.extra == other.setting("smoke").task.extra == (Tiny, Setting)
+    assert [run.key for _, run in same.runs("smoke")] == [run.key for _, run in own.runs("smoke")]
+    assert same.setting_name("smoke") == "smoke"
+
+
 def test_failures_that_are_taken_from_the_store_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Results(tmp_path)
     for _, run in STUDY.runs("smoke"):

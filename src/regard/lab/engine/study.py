@@ -271,11 +271,15 @@ class Study:
         other values of the recipe's and of the task's fields; rows that have their own values keep these. With fewer
         epochs training stops, and weights are averaged, no later than that. Tuned rates, which are for the setting as
         it is, are left out. The changes form the setting's `variant`, so that it has its own results:
-        NAME-SCALE+CHANGES. extra: the user's own models and ports.
+        NAME-SCALE+CHANGES. extra: the user's own models and ports, beside those of the task.
         Rows with a host of their own are left out where there is a host for all, with a warning.
         Raises: ConfigError, also for fields that do not exist, for a recipe of a setting that trains nothing, for a
         host where rows compare hosts, and where the changes make rows equal.
         """
+        if extra:
+            own = self.setting(scale)
+            task = replace(own.task, extra=tuple(dict.fromkeys((*own.task.extra, *extra))))
+            self = replace(self, settings={**self.settings, scale: replace(own, task=task)})
         if data is None and host is None and size is None and not recipe and not fields:
             return self
         if self.setting(scale).variant:
@@ -283,8 +287,7 @@ class Study:
         if "" in (data, host):
             raise ConfigError("data and host are names, or None for those of the setting, not ''")
         setting = self.setting(scale)
-        task = replace(setting.task, extra=tuple(extra))
-        task = task.on(data) if data is not None else task
+        task = setting.task.on(data) if data is not None else setting.task
         task = _change(task, fields, ("data", "host", "size", "extra", "revision"))
         changed_recipe = self._with_recipe(scale, recipe)
         rows = setting.rows if host is None else self._without_own_hosts(setting)
