@@ -95,6 +95,25 @@ def test_the_quickstart_runs_and_shows(tmp_path: Path, capsys: pytest.CaptureFix
     assert [line["done"] for line in answer(capsys, "study", "show", *folder) if line["row"] == "SKA"] == [1]
 
 
+def test_seeds_that_are_too_few_for_claims_are_told_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("few_seeds.py").write_text(
+        "from dataclasses import replace\n"
+        "from regard.lab.studies import load_study\n"
+        "found = load_study('quickstart')\n"
+        "desk = replace(found.setting('smoke'), seeds=2)\n"
+        "STUDIES = (replace(found, name='few', settings={'desk': desk}),)\n"
+    )
+    arguments = ["few", "--scale", "desk", "--import", "few_seeds"]
+    assert run(["study", "show", *arguments, "--no-estimate"]) == 0
+    assert "no claim is judged at desk scale on 2 seeds: 3 are needed" in capsys.readouterr().out
+    assert run(["study", "run", *arguments, "--workers", "0", "--only", "0" * 12]) == 2
+    assert "no claim is judged at desk scale on 2 seeds" in capsys.readouterr().err
+
+
 def test_seeds_after_a_look_at_verdicts_are_said_to_cost_level(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from regard.lab.studies import ANALYSES, STUDIES
 from .analysis import analysis_text, show_analysis
 from .given import expand_groups
 from .run_options import ResultsOption, check_results, path_option
-from .study_display import show_prospects
+from .study_display import show_prospects, too_few_seeds
 from .study_options import LargestScale, Name, Scale, StudyOptions, Workers, find_study
 from .study_run import run
 from .tables import AsJson, show, show_list
@@ -85,6 +85,7 @@ def show_study(
         _line(row, [run for run_row, run in runs if run_row == row], store, estimates) for row in study.rows(scale)
     ]
     notes = [study.question, *(f"claim: {claim_text(asdict(claim), scale)}" for claim in study.claims)]
+    notes += too_few_seeds(study, scale)
     if runs:
         notes.append(_hours(study, scale, store, estimates, number))
     others = [name for name in setting_names(results, study.name) if name != setting and name.startswith(scale)]

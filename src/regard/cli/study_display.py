@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from regard.files.paths import printable_lines
 from regard.lab.engine.progress import STATES, Event
-from regard.measure.intervals import deviation_bounds
+from regard.measure.intervals import FEWEST, deviation_bounds
+from regard.pages.phrasing import count
 
 from .tables import show
 
 if TYPE_CHECKING:
     from regard.lab.engine.power import Prospect
+    from regard.lab.engine.study import Study
 
 
 def print_table(results: Path, name: str, scale: str, as_json: bool) -> None:
@@ -38,6 +40,16 @@ def print_table(results: Path, name: str, scale: str, as_json: bool) -> None:
         })  # fmt: skip
     notes = [table.gate.sentence, table.headline, *(claim.sentence for claim in table.claims), *table.warnings]
     show(lines, False, f"{table.title} ({table.caption})", notes)
+
+
+def too_few_seeds(study: "Study", scale: str, seeds: int | None = None) -> list[str]:
+    """A sentence if a study's seeds are too few for its claims. seeds: their number instead of the setting's."""
+    setting = study.setting(scale)
+    number = len(setting.numbers) if seeds is None else seeds
+    if scale == "smoke" or not study.claims or setting.recipe is None or number >= FEWEST:
+        return []
+    needed = f"{FEWEST} are needed (Setting(seeds={FEWEST}), --seeds)"
+    return [f"no claim is judged at {scale} scale on {count(number, 'seed')}: {needed}"]
 
 
 def show_prospects(

@@ -18,7 +18,7 @@ from .analysis import run_and_print_analysis
 from .given import Context, expand_groups, given_options
 from .run_options import use_data
 from .study_all import run_all
-from .study_display import Display, print_table
+from .study_display import Display, print_table, too_few_seeds
 from .study_options import NameOrNone, PlaceOptions, StudyOptions, WorkOptions, find_study, own_data
 from .tables import show, without_empty_columns
 
@@ -125,6 +125,8 @@ def _execute(
     store = Results(work.results)
     if not decide:
         _warn_of_looks(study, work.scale, store, work.seeds)
+        for line in too_few_seeds(study, work.scale, work.seeds):
+            print(line, file=sys.stderr)
     command = _same_command(study.name, work.scale, sys.argv[1:])
     with _lost_clusters(), Display(sys.stderr.isatty()) as display:
         try:
