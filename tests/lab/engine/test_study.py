@@ -166,6 +166,22 @@ def test_imported_items_are_added_to_those_of_the_study() -> None:
     assert same.setting_name("smoke") == "smoke"
 
 
+def test_a_claim_that_is_added_to_complete_results_is_marked(tmp_path: Path) -> None:
+    store, settings = Results(tmp_path), {"desk": STUDY.settings["smoke"]}
+    first = Claim("softmax", "w/o", "top1")
+    later = (first, Claim("softmax", "w/o", "loss"))
+    write_snapshot(replace(STUDY, settings=settings, claims=(first,)), "desk", store)
+    late = replace(STUDY, settings=settings, claims=later)
+    assert not any("late" in claim for claim in write_snapshot(late, "desk", store)["claims"])  # nothing was seen yet
+    write_snapshot(replace(late, claims=(first,)), "desk", store)
+    for _, run in late.runs("desk"):
+        store.finish(run.key, {"status": "done", "metrics": {"top1": 50.0, "loss": 1.0}})
+    for _ in range(2):
+        assert ["late" in claim for claim in write_snapshot(late, "desk", store)["claims"]] == [False, True]
+    texts = [claim.text for claim in Table.load(tmp_path, "tiny", "desk").claims]
+    assert ["added after results were seen" in text for text in texts] == [False, True]
+
+
 def test_failures_that_are_taken_from_the_store_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Results(tmp_path)
     for _, run in STUDY.runs("smoke"):

@@ -209,6 +209,8 @@ def verdict_counts(claims: Sequence[Judged]) -> dict[str, int]:
 
 def claim_text(claim: Mapping[str, Any], scale: str) -> str:
     """A claim as a sentence, as it is judged at a scale."""
+    if claim.get("late"):
+        return f"{claim_text({**claim, 'late': False}, scale)} (added after results were seen)"
     a, b, metric = claim["a"], claim["b"], claim["metric"]
     if claim.get("than"):
         return f"{a} is further above {b} than {claim['than'][0]} is above {claim['than'][1]}, in {metric}"

@@ -122,9 +122,7 @@ def execute_jobs(
             state = "done" if (outcome or {}).get("status") == "done" else "failed"
             progress.add_finished(state, job.row, outcome)
     if failed := progress.counts["failed"]:
-        text = (
-            "%d runs failed earlier and are not executed now: --retry (in Python retry=True) repeats them"
-        )
+        text = "%d runs failed earlier and are not executed now: --retry (in Python retry=True) repeats them"
         log.warning(text, failed)
     return run_all(missing, store, how.place, progress, how.devices, deadline)
 

@@ -15,6 +15,7 @@ from regard.lab.statistics.sequential import Looks
 from regard.mixers.spelling import spell
 
 from .export import short_entries
+from .jobs import ENDED
 from .table import snapshot_path, stored_snapshot
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def write_snapshot(
     planned, would have the same keys now. So do parameters and MACs. seeds: their number instead of the setting's.
     rows: the rows for which seeds beyond the setting's are listed; the setting's own seeds are listed for all rows,
     since a table needs all of them. planned: instead of these, the runs to list. looks: the interim analyses of a study
-    whose seeds are added until it is decided; those of an earlier snapshot stay.
+    whose seeds are added until it is decided; those of an earlier snapshot stay. Claims that are new where all results
+    were there already are marked as late, but for smoke scale, which judges none.
     Raises: ConfigError, also if an earlier snapshot has interim analyses and there are none now, or the claims are not
     those for which they were fixed; StoreError.
     """
@@ -56,6 +58,7 @@ def write_snapshot(
     name = study.setting_name(scale)
     if (earlier := stored_snapshot(store.root, study.name, name)) is not None:
         _add_counts(value, earlier)
+        _mark_late_claims(value, earlier, store)
         further = further_runs(value, earlier)
         value["runs"] += [run for run in further if _has_its_key(study, scale, run)] if planned else further
         if earlier.get("decide") is not None:
@@ -122,6 +125,24 @@ def _add_counts(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:
             row |= {name: earlier_rows[row["label"]].get(name) for name in ("parameters", "macs")}
 
 
+def _mark_late_claims(value: dict[str, Any], earlier: Mapping[str, Any], store: Results) -> None:
+    """Mark claims that an earlier snapshot marks, or that it lacks although all of its runs had ended."""
+    before = {_text(claim): bool(claim.get("late")) for claim in earlier["claims"]}
+    seen = (
+        value["scale"] != "smoke"
+        and bool(earlier["runs"])
+        and all(store.status(run["key"]) in ENDED for run in earlier["runs"])
+    )
+    for claim in value["claims"]:
+        if before.get(_text(claim), seen):
+            claim["late"] = True
+
+
+def _text(claim: Mapping[str, Any]) -> str:
+    """A claim without its mark, to compare."""
+    return json.dumps({name: claim[name] for name in sorted(claim) if name != "late" and claim[name] is not None})
+
+
 def _keep_analyses(value: dict[str, Any], earlier: Mapping[str, Any], store: Results) -> None:
     """Take over the interim analyses of an earlier snapshot. Raises: ConfigError without any now, for other claims."""
     if value.get("decide") is None:
@@ -134,7 +155,7 @@ def _keep_analyses(value: dict[str, Any], earlier: Mapping[str, Any], store: Res
             "number in another folder: --results FOLDER"
         )
     value["decide"] = earlier["decide"]
-    if json.loads(json.dumps(value["claims"])) != earlier["claims"]:
+    if [*map(_text, value["claims"])] != [*map(_text, earlier["claims"])]:
         raise ConfigError(
             f"the claims of {value['study']} changed after its interim analyses were fixed, which would break "
             "their error level; carry it out again in another folder: --results FOLDER"

@@ -57,7 +57,10 @@ _FACTS = {field.name for field in fields(Card) if field.type in (bool, "bool")}
 _DATA = {"name": _OPTIONAL_TEXT, "train": _INTEGER, "test": _INTEGER, "unit": _OPTIONAL_TEXT}
 _DECIDE = {"pairs": _LIST, "shares": _LIST, "level": (float,)}
 _RUN = {"key": _TEXT, "row": _TEXT, "seed": (int,)}
-_CLAIM = {"a": _TEXT, "b": _TEXT, "metric": _TEXT, "within": _NUMBER, "by": _NUMBER, "than": (list, type(None))}
+_CLAIM = {
+    "a": _TEXT, "b": _TEXT, "metric": _TEXT, "within": _NUMBER, "by": _NUMBER, "than": (list, type(None)),
+    "late": (bool,),
+}  # fmt: skip
 _NAME_CHARACTERS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.+")
 
 
