@@ -74,7 +74,7 @@ def check(
         for kind, found in (("problem", report.problems), ("warning", report.warnings)):
             notes += [f"{kind}: {text}" for text in found[:SHOWN]]
             notes += [f"{len(found) - SHOWN} further {kind}s; --json has all"] if len(found) > SHOWN else []
-        show(report.rows, title=f"{data}: {report.kind}", notes=notes or ["no problems"])
+        show(report.rows, title=f"{data}: {report.kind}", notes=[*(notes or ["no problems"]), *report.hints])
     if report.problems:
         number = f"{len(report.problems)} {'problems' if len(report.problems) > 1 else 'problem'}"
         print(f"regard: {number} would stop a training, the first: {printable(report.problems[0])}", file=sys.stderr)

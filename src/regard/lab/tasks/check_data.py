@@ -50,12 +50,14 @@ ONLY_FOR = {
 @dataclass
 class DataReport:
     """What was found. kind: the task. rows: for each split and class (or language) its counts and ranges. problems:
-    what stops a training. warnings: what makes its score doubtful, such as duplicates between training and test."""
+    what stops a training. warnings: what makes its score doubtful, such as duplicates between training and test. hints:
+    what else the data are for."""
 
     kind: str
     rows: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
 
 
 def check_data(
@@ -409,7 +411,7 @@ def _labels(
 
 
 def _detection(path: Path, task: type[Boxes], exif: str, report: DataReport) -> None:
-    choices = detection.Choices(task.kind == "segm", "skip", exif)
+    choices = detection.Choices(task.kind == "segm", "skip", exif, outlines=True)
     formats.format_of(path)
     try:
         own_data = detection.read_own(path, choices)
@@ -436,6 +438,11 @@ def _detection(path: Path, task: type[Boxes], exif: str, report: DataReport) -> 
         empty = sum(not len(scene.objects) for scene in scenes)
         if 0 < empty < len(scenes):
             report.warnings.append(f"{empty} of {len(scenes)} images of {split} have no object")
+    outlines = [outline for scenes in splits.values() for scene in scenes for outline in scene.objects.outlines]
+    if task.kind == "bbox" and outlines and all(outlines):
+        report.hints.append(
+            f"all {len(outlines)} objects have polygons or masks, for --task instances or --task segmentation too"
+        )
     report.problems += detection.training_problems(path, classes, splits)
     usual = task.defaults("")["task"]["size"]
     report.warnings += [said for said in [detection.tiny("train", splits["train"], usual, task.resize)] if said]

@@ -6,6 +6,7 @@ colours, is written as they read it.
 
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from regard.lab.data.streamed.names import is_stream
 from .check_data import TASK_OF, kind_of, path_to_check
 from .detection import data as detection
 from .detection import masks
-from .detection.scenes import Objects
+from .detection.coco import beyond, box_of
+from .detection.scenes import Scene
 from .segmentation import data as segmentation
 
 UNCHANGED = {"JPEG": ".jpg", "PNG": ".png"}
@@ -59,7 +61,8 @@ def write_clean_copy(
         elif kind == "segmentation":
             written = _write_masks(path, out, 255 if void is None else void, classes or 0, exif or "")
         else:
-            written = _write_boxes(path, out, detection.Choices(TASK_OF[kind].kind == "segm", "skip", exif or ""))
+            choices = detection.Choices(TASK_OF[kind].kind == "segm", "skip", exif or "", outlines=True)
+            written = _write_boxes(path, out, choices)
         lines = list(written)
     except OSError as error:
         raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
@@ -114,23 +117,34 @@ def _write_boxes(path: Path, out: Path, choices: detection.Choices) -> Iterator[
                 continue
             height, width = scene.size
             images.append({"id": row + 1, "file_name": file.name, "height": height, "width": width})
-            annotations += _annotations(scene.objects, row + 1, len(annotations), found.categories.ids)
+            annotations += _annotations(scene, row + 1, len(annotations), found.categories.ids)
             yield ""
         content = {"images": images, "annotations": annotations, "categories": categories}
         write_atomically(out / f"{split}.json", json_text(content))
 
 
-def _annotations(objects: Objects, image: int, first: int, ids: Sequence[int]) -> list[dict[str, Any]]:
+def _annotations(scene: Scene, image: int, first: int, ids: Sequence[int]) -> list[dict[str, Any]]:
     """The objects of an image as COCO writes them, numbered behind the first."""
-    found = []
+    found, objects = [], scene.objects
     for row, (left, top, right, bottom) in enumerate(objects.boxes.tolist()):
         entry = {
             "id": first + row + 1, "image_id": image, "category_id": ids[int(objects.labels[row])],
             "bbox": [left, top, right - left, bottom - top], "area": float(objects.areas[row]),
             "iscrowd": int(objects.crowd[row]),
         }  # fmt: skip
-        found.append(entry | ({} if objects.masks is None else {"segmentation": masks.as_text(objects.masks[row])}))
+        outline = objects.outlines[row] if objects.outlines else None
+        found.append(entry | ({} if outline is None else {"segmentation": _within(outline, scene.size)}))
     return found
+
+
+def _within(outline: Any, size: tuple[int, int]) -> Any:
+    """A polygon or mask as annotated; what reaches beyond its image of that size is clipped, as an encoding."""
+    box = box_of(outline)
+    if not box or not beyond(box, size):
+        return outline
+    with suppress(ValueError):  # a polygon that only tasks with masks refuse
+        return masks.as_text(masks.from_annotation(outline, size))
+    return outline
 
 
 def _write_image(source: Source, stem: Path) -> Path:

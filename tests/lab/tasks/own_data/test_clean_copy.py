@@ -1,6 +1,8 @@
 """A clean copy is read as the original was, without a problem."""
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from regard.images import own
 from regard.images.images import read_image
 from regard.lab.tasks.check_data import check_data
 from regard.lab.tasks.clean_copy import write_clean_copy
+from regard.lab.tasks.detection import masks
 from regard.lab.tasks.detection.data import Choices, own_splits
 from regard.lab.tasks.segmentation.data import own_set
 from small_masks import FOLDERS, labels, pairs
@@ -34,6 +37,34 @@ def test_boxes_of_every_layout(tmp_path: Path, name: str) -> None:
             np.testing.assert_allclose(old.objects.boxes, new.objects.boxes, atol=1e-4)
             assert (old.objects.labels == new.objects.labels).all()
     assert check_data(str(tmp_path / "out")).problems == []
+
+
+@pytest.mark.parametrize("make", [LAYOUTS["labelme"], LAYOUTS["YOLO of polygons"], lambda root: standard(root)])
+def test_a_copy_of_boxes_keeps_the_polygons(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    """As they were; those that leave their image are masks. The check says for which other tasks they are."""
+    make(tmp_path / "data")
+    write_clean_copy(str(tmp_path / "data"), tmp_path / "out")
+    before, after = (own_splits(tmp_path / name, Choices(outlines=True)) for name in ("data", "out"))
+    for split, scenes in before.splits.items():
+        assert [new.objects.outlines for new in after.splits[split]] == [old.objects.outlines for old in scenes]
+    for name in ("data", "out"):
+        report = check_data(str(tmp_path / name))
+        assert (report.problems, report.warnings) == ([], [])
+        assert [hint.startswith("all 6 objects have polygons") for hint in report.hints] == [True]
+    assert check_data(str(tmp_path / "out"), "instances").problems == []
+
+
+def test_polygons_that_leave_their_image_are_masks_in_a_copy_of_boxes(tmp_path: Path) -> None:
+    standard(tmp_path / "data", bbox=[70, 50, 20, 30], segmentation=[[70, 50, 90, 50, 90, 80, 70, 80]])
+    edited = json.loads((tmp_path / "data" / "train.json").read_text())
+    edited["annotations"][0].pop("segmentation")
+    write(tmp_path / "data" / "train.json", edited)
+    write_clean_copy(str(tmp_path / "data"), tmp_path / "out")
+    first, *others = own_splits(tmp_path / "out", Choices(outlines=True)).splits["train"]
+    assert first.objects.outlines == (None,)
+    assert [masks.area(masks.from_annotation(*scene.objects.outlines, scene.size)) for scene in others] == [140] * 3
+    report = check_data(str(tmp_path / "out"))
+    assert (report.problems, report.warnings, report.hints) == ([], [], [])
 
 
 def test_objects_that_leave_their_image_and_turned_images(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -14,7 +14,7 @@ from regard.images.images import SUFFIXES, AsStored, kinds_of_images, size_of
 from regard.images.notes import ELSEWHERE, Notes
 
 from . import masks
-from .scenes import Rle, Scene, objects_of
+from .scenes import Objects, Rle, Scene, objects_of
 
 log = logging.getLogger("regard.data")
 
@@ -118,8 +118,7 @@ def scenes_of(
     reading.summarise(file)
     numbers = {n: n if isinstance(n, int) else index for index, n in enumerate(images, 1)}
     scenes = [
-        Scene(str(source), source, sizes[n], _objects(rows[n], reading.with_masks), numbers[n])
-        for n, source in sources.items()
+        Scene(str(source), source, sizes[n], _objects(rows[n], reading), numbers[n]) for n, source in sources.items()
     ]
     if not scenes:
         raise DataError(f"{file}: none of its images is there")
@@ -232,11 +231,11 @@ class Reading:
     exif: as for `regard.images.turned.annotated_as_stored`. notes: what is unusual and read. mended: whether something
     was read that older versions skipped, so that a run with corrupt="skip" has other data than theirs. renamed: whether
     classes have other names than in older versions. named: images that annotations or lists name. measured: those
-    whose size is not annotated, but that of their header.
+    whose size is not annotated, but that of their header. outlines: whether polygons are kept as annotated.
     """
 
-    def __init__(self, corrupt: str = "stop", with_masks: bool = False, exif: str = "") -> None:
-        self.corrupt, self.with_masks, self.exif = corrupt, with_masks, exif
+    def __init__(self, corrupt: str = "stop", with_masks: bool = False, exif: str = "", outlines: bool = False) -> None:
+        self.corrupt, self.with_masks, self.exif, self.outlines = corrupt, with_masks, exif, outlines
         self.left_out: list[str] = []
         self.notes = Notes()
         self.mended = self.renamed = False
@@ -267,10 +266,11 @@ class Reading:
         self.left_out = []
 
 
-def _objects(rows: list[dict[str, Any]], with_masks: bool) -> Any:
-    columns = {name: [row[name] for row in rows] for name in ("box", "label", "crowd", "area", "mask")}
-    found: list[Rle] | None = columns["mask"] if with_masks else None
-    return objects_of(columns["box"], columns["label"], columns["crowd"], columns["area"], found)
+def _objects(rows: list[dict[str, Any]], reading: Reading) -> Objects:
+    columns = {name: [row[name] for row in rows] for name in ("box", "label", "crowd", "area", "mask", "outline")}
+    found: list[Rle] | None = columns["mask"] if reading.with_masks else None
+    objects = objects_of(columns["box"], columns["label"], columns["crowd"], columns["area"], found)
+    return replace(objects, outlines=tuple(columns["outline"])) if reading.outlines else objects
 
 
 def _by_id(file: Path, kind: str, entries: list[Any], fields: tuple[str, ...]) -> dict[Any, dict[str, Any]]:
@@ -370,10 +370,10 @@ class _Finder:
 def _check_annotation(
     place: str, annotation: Mapping[str, Any], size: tuple[int, int], reading: Reading
 ) -> dict[str, Any] | None:
-    """Box, crowd, area and mask of an annotation; None if it is wrong and skipped. place: for messages."""
+    """Box, crowd, area, mask and outline of an annotation; None if it is wrong and skipped. place: for messages."""
     segmentation = annotation.get("segmentation")
     bbox: Any = annotation.get("bbox")
-    outline = _box_of(segmentation)
+    outline = box_of(segmentation)
     if bbox in (None, []) and segmentation:
         bbox = outline or masks.box_of(segmentation, size)
     problem = "it has no bbox" if bbox is None else box_problem(bbox, size)
@@ -409,10 +409,10 @@ def _check_annotation(
         inside = (right - max(left, 0.0)) * (bottom - max(top, 0.0)) if beyond(bbox, size) else width * height
         area = masks.area(mask) if mask is not None else inside
     box = (max(left, 0.0), max(top, 0.0), right, bottom)
-    return {"box": box, "crowd": bool(crowd), "area": float(area), "mask": mask}
+    return {"box": box, "crowd": bool(crowd), "area": float(area), "mask": mask, "outline": segmentation or None}
 
 
-def _box_of(segmentation: Any) -> list[float]:
+def box_of(segmentation: Any) -> list[float]:
     """[left, top, width, height] around polygons; [] for what is none."""
     if not isinstance(segmentation, list) or not all(isinstance(part, list) for part in segmentation):
         return []

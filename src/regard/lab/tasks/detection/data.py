@@ -36,12 +36,14 @@ NAMED = {**SOURCES, **FOLDERS}
 @dataclass(frozen=True)
 class Choices:
     """How the user's own data are read: fields of the task. corrupt: "stop" at what is wrong, or "skip" it with a
-    warning. exif: as for `regard.images.turned.annotated_as_stored`. digest: see `regard.images.digest`."""
+    warning. exif: as for `regard.images.turned.annotated_as_stored`. digest: see `regard.images.digest`. outlines: see
+    `Reading`."""
 
     with_masks: bool = False
     corrupt: str = "stop"
     exif: str = ""
     digest: str = ""
+    outlines: bool = False
 
 
 def identity(data: str, with_masks: bool, corrupt: str, kind: str = "", exif: str = "") -> str:
@@ -131,7 +133,7 @@ def read_own(path: Path, choices: Choices, whole: bool = False) -> OwnSplits:
 
     Raises: DataError.
     """
-    reading = Reading(choices.corrupt, choices.with_masks, choices.exif)
+    reading = Reading(choices.corrupt, choices.with_masks, choices.exif, choices.outlines)
     try:
         categories, splits = format_of(path).read(path, reading)
         reading.notes.add_unnamed(path / voc.IMAGES if voc.is_voc(path) else path, reading.named)

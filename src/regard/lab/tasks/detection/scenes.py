@@ -20,6 +20,7 @@ class Objects:
 
     boxes: left, top, right, bottom. labels: from 0. crowd: a box or mask of several objects, which is no target in
     training, and no error of a prediction that lies in it. areas: of the masks, or as annotated. masks: None without.
+    outlines: polygons or masks as annotated, None for an object without; read for `regard data check` alone.
     """
 
     boxes: Float[np.ndarray, "n 4"]
@@ -27,6 +28,7 @@ class Objects:
     crowd: Bool[np.ndarray, " n"]
     areas: Float[np.ndarray, " n"]
     masks: tuple[Rle, ...] | None = None
+    outlines: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
