@@ -147,6 +147,11 @@ RUNS: dict[str, tuple[str, str]] = {
         f"Run(task=Detection(host='vit_desk(patch=7)', data='FOLDER/clipped', {DETECTOR}, corrupt='skip'), "
         "mixer=Softmax(), recipe=Recipe(augment='none', smoothing=0.0))",
     ),
+    "own objects without a split": (  # by_name: older versions divided them by a permutation
+        "e73f96bb1992",
+        f"Run(task=Detection(host='vit_desk(patch=7)', data='FOLDER/whole', {DETECTOR}), mixer=Softmax(), "
+        "recipe=Recipe(augment='none', smoothing=0.0))",
+    ),
     "own objects of YOLO, one class of them `no`": (  # @3: older versions called it False
         "349548001130",
         f"Run(task=Detection(host='vit_desk(patch=7)', data='FOLDER/yolo', {DETECTOR}), mixer=Softmax(), "
@@ -375,6 +380,8 @@ def write_data(root: Path) -> None:
         "clipped/train.json": objects(1).replace(b"[5, 5, 12, 10]", b"[35, 5, 12, 10]"),
         "clipped/val.json": objects(3),
         **{f"clipped/images/{n}.png": png(n, 30, 40) for n in range(1, 5)},
+        "whole/train.json": objects(1).replace(b'"category_id": 7', b'"category_id": 3'),
+        **{f"whole/images/{n}.png": png(n, 30, 40) for n in range(1, 3)},
         **{f"yolo/images/{('train', 'val')[n % 2]}/{n}.png": png(n, 30, 40) for n in range(4)},
         **{f"yolo/labels/{('train', 'val')[n % 2]}/{n}.txt": b"%d .5 .5 .2 .2\n" % (n // 2) for n in range(4)},
         "yolo/data.yaml": b"names: [no, yes]\n",

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.core import ConfigError, DataError
 from regard.files.data_record import names_digest
 from regard.images.normalise import Statistics, is_pretrained, normalise, pretrained_statistics
+from regard.images.streams import BY_NAME
 from regard.models.sizes import size_of, with_size
 
 from .base import Record, Task
@@ -99,3 +100,9 @@ class ImageTask(Task):
 def same_data(trained: str, data: str) -> bool:
     """Whether two paths name the data that a run was trained on."""
     return Path(data).resolve() == Path(trained).resolve()
+
+
+def is_copy(found: Any, record: Record) -> bool:
+    """Whether the user's own boxes or masks, read undivided, are a copy of those of a training."""
+    divided = BY_NAME if len(found.splits) == 1 else ""
+    return bool(record.get("name") == found.name.replace("own:", f"own:{divided}", 1))

@@ -20,6 +20,7 @@ from regard.lab.tasks.detection.pictures import draw_prediction
 from regard.lab.tasks.detection.presets import defaults
 from regard.lab.tasks.detection.score import Found, evaluate, results
 from regard.lab.tasks.detection.task import Boxes
+from regard.lab.tasks.image_task import is_copy
 from regard.lab.train.inference_speed import inference_speed
 from regard.lab.train.recipe import Recipe
 from regard.mixers.softmax import Softmax
@@ -275,3 +276,14 @@ def test_few_pictures_of_ones_own_get_more_epochs(tmp_path: Path, monkeypatch: p
     assert Detection.defaults(str(tmp_path / "missing"))["recipe"]["epochs"] == 9
     assert [defaults("", images)["recipe"]["epochs"] for images in (48, 1000)] == [45, 9]
     assert Detection.defaults("nuclei")["recipe"]["epochs"] == 8
+
+
+def test_a_copy_of_divided_data_is_scored_where_the_run_was(tmp_path: Path) -> None:
+    """Not on its training images."""
+    for name in ("one", "copy"):
+        (coco_folder(tmp_path / name, masks=True) / "val.json").unlink()
+    task = instances(tmp_path / "one")
+    record = task.record()
+    whole = task.on(str(tmp_path / "copy"))._load(whole=True)
+    assert is_copy(whole, record)
+    assert not is_copy(whole, record | {"name": whole.name})  # of an older version, which divided otherwise

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from layouts_of_boxes import (
 from regard.core import DataError
 from regard.lab.tasks.check_data import DataReport, check_data
 from regard.lab.tasks.detection import Detection, Instances, data, masks
-from regard.lab.tasks.segmentation.data import own_digest
+from regard.lab.tasks.segmentation.data import layout_of, own_digest
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 BOXES_ALONE = ("VOC", "YOLO", "table")
@@ -101,7 +102,8 @@ def test_a_layout_is_read(tmp_path: Path, layout: str) -> None:
         for scene in (scene for scenes in splits.values() for scene in scenes):
             check_scene(scene, kind is Instances)
         found = {split: [number_of(scene) for scene in scenes] for split, scenes in splits.items()}
-        assert {split: len(numbers) for split, numbers in found.items()} == {"train": 4, "val": 2}
+        held = 1 if layout in WHOLE else 2
+        assert {split: len(numbers) for split, numbers in found.items()} == {"train": 6 - held, "val": held}
         assert {*found["train"], *found["val"]} == set(range(6))
         assert set(found["val"]) == {4, 5} or layout in WHOLE
 
@@ -110,7 +112,33 @@ def test_an_export_without_splits_is_divided_by_val(tmp_path: Path) -> None:
     WHOLE["COCO of CVAT"](tmp_path)
     assert len(data.load(str(tmp_path), False, "stop", whole=True).splits["train"]) == 6
     task = task_on(tmp_path, val=0.25)
-    assert (len(task.part("train")), len(task.part("held"))) == (3, 1)
+    assert (len(task.part("train")), len(task.part("held"))) == (4, 1)
+
+
+def test_a_photo_more_or_less_hardly_changes_what_is_held_out(tmp_path: Path) -> None:
+    """Boxes and masks; a folder of another name has the same."""
+    coco_files(tmp_path / "data", "images", "result.json", (("", range(60)),))
+    shutil.copytree(tmp_path / "data", tmp_path / "fewer")
+    boxes, drawn = [], []
+    for folder in ("data", "fewer"):
+        write(tmp_path / "fewer" / "result.json", coco(range(59)))
+        (tmp_path / "fewer" / "images" / "59.jpg").unlink(missing_ok=True)
+        splits = data.own_splits(tmp_path / folder, data.Choices()).splits
+        assert {number_of(scene) for scenes in splits.values() for scene in scenes} == set(range(60 - len(boxes)))
+        boxes.append({number_of(scene) for scene in splits["val"]})
+        drawn.append({int(image.stem) for image, _ in layout_of(tmp_path / folder, 255, "")[1]["test"]})
+    assert boxes == drawn
+    assert [len(part) for part in boxes] == [12, 11]
+    assert len(boxes[0] & boxes[1]) == 11
+
+
+def test_data_that_are_divided_by_name_have_another_key(tmp_path: Path) -> None:
+    """Older versions divided them by a permutation; what has splits keeps its key."""
+    WHOLE["COCO of CVAT"](tmp_path / "whole")
+    standard(tmp_path / "split")
+    for name in ("whole", "split"):
+        keys = data.identity(str(tmp_path / name), False, "stop").removeprefix("own:"), own_digest(tmp_path / name)
+        assert [key.startswith("by_name-") for key in keys] == [name == "whole"] * 2
 
 
 def test_lists_of_voc_may_have_suffixes_and_sizes_a_point(tmp_path: Path) -> None:

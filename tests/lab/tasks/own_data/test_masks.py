@@ -189,7 +189,7 @@ def test_masks_without_splits_are_divided(tmp_path: Path, make: Callable[[Path],
     make(tmp_path)
     found, error = agreed(tmp_path)
     assert error == ""
-    assert {split: len(part) for split, part in found.splits.items()} == {"train": 4, "test": 2}
+    assert {split: len(part) for split, part in found.splits.items()} == {"train": 5, "test": 1}
     assert len({sample.image.tobytes() for part in found.splits.values() for sample in part}) == 6
 
 

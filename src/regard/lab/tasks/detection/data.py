@@ -13,7 +13,7 @@ from regard.files.paths import files_below
 from regard.images import digest as digests
 from regard.images.images import SUFFIXES, AsStored, size_of
 from regard.images.notes import Notes
-from regard.images.streams import generator
+from regard.images.streams import BY_NAME, held_out
 from regard.images.turned import annotated_as_stored
 from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.lab.data.cued import COUNTS, CUED, SOURCES, canvas
@@ -47,8 +47,9 @@ class Choices:
 
 
 def identity(data: str, with_masks: bool, corrupt: str, kind: str = "", exif: str = "") -> str:
-    """The data in a run's key: the name of a named set, or a digest of the user's own data, which ends in "@2" where
-    something is read that older versions skipped, and in "@3" where classes have other names than in these.
+    """The data in a run's key: the name of a named set, or the `digest` of the user's own data.
+
+    It ends in "@2" where something is read that older versions skipped, and in "@3" where classes have other names.
 
     The arguments and errors are those of `load`; annotations are checked before the bytes of images are read.
     """
@@ -90,11 +91,11 @@ def _load(path: Path, name: str, choices: Choices, total: str, whole: bool) -> S
     if name:
         corrupt = "leave out" if name == "coco" and choices.corrupt == "stop" else choices.corrupt
         reading = Reading(corrupt, choices.with_masks, "turn")
-        categories, splits = _with_objects(path, *_divide(*format_of(path).read(path, reading)))
+        categories, splits = _with_objects(path, *_divide(path, *format_of(path).read(path, reading)))
     else:
         own = own_splits(path, choices, whole)
         categories, splits = own.categories, own.splits
-        if own.mended or own.as_stored or whole:  # the cache of prepared images needs another key
+        if own.mended or own.as_stored or own.divided or whole:  # the cache of prepared images needs another key
             marks = f"{total}-{own.mended}-{own.as_stored}-{whole}"
             checksum = hashlib.sha256(marks.encode()).hexdigest()
     return SceneSet(name or f"own:{total}", categories.names, categories.ids, 3, splits, checksum)
@@ -109,13 +110,15 @@ def _with_objects(path: Path, categories: coco.Categories, splits: Splits) -> tu
 
 @dataclass(frozen=True, eq=False)
 class OwnSplits:
-    """The user's own categories and scenes. mended, renamed: as in `Reading`. as_stored: EXIF data turn no image."""
+    """The user's own categories and scenes. mended, renamed: as in `Reading`. as_stored: EXIF data turn no image.
+    divided: into training and validation, here."""
 
     categories: coco.Categories
     splits: Splits
     mended: bool
     renamed: bool
     as_stored: bool
+    divided: bool
 
 
 @lru_cache(maxsize=4)
@@ -144,16 +147,17 @@ def read_own(path: Path, choices: Choices, whole: bool = False) -> OwnSplits:
         as_stored = annotated_as_stored(path, sizes, choices.exif, reading.notes)
         if as_stored:
             splits = {split: [_keep_as_stored(scene, reading) for scene in scenes] for split, scenes in splits.items()}
+        divided = not whole and len(splits) == 1
         if not whole:
             if "train" not in splits:
                 raise DataError(
                     f"{path} has a split {', '.join(splits)}, but no train.json or other images for training"
                 )
-            categories, splits = _divide(categories, splits)
+            categories, splits = _divide(path, categories, splits)
         _count_crowds(splits, reading.notes)
     finally:
         reading.notes.warn()
-    return OwnSplits(categories, splits, reading.mended, reading.renamed, as_stored)
+    return OwnSplits(categories, splits, reading.mended, reading.renamed, as_stored, divided)
 
 
 def _annotated_size(scene: Scene, reading: Reading) -> tuple[int, int] | None:
@@ -202,13 +206,12 @@ def tiny(split: str, scenes: Sequence[Scene], size: tuple[int, int], resize: str
     )
 
 
-def _divide(categories: coco.Categories, splits: Splits) -> tuple[coco.Categories, Splits]:
-    """Training and validation: without another split every fifth scene of a fixed permutation is for the validation."""
+def _divide(path: Path, categories: coco.Categories, splits: Splits) -> tuple[coco.Categories, Splits]:
+    """Training and validation: without another split a fifth of the scenes is `held_out`."""
     if len(splits) > 1:
         return categories, splits
     scenes = splits["train"]
-    order = generator("detection", "split").permutation(len(scenes))
-    held = set(order[::5].tolist())
+    held = held_out(path, [scene.source for scene in scenes])
     if len(held) == len(scenes):
         raise DataError("there is one image only; training and validation need at least one each")
     return categories, {
@@ -264,12 +267,13 @@ def with_classes(data: str, scene_set: SceneSet, names: Sequence[str]) -> SceneS
 
 @lru_cache(maxsize=16)
 def digest(path: Path, choices: Choices, whole: bool = False) -> str:
-    """What stands for a folder's annotations and images in the key of a run, whatever its path.
+    """What stands for a folder's annotations and images in the key of a run, whatever its path; with `BY_NAME` before
+    it where these are divided here.
 
     Raises: DataError, for annotations that `load` refuses before all bytes of the images are read.
     """
-    own_splits(path, choices, whole)
-    return digests.identity_of(path, _images(path), choices.digest, _annotations(path))
+    own = own_splits(path, choices, whole)
+    return BY_NAME * own.divided + digests.identity_of(path, _images(path), choices.digest, _annotations(path))
 
 
 def _images(path: Path) -> dict[str, Path]:

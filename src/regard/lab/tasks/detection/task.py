@@ -26,7 +26,7 @@ from regard.images.streams import generator
 from regard.swapping.inspect import explain_inputs
 
 from ..base import Prediction, Record, Score, Training, Trial
-from ..image_task import ImageTask, same_data
+from ..image_task import ImageTask, is_copy, same_data
 from ..validation import ValidationPart
 from . import data as data_sets
 from . import presets
@@ -302,7 +302,7 @@ class Boxes(ValidationPart, ImageTask):
         scene_set = other._load(whole=own)
         split: str = other.split
         if own:
-            if scene_set.name == record.get("name"):  # a copy of the training data
+            if is_copy(scene_set, record):
                 scene_set = other._load()
             scene_set = with_classes(data, scene_set, record["class_names"])
             if split not in scene_set.splits:

@@ -17,13 +17,14 @@ from regard.images.images import SUFFIXES, AsStored, mean_and_deviation, read_im
 from regard.images.normalise import Statistics
 from regard.images.notes import Notes
 from regard.images.own import IN_MEMORY
+from regard.images.streams import BY_NAME
 from regard.images.turned import annotated_as_stored
 from regard.lab.data import cued
 from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.models.segmentation import VOID
 
 from ..class_scores import check_subset
-from .layouts import LAYOUT, Drawn, Layout, Mask, divide, grey, read_layout, read_mask
+from .layouts import LAYOUT, Drawn, Layout, Mask, divide, grey, is_whole, read_layout, read_mask
 
 Colours = Mapping[tuple[int, int, int], int]
 Photographs = list[tuple[Path | AsStored, Mask]]
@@ -365,7 +366,8 @@ def with_classes(data: str, mask_set: MaskSet, names: Sequence[str]) -> MaskSet:
 
 @lru_cache(maxsize=16)
 def own_digest(path: Path, kind: str = "", whole: bool = False) -> str:
-    """What stands for a folder's images, masks and names of classes in the key of a run.
+    """What stands for a folder's images, masks and names of classes in the key of a run; with `BY_NAME` before it where
+    these are divided here.
 
     Raises: DataError, for folders and a classes.txt that `own_set` refuses before all bytes of the images are read.
     """
@@ -375,7 +377,8 @@ def own_digest(path: Path, kind: str = "", whole: bool = False) -> str:
     _names(path)
     texts = digest.relative(path, layout.texts)
     total = digest.identity_of(path, _files(path), kind, texts or digest.NO_FILES)
-    return f"{total}{'@3' * layout.renamed}{'@4' * grey(layout.colours)}"
+    divided = BY_NAME * (not whole and is_whole(layout.pairs))
+    return f"{divided}{total}{'@3' * layout.renamed}{'@4' * grey(layout.colours)}"
 
 
 def _files(path: Path) -> dict[str, Path]:

@@ -13,7 +13,7 @@ from regard.files.paths import files_below, subfolders, text_lines, visible
 from regard.images.folders import SPLITS, masks_among, split_of_name
 from regard.images.images import SUFFIXES, image_errors, kinds_of_images, open_image
 from regard.images.notes import Notes
-from regard.images.streams import generator
+from regard.images.streams import held_out
 from regard.models.segmentation import VOID
 
 from ..detection import data as detection
@@ -341,19 +341,24 @@ LAYOUTS: tuple[tuple[str, Callable[[Path], bool], Callable[[Path, Notes, int], L
 """Name, whether a folder has the layout, and its reader; the first one that fits is taken."""
 
 
+def is_whole(pairs: Pairs) -> bool:
+    """Whether there is one split alone, which is divided."""
+    return len(pairs) == 1 and pairs.keys() <= {"all", "train"}
+
+
 def divide(path: Path, pairs: Pairs) -> Pairs:
     """The splits "train" and "test", and "val" if there is one.
 
-    Without a folder for the test, "test" is "val"; without any other split than "train" every fifth image of a fixed
-    permutation is for the test. Raises: DataError.
+    Without a folder for the test, "test" is "val"; without any other split than "train" a fifth of the images is
+    `held_out`. Raises: DataError.
     """
-    if len(pairs) == 1 and pairs.keys() <= {"all", "train"}:
+    if is_whole(pairs):
         (both,) = pairs.values()
         if len(both) < 2:
             raise DataError(f"{path} has only one image; training and test need one each")
-        order = generator("own", "split").permutation(len(both))
-        return {"train": [both[row] for row in sorted(np.delete(order, np.s_[::5]))],
-                "test": [both[row] for row in sorted(order[::5])]}  # fmt: skip
+        held = held_out(path, [image for image, _ in both])
+        return {"train": [pair for row, pair in enumerate(both) if row not in held],
+                "test": [pair for row, pair in enumerate(both) if row in held]}  # fmt: skip
     if "train" not in pairs:
         found = ", ".join(pairs) or "none"
         raise DataError(f"{path} needs folders of images and masks for training and test; found {found}: {LAYOUT}")

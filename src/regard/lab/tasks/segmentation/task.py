@@ -27,7 +27,7 @@ from regard.models.segmentation import Segmenter, make_segmenter
 from regard.swapping.inspect import input_channels
 
 from ..base import Prediction, Record, Samples, Score, Training, Trial
-from ..image_task import ImageTask, same_data
+from ..image_task import ImageTask, is_copy, same_data
 from ..validation import ValidationPart
 from .data import CAMVID, NAMED, MaskSet, Photos, Sample, load, own_digest, own_set, path_of, with_classes
 from .feed import AUGMENTS, Batches, fitted_size, pad
@@ -237,7 +237,7 @@ class Segmentation(ValidationPart, ImageTask):
         other = self.on(data)
         own = data not in NAMED and not same_data(self.data, data)
         mask_set = load(data, self.void, self.classes, self.digest, self.exif, own) if own else other.data_set()
-        if own and mask_set.name == record.get("name"):
+        if own and is_copy(mask_set, record):
             mask_set = other.data_set()
         mask_set = with_classes(data, mask_set, record["class_names"])
         self.check_fits(data, mask_set, record)
