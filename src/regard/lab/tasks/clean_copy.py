@@ -4,6 +4,7 @@ What the readers of data mend with a warning, such as boxes that leave their ima
 colours, is written as they read it.
 """
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -39,9 +40,9 @@ def write_clean_copy(
     image that was left out.
 
     The arguments beside `out` are those of `check_data`. Class folders: OUT/SPLIT/CLASS; boxes: OUT/SPLIT.json of
-    COCO's format with OUT/images; masks: OUT/images/SPLIT, OUT/masks/SPLIT and OUT/classes.txt. Data without a test, or
-    validation, get the division that a training would make. Images that cannot be
-    read are left out, but not beside masks.
+    COCO's format with OUT/images, named as they were, or with `original` in the JSON where a name occurs twice; masks:
+    OUT/images/SPLIT, OUT/masks/SPLIT and OUT/classes.txt. Data without a test, or validation, get the division that a
+    training would make. Images that cannot be read are left out, but not beside masks.
     Raises: ConfigError for data that are no images, and for a folder that has something in it or lies in the data;
     DataError for what a training refuses; StoreError.
     """
@@ -106,17 +107,21 @@ def _write_boxes(path: Path, out: Path, choices: detection.Choices) -> Iterator[
         {"id": number, "name": name}
         for number, name in zip(found.categories.ids, found.categories.names, strict=True)
     ]  # fmt: skip
+    stems = [Path(scene.name).stem.lower() for scenes in found.splits.values() for scene in scenes]
+    keep = len(set(stems)) == len(stems)
     for split, scenes in found.splits.items():
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
         for row, scene in enumerate(scenes):
             try:
-                file = _write_image(scene.source, out / "images" / f"{split}-{row:05d}")
+                stem = Path(scene.name).stem if keep else f"{split}-{row:05d}"
+                file = _write_image(scene.source, out / "images" / stem)
             except DataError as error:
                 yield f"{scene.name} {error}"
                 continue
             height, width = scene.size
-            images.append({"id": row + 1, "file_name": file.name, "height": height, "width": width})
+            entry = {"id": row + 1, "file_name": file.name, "height": height, "width": width}
+            images.append(entry | ({} if keep else {"original": os.path.relpath(scene.name, path)}))
             annotations += _annotations(scene, row + 1, len(annotations), found.categories.ids)
             yield ""
         content = {"images": images, "annotations": annotations, "categories": categories}

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,19 @@ def test_a_copy_of_boxes_keeps_the_polygons(tmp_path: Path, make: Callable[[Path
         assert (report.problems, report.warnings) == ([], [])
         assert [hint.startswith("all 6 objects have polygons") for hint in report.hints] == [True]
     assert check_data(str(tmp_path / "out"), "instances").problems == []
+
+
+def test_pictures_of_a_copy_of_boxes_can_be_found_again(tmp_path: Path) -> None:
+    """By their names; where one occurs twice, by those in the JSON."""
+    LAYOUTS["labelme in splits"](tmp_path / "data")
+    write_clean_copy(str(tmp_path / "data"), tmp_path / "out")
+    assert {file.name for file in (tmp_path / "out" / "images").iterdir()} == {f"{n}.jpg" for n in range(6)}
+    shutil.copytree(tmp_path / "data", tmp_path / "double")
+    for end in ("jpg", "json"):
+        (tmp_path / "double" / "val" / f"4.{end}").rename(tmp_path / "double" / "val" / f"0.{end}")
+    write_clean_copy(str(tmp_path / "double"), tmp_path / "again")
+    entries = json.loads((tmp_path / "again" / "val.json").read_text())["images"]
+    assert [entry["original"] for entry in entries] == ["val/0.jpg", "val/5.jpg"]
 
 
 def test_polygons_that_leave_their_image_are_masks_in_a_copy_of_boxes(tmp_path: Path) -> None:
