@@ -440,6 +440,16 @@ WARNED: dict[str, tuple[Callable[[Path], object], str, list[float] | None]] = {
     "table, an image without a row": (unnamed("table of Roboflow"), UNNAMED, None),
     "VOC, an image without annotations": (unnamed("VOC of Roboflow"), UNNAMED, None),
     "VOC, an image beside the lists": (unnamed("VOC", "JPEGImages/9.jpg"), UNNAMED, None),
+    "YOLO, two classes that are one": (
+        altered(YOLO, "data.yaml", "[cat, dog]", "[cat, 'Cat ']"),
+        "names differ in case or blanks alone: 1, the first: 'cat' and 'Cat '",
+        None,
+    ),
+    "labelme, one object of a class": (
+        altered("labelme", "1.json", '"dog"', '"bird "'),
+        "classes with a single object: 1, the first: 'bird '",
+        None,
+    ),
     "labelme, an image without annotations": (unnamed("labelme", "9.jpg"), UNNAMED, None),
 }
 

@@ -154,6 +154,7 @@ def read_own(path: Path, choices: Choices, whole: bool = False) -> OwnSplits:
                     f"{path} has a split {', '.join(splits)}, but no train.json or other images for training"
                 )
             categories, splits = _divide(path, categories, splits)
+            _note_classes(categories.names, splits, reading.notes)
         _count_crowds(splits, reading.notes)
     finally:
         reading.notes.warn()
@@ -177,6 +178,19 @@ def _note_shared(splits: Splits, notes: Notes) -> None:
         for scene in scenes:
             if (before := first.setdefault(scene.file, split)) != split:
                 notes.add(f"images that are in {before} and in {split}", scene.name)
+
+
+def _note_classes(names: Sequence[str], splits: Splits, notes: Notes) -> None:
+    """Count what may be a slip of the pen."""
+    first: dict[str, str] = {}
+    for name in names:
+        if (before := first.setdefault(name.strip().casefold(), name)) != name:
+            notes.add("classes whose names differ in case or blanks alone", f"{before!r} and {name!r}")
+    labels = [scene.objects.labels for scenes in splits.values() for scene in scenes]
+    numbers = np.bincount(np.concatenate(labels), minlength=len(names)).tolist()
+    for name, number in zip(names, numbers, strict=True):
+        if number == 1:
+            notes.add("classes with a single object", repr(name))
 
 
 def _count_crowds(splits: Splits, notes: Notes) -> None:
