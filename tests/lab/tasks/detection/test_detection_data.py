@@ -111,7 +111,12 @@ def test_bad_masks_are_named(tmp_path: Path, segmentation: Any, words: str) -> N
     folder = changed(coco_folder(tmp_path / "own", masks=True), _set("annotations", "segmentation", segmentation))
     with pytest.raises(DataError, match=f"train.json: annotation 2 in 3.png.*{words}"):
         data.load(str(folder), True, "stop")
-    assert data.load(str(folder), False, "stop")  # boxes alone
+    if words != "three points":  # as in labelme
+        assert data.load(str(folder), False, "stop")  # boxes alone
+        return
+    with pytest.raises(DataError, match="annotation 2 in 3.png: a polygon has fewer than three points"):
+        data.load(str(folder), False, "stop")
+    assert data.identity(str(folder), False, "skip").endswith("@2")
 
 
 def test_a_folder_of_no_format_is_refused(tmp_path: Path) -> None:

@@ -445,6 +445,11 @@ WARNED: dict[str, tuple[Callable[[Path], object], str, list[float] | None]] = {
         "names differ in case or blanks alone: 1, the first: 'cat' and 'Cat '",
         None,
     ),
+    "labelme, imagePath names no file": (
+        altered("labelme", "1.json", "1.jpg", "99.jpg"),
+        "image with the JSON's name is read: 1, the first: 99.jpg of ",
+        None,
+    ),
     "labelme, one object of a class": (
         altered("labelme", "1.json", '"dog"', '"bird "'),
         "classes with a single object: 1, the first: 'bird '",

@@ -380,10 +380,15 @@ def _check_annotation(
     if problem:
         reading.wrong(f"{place}: {problem}")
         return None
-    if outline and any(
+    apart = outline and any(
         abs(one - two) > max(2.0, 0.1 * side)
         for one, two, side in zip(bbox, outline, (*outline[2:], *outline[2:]), strict=True)
-    ):
+    )
+    if outline and (apart or not annotation.get("bbox")) and any(0 < len(part) < 6 for part in segmentation or ()):
+        reading.wrong(f"{place}: a polygon has fewer than three points")
+        reading.mended = True  # older versions read the box
+        return None
+    if apart:
         reading.notes.add(APART, place)
     if beyond(bbox, size):
         reading.note(CLIPPED, place)

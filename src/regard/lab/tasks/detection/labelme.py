@@ -14,6 +14,7 @@ from .scenes import Scene
 from .voc import image_of
 
 NO_OBJECTS = "points and lines of labelme, which are no objects and are not read"
+OTHER_PATH = "files that imagePath names and that are not there, in whose place the image with the JSON's name is read"
 
 
 def shape_files(path: Path) -> list[Path]:
@@ -45,6 +46,8 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
         part, places = found.setdefault(split, ({"images": [], "annotations": []}, []))
         given = PureWindowsPath(str(content["imagePath"])).name
         image = file.with_name(given) if file.with_name(given).is_file() else image_of(file.with_suffix(""))
+        if image is not None and image.name.lower() != given.lower():
+            reading.notes.add(OTHER_PATH, f"{given} of {file}")
         name = (image or file.with_name(given)).relative_to(path).as_posix()
         sides = {"height": content.get("imageHeight"), "width": content.get("imageWidth")}
         part["images"].append({"id": number, "file_name": name, **sides})
