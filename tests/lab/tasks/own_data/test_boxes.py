@@ -29,6 +29,7 @@ from layouts_of_boxes import (
 )  # fmt: skip
 from regard.core import DataError
 from regard.lab.tasks.check_data import DataReport, check_data
+from regard.lab.tasks.clean_copy import write_clean_copy
 from regard.lab.tasks.detection import Detection, Instances, data, masks
 from regard.lab.tasks.segmentation.data import layout_of, own_digest
 
@@ -141,6 +142,21 @@ def test_data_that_are_divided_by_name_have_another_key(tmp_path: Path) -> None:
         assert [key.startswith("by_name-") for key in keys] == [name == "whole"] * 2
 
 
+def test_the_check_goes_on_after_files_of_labelme_that_are_wrong(tmp_path: Path) -> None:
+    """And a training that skips leaves out what a clean copy does."""
+    LAYOUTS["labelme"](tmp_path / "data")
+    write(tmp_path / "data" / "0.json", "")
+    write(tmp_path / "data" / "also 1.json", (tmp_path / "data" / "1.json").read_text())
+    report = check_data(str(tmp_path / "data"))
+    for problem, words in zip(report.problems, ("0.json is empty", "also 1.json and 1.json are both"), strict=True):
+        assert words in problem
+    assert sum(row["objects"] for row in report.rows) == 5
+    write_clean_copy(str(tmp_path / "data"), tmp_path / "out")
+    for name in ("data", "out"):
+        splits = data.own_splits(tmp_path / name, data.Choices(corrupt="skip")).splits
+        assert {number_of(scene) for scenes in splits.values() for scene in scenes} == set(range(1, 6))
+
+
 def test_lists_of_voc_may_have_suffixes_and_sizes_a_point(tmp_path: Path) -> None:
     LAYOUTS["VOC"](tmp_path)
     expected = [scene.name for scene in agreed(tmp_path)[0]["train"]]
@@ -243,6 +259,12 @@ ALTERED: dict[str, tuple[str, str, str, str, str]] = {
         "",
         r"0.xml is no valid XML: line 1, column",
     ),
+    "labelme, nothing": ("labelme", "0.json", "", "", "0.json is empty; a file of annotations has JSON; correct or"),
+    "labelme, two files of an image": (
+        *("labelme", "1.json", "1.jpg", "0.jpg"),
+        r"1.json and 0.json are both of 0.jpg: move the shapes",
+    ),
+    "labelme, no number": ("labelme", "1.json", "[[11", "[[NaN", "1.json: shape 1 .*a point without a finite number"),
     "labelme, wrong JSON": ("labelme", "0.json", '"shapes"', ",", r"0\.json is no valid JSON: line 1"),
     "VOC, a box outside": (
         "VOC",

@@ -39,7 +39,7 @@ def read_json(file: Path, strict: bool = True) -> Any:
     try:
         text = file.read_text(encoding="utf-8-sig")
         if not text.strip():
-            raise DataError(f"{file} is empty; expected COCO annotations: images, annotations and categories")
+            raise DataError(f"{file} is empty; a file of annotations has JSON")
         return json.loads(text, object_pairs_hook=without_repetition if strict else None)
     except json.JSONDecodeError as error:
         raise DataError(f"{file} is no valid JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error

@@ -37,8 +37,13 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
     Raises: DataError that names the file and the shape.
     """
     found: dict[str, Content] = {}
+    first: dict[str, Path] = {}
     for number, file in enumerate(shape_files(path), 1):
-        content = read_json(file)
+        try:
+            content = read_json(file)
+        except DataError as error:
+            reading.wrong(str(error), annotation=False)
+            continue
         if not _is_labelme(content):
             raise DataError(f"{file} has no shapes and imagePath, as the other files have; put it elsewhere")
         folders = file.relative_to(path).parts[:-1]
@@ -49,6 +54,9 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
         if image is not None and image.name.lower() != given.lower():
             reading.notes.add(OTHER_PATH, f"{given} of {file}")
         name = (image or file.with_name(given)).relative_to(path).as_posix()
+        if (other := first.setdefault(name, file)) != file:
+            reading.wrong(f"{file} and {other.name} are both of {name}: move the shapes of both into one of them")
+            continue
         sides = {"height": content.get("imageHeight"), "width": content.get("imageWidth")}
         part["images"].append({"id": number, "file_name": name, **sides})
         groups: dict[Any, dict[str, Any]] = {}
@@ -78,6 +86,8 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
 def _polygon(shape: dict[str, Any]) -> list[float]:
     """A shape as a polygon x, y, x, y, ...; [] for one without area. Raises: ValueError, TypeError, KeyError."""
     points = [(float(x), float(y)) for x, y in shape["points"]]
+    if not all(math.isfinite(value) for point in points for value in point):
+        raise ValueError("a point without a finite number")
     kind = shape.get("shape_type") or "polygon"
     if kind == "polygon" and len(points) >= 3:
         return [value for point in points for value in point]
