@@ -133,6 +133,12 @@ def test_a_folder_with_the_name_of_a_built_in_set_is_not_checked_in_its_place(
     assert check_data("./digits").kind == "classification"
 
 
+def test_a_file_of_annotations_is_not_checked_without_its_folder(tmp_path: Path) -> None:
+    standard(tmp_path)
+    with pytest.raises(DataError, match="train.json is a file of annotations; give the folder"):
+        check_data(str(tmp_path / "train.json"))
+
+
 def test_masks_are_checked_for_instances(tmp_path: Path) -> None:
     standard(tmp_path)
     content = json.loads((tmp_path / "train.json").read_text())

@@ -114,6 +114,8 @@ def path_to_check(data: str, kind: str) -> Path:
         raise DataError(f"{data} does not exist; expected a folder or a table")
     if any(data in task.sets for task in TASKS if kind in ("", task.name)):
         raise DataError(f"{data} is the name of a built-in set, which training takes; for the folder write ./{data}")
+    if path.is_file() and path.suffix.lower() == ".json":
+        raise DataError(f"{data} is a file of annotations; give the folder in which it and its images are")
     return path.resolve()
 
 
