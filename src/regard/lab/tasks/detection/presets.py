@@ -30,19 +30,20 @@ _RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-STEPS = 540
-"""At least, on the user's own data: 48 pictures of drawn objects need them for an AP of 27 from random weights."""
+STEPS, MOST_EPOCHS = 840, 70
+"""At least, on the user's own data: with 48 pictures 12 minutes on two cores. From random weights 540 steps gave an AP
+of 23 on nuclei, an AP50 of 59."""
 
 
 def defaults(data: str, images: int = 0) -> dict[str, dict[str, Any]]:
     """Fields of task and recipe for a data set: small enough for minutes on a CPU.
 
-    images: to train on, 0 = a named set, whose epochs are known; few images get more epochs, up to 60.
+    images: to train on, 0 = a named set, whose epochs are known; few images get more epochs, up to 70.
     """
     name = data.partition("-")[0] if data.startswith("cued") else data
     task = {"host": "attended_resnet18(mixer='Softmax()')", "size": (256, 256), **_TASKS.get(name, {})}
     recipe = {"augment": "flips" if name in ("bccd", "nuclei") else "flip", "batch": 4, "epochs": 9, "lr": 4e-4,
               "betas": (0.9, 0.999), "weight_decay": 1e-4, "clip": 5.0, "smoothing": 0.0}  # fmt: skip
     if images:
-        recipe["epochs"] = min(60, max(9, -(-STEPS * 4 // images)))
+        recipe["epochs"] = min(MOST_EPOCHS, max(9, -(-STEPS * 4 // images)))
     return {"task": task, "recipe": {**recipe, **_RECIPES.get(name, {})}}
