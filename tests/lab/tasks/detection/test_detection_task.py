@@ -272,9 +272,9 @@ def test_few_pictures_of_ones_own_get_more_epochs(tmp_path: Path, monkeypatch: p
     """The annotations tell their number: no picture is read for it."""
     monkeypatch.setattr(data_sets, "digest", lambda *_: pytest.fail("the pictures were read"))
     standard(tmp_path)
-    assert Detection.defaults(str(tmp_path))["recipe"]["epochs"] == 60
+    assert Detection.defaults(str(tmp_path))["recipe"]["epochs"] == 70
     assert Detection.defaults(str(tmp_path / "missing"))["recipe"]["epochs"] == 9
-    assert [defaults("", images)["recipe"]["epochs"] for images in (48, 1000)] == [45, 9]
+    assert [defaults("", images)["recipe"]["epochs"] for images in (48, 1000)] == [70, 9]
     assert Detection.defaults("nuclei")["recipe"]["epochs"] == 8
 
 
