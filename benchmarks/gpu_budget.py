@@ -39,7 +39,7 @@ from regard.mixers import MIXERS
 from regard.mixers.shared import kept
 from regard.mixers.spelling import parse
 
-FREE = {"_unsafe_view", "lift_fresh", "detach_", "_to_copy_view", "resolve_conj", "resolve_neg", "promote_types"}
+FREE = {"_unsafe_view", "lift_fresh", "detach_", "resolve_conj", "resolve_neg", "promote_types"}
 """Operators without a kernel that do not say so in their schema; allocations are named below."""
 ALLOCATIONS = ("empty", "new_empty")
 

@@ -63,7 +63,8 @@ def test_what_is_trained_is_said_before_the_first_epoch(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("scores", "rises"), [((1, 5, 9), True), ((1, 9, 9.1), False), ((9, 5, 6), False), ((1, 9), False)]
+    ("scores", "rises"),
+    [((1, 5, 9), True), ((1, 9, 9.1), False), ((9, 5, 6), False), ((1, 9), False), ((0, 0, 0), False)],
 )
 def test_a_score_that_still_rises_is_said(scores: tuple[float, ...], rises: bool, tmp_path: Path) -> None:
     task = Classification(host=HOST, data="digits", size=(8, 8))

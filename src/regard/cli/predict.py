@@ -76,13 +76,16 @@ def predict(
     trained = read_trained(model, results, imported_items(modules), options, best)
     say_numbers(model, trained)
     task = cast("Task", trained.task)
+    if confidence is not None:
+        from regard.lab.tasks.detection.task import Boxes
+
+        if not isinstance(task, Boxes):
+            raise ConfigError("--confidence is for boxes and masks: runs of --task detection or instances")
     sources = _sources(files, task)
     if out is not None:
         _check_apart(out, files, sources)
     network = ModelAtPrecision(trained.network.to(torch_device), trained.precision).eval()
     predictions, unreadable = _predictions(task, trained.record, network, sources, torch_device)
-    if confidence is not None and not all("objects" in prediction for prediction in predictions):
-        raise ConfigError("--confidence is for boxes and masks: runs of --task detection or instances")
     _write(task, predictions, json.dumps(_coco(predictions, ids) if coco else predictions, indent=1), out, confidence)
     for line in unreadable:
         typer.echo(f"left out: {line}", err=True)

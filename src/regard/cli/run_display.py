@@ -127,7 +127,7 @@ def _still_rises(run: "Run", folder: Path) -> str:
 
     metric = run.task.metric
     found = [float(row[metric]) for row in Metrics(folder / "metrics.csv").read() if row.get(metric)]
-    if len(found) < 3 or found[-1] < 1.02 * max(found[:-1]):
+    if len(found) < 3 or found[-1] <= 1.02 * max(found[:-1]):
         return ""
     return f"{metric} still rose at the end: more epochs may help, such as --set recipe.epochs={2 * run.recipe.epochs}"
 

@@ -1,5 +1,6 @@
 """The parameters of a swapped layer by the names that they have in the host."""
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
@@ -43,17 +44,11 @@ class HostNames(nn.Module):
 
     def mixer_name(self, key: str) -> str:
         """The mixer's name for the host's key."""
-        for host_name, mixer_name in self.parameter_names.items():
-            if key == host_name or key.startswith(host_name + "."):
-                return mixer_name + key[len(host_name) :]
-        return key
+        return _rename(key, self.parameter_names.items())
 
     def host_name(self, key: str) -> str:
         """The host's name for the mixer's key."""
-        for host_name, mixer_name in self.parameter_names.items():
-            if key == mixer_name or key.startswith(mixer_name + "."):
-                return host_name + key[len(mixer_name) :]
-        return key
+        return _rename(key, ((mixer_name, host_name) for host_name, mixer_name in self.parameter_names.items()))
 
     def _same_meaning(self, mixer_key: str) -> bool:
         """Whether a key of the mixer means what the host's key of that name means."""
@@ -197,3 +192,11 @@ class HostNames(nn.Module):
                 value.requires_grad_(host_names[name] not in names)
             elif name in further:
                 value.requires_grad_(False)
+
+
+def _rename(key: str, names: Iterable[tuple[str, str]]) -> str:
+    """The key with the first old name that it begins with as its new one, or as it is. names: (old, new)."""
+    for old, new in names:
+        if key == old or key.startswith(old + "."):
+            return new + key[len(old) :]
+    return key

@@ -45,8 +45,11 @@ def _with_legend(image: Image.Image, colours: Mapping[str, tuple[int, int, int]]
     page.paste(image)
     draw, left = ImageDraw.Draw(page), 6.0
     for label, shade in sorted(colours.items()):
+        end = left + draw.textlength(label, font=font)
+        if end > page.width:
+            break
         draw.text((left, image.height + font.size / 2), label, fill=shade, font=font)
-        left += draw.textlength(label, font=font) + font.size
+        left = end + font.size
     return page
 
 
