@@ -209,25 +209,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch._C._ensureCUDADeviceGuardSet()
     site = Site(64 * options.heads, options.heads, Grid(options.side, options.side))
     lines = ["| layer | launches | training | MB | training | million products an image |", "|---|---|---|---|---|---|"]
+    print(*lines, sep="\n")
     for text in options.mixers:
         try:
             config = parse(text)
             forward, both = count(config, site, options.batch)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            lines.append(f"| {text} | waits for a number of the GPU: {error} | | | | |")
-            continue
+            cells, passes = [f"waits for a number of the GPU: {error}", "", "", "", ""], {}
         except (RegardError, UnsupportedOperatorException) as error:
-            lines.append(f"| {text} | {error} | | | | |")
-            continue
-        megabytes = [f"{budget.bytes / 1e6:,.0f}" for budget in (forward, both)]
-        macs = config.cost(site).macs / 1e6
-        lines.append(
-            f"| {text} | {forward.launches} | {both.launches} | {megabytes[0]} | {megabytes[1]} | {macs:,.0f} |"
-        )
+            cells, passes = [str(error), "", "", "", ""], {}
+        else:
+            passes = {"forward": forward, "both": both}
+            megabytes = [f"{budget.bytes / 1e6:,.0f}" for budget in (forward, both)]
+            cells = [str(forward.launches), str(both.launches), *megabytes, f"{config.cost(site).macs / 1e6:,.0f}"]
+        lines.append(f"| {' | '.join([text, *cells])} |")
         print(lines[-1], flush=True)
-        if options.operators:
-            print("  forward:", ", ".join(f"{name} {times}" for name, times in forward.by_name.most_common()))
-            print("  both:", ", ".join(f"{name} {times}" for name, times in both.by_name.most_common()))
+        for name, budget in passes.items() if options.operators else ():
+            print(f"  {name}:", ", ".join(f"{operator} {times}" for operator, times in budget.by_name.most_common()))
     if options.page:
         options.page.write_text("\n".join(lines) + "\n")
     return 0
