@@ -21,8 +21,8 @@ def sdpa(
     On a CPU the backward pass of the bfloat16 kernel has a large fixed cost: at 64 x 64 logits it takes three times as
     long as the float32 kernel. Small attention is therefore computed in float32, which is more exact as well. Measured
     with PyTorch 2.15, batch 64, one thread: 29.6 against 7.4 ms at N = 64, d = 32. With few logits `torch.compile` is
-    faster with plain products than with the kernel: 0.88 of its time in float32. A mask that is trained, such as a table
-    of biases, has no kernel, and PyTorch's way without one is slower than plain products as well.
+    faster with plain products than with the kernel: 0.88 of its time in float32. A mask that is trained, as a table
+    of biases is, has no kernel, and PyTorch's way without one is slower than plain products as well.
     """
     if q.device.type != "cpu" or not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
