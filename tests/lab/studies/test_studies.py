@@ -87,6 +87,7 @@ def test_rows_have_their_sizes(name, labels):
         ("mita_table7", "Linear,Agent 9"),
         ("mita_fig6", "m 9*"),
         ("mita_growth", "*"),
+        ("mita_recall", "avg2d,2 experts"),
         ("mita_experts", "*"),
         ("ska_cka", "*"),
         *(pytest.param(name, "*", marks=pytest.mark.slow) for name in ("esa_table2", "esa_table3")),

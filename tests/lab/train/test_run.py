@@ -58,7 +58,7 @@ def test_an_outcome_has_what_reports_need(whole: Results) -> None:
     assert 100 * bits.mean() == outcome["metrics"]["top1"]
     assert outcome["data"] == {**run.task.record(), "train": 128, "test": 128, "unit": "images"}
     assert outcome["parameters"] == sum(p.numel() for p in run.task.model(None, 0).parameters())
-    assert min(outcome["seconds"], outcome["macs"], outcome["memory_bytes"], outcome["images_per_second"]) > 0
+    assert min(outcome["seconds"], outcome["macs"], outcome["images_per_second"]) > 0 <= outcome["memory_bytes"]
     assert outcome["inference_per_second"] > 0
     assert {"machine", "python", "torch", "threads", "device", "precision"} <= set(outcome["environment"])
     assert len((whole.folder(run.key) / "metrics.csv").read_text().splitlines()) == 4

@@ -4,6 +4,8 @@ Recall by content on boards of 36, 144 and 576 cells, of which the same share sh
 with the side of the board, or grow with its cells.
 """
 
+from collections.abc import Mapping
+
 from regard.lab.engine.study import Claim, Row, Setting, Study
 from regard.lab.studies.controls import CONTROLS
 from regard.lab.studies.probes.study import METRIC, recipe_of
@@ -17,10 +19,12 @@ NUMBERS = {
     24: ((9, 9), (36, 36), (144, 144)),
 }
 """Side -> the pairs (m, k)."""
+SMALL: Mapping[str, int | str] = {"host": "vit_desk(patch=14, dim=16, depth=1, heads=2)", "limit": 64}
+"""Fields of the task at smoke scale."""
 
 
 def _data(side: int, boards: str) -> str:
-    """Boards of which 5 of 9 cells are used, as the probes have it."""
+    """Boards of side x side cells of which 5 of 9 cells are used, as the probes have it."""
     return f"{boards}(ability=content, pairs={side * side * 5 // 18}, side={side})"
 
 
@@ -38,10 +42,11 @@ def _rows(boards: str, sides: tuple[int, ...]) -> tuple[Row, ...]:
     return (*rows, *CONTROLS)
 
 
-def _setting(boards: str, sides: tuple[int, ...], seeds: int, **small: int | str) -> Setting:
-    data = _data(12, boards)
+def recall(boards: str, side: int, rows: tuple[Row, ...], seeds: int, **small: int | str) -> Setting:
+    """Recall by content on boards of a side. small: fields of the task that make it smaller."""
+    data = _data(side, boards)
     task = Cells(data=data, **{**Cells.defaults(data)["task"], **small})
-    return Setting(task, recipe_of(task), _rows(boards, sides), seeds)
+    return Setting(task, recipe_of(task), rows, seeds)
 
 
 STUDY = Study(
@@ -52,8 +57,8 @@ STUDY = Study(
     baseline=_label(12),
     metric=METRIC,
     settings={
-        "smoke": _setting("digit_boards", (6, 12), 2, host="vit_desk(patch=14, dim=16, depth=1, heads=2)", limit=64),
-        "desk": _setting("boards", SIDES, 4),
+        "smoke": recall("digit_boards", 12, _rows("digit_boards", (6, 12)), 2, **SMALL),
+        "desk": recall("boards", 12, _rows("boards", SIDES), 4),
     },
     claims=(
         Claim(_label(12), _label(12, 9, 9), METRIC, than=(_label(6), _label(6, 9, 9))),

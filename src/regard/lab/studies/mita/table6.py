@@ -25,7 +25,7 @@ _ROUTE = (
 )
 
 
-def _rows(number: int, grid: Sequence[tuple[int, int]], published: bool = False) -> tuple[Row, ...]:
+def rows_of(number: int, grid: Sequence[tuple[int, int]], published: bool = False) -> tuple[Row, ...]:
     """Kinds of landmarks at m = k = number, other pairs (m, k), and single branches."""
 
     def paper(top1: float | int) -> dict[str, float | int]:
@@ -52,9 +52,9 @@ STUDY = Study(
     baseline="avg2d",
     settings={
         **small_settings(
-            _rows(4, ((4, 9), (9, 4), (9, 9))), _rows(16, ((9, 9), (9, 16), (16, 9), (16, 25), (25, 16), (25, 25)))
+            rows_of(4, ((4, 9), (9, 4), (9, 9))), rows_of(16, ((9, 9), (9, 16), (16, 9), (16, 25), (25, 16), (25, 25)))
         ),
-        "paper": Setting(DEIT_TASK, DEIT_RECIPE, _rows(25, tuple(_GRID), published=True)),
+        "paper": Setting(DEIT_TASK, DEIT_RECIPE, rows_of(25, tuple(_GRID), published=True)),
     },
     claims=tuple(
         Claim(a, b, "top1", by=by)
