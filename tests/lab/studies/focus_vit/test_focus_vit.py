@@ -13,7 +13,7 @@ from regard.core import DataError
 from regard.images.images import Images
 from regard.lab.engine.analysis import Source
 from regard.lab.results.results import Results
-from regard.lab.studies.focus_vit import half_the_time
+from regard.lab.studies.focus_vit import half_the_time, swaps
 from regard.lab.studies.focus_vit.half_the_time import ANALYSIS, COLUMNS, Outputs, change, outputs, pictures
 from regard.lab.studies.focus_vit.network import FocusViT, focus_vit
 
@@ -112,3 +112,45 @@ def test_the_weights_are_those_of_the_package(data_root: Path, tmp_path: Path) -
         made, kept = (load_file(root / "focus_vit" / f"{name}.safetensors") for root in (tmp_path, data_root))
         assert made.keys() == kept.keys()
         assert all(torch.equal(made[key], kept[key]) for key in made)
+
+
+def lively(size: int = 28) -> FocusViT:
+    """Its attention matters: the scales of its branches are 1, not 1e-5."""
+    model = small(size)
+    for name, value in model.named_parameters():
+        if name.endswith("gamma"):
+            torch.nn.init.ones_(value)
+    return model
+
+
+@pytest.mark.slow
+def test_what_a_swap_keeps_of_a_small_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swaps, "focus_vit", lively)
+    monkeypatch.setattr(swaps, "MIXERS", {28: ("MiTA(m=1, k=2)", "TopK(k=5)"), 42: ("MiTA(m=4, k=2)",)})
+    monkeypatch.setattr(swaps, "JUDGED", {28: 3, 42: 3})
+    monkeypatch.setattr(swaps, "ONLY_ALL", 42)
+    monkeypatch.setattr(swaps, "STEPS", {28: 1})
+    noise = np.random.default_rng(0).integers(0, 256, (8, 42, 42, 3), np.uint8)
+    monkeypatch.setattr(
+        swaps, "pictures", lambda size, *_: Images(noise[:, :size, :size].copy(), np.zeros(8, np.int64))
+    )
+    source = Source(Results(tmp_path / "runs"), "")
+    all_layers, thirds, learned = swaps.ANALYSIS.compute(source)
+    rows = [dict(zip(all_layers.columns, row, strict=True)) for row in all_layers.rows]
+    assert [row["tokens"] for row in rows] == [4, 4, 9]
+    # the five largest of five logits are softmax attention
+    assert rows[1]["correlation"] == rows[1]["cosine"] == pytest.approx(1, abs=1e-3)
+    assert rows[0]["minus MiTA"] == 0 < rows[1]["minus MiTA"] == pytest.approx(1 - float(str(rows[0]["correlation"])))
+    assert [row[3] for row in thirds.rows] == ["1 to 1", "1 to 1", "2 to 2", "2 to 2"]
+    assert [row[2] for row in learned.rows] == ["MiTA", "TopK"]
+    monkeypatch.setattr(swaps, "swap", None)  # what was found is kept
+    monkeypatch.setattr(swaps, "distill_model", None)
+    assert swaps.ANALYSIS.compute(source) == [all_layers, thirds, learned]
+
+
+def test_mechanisms_that_are_compared_have_about_equal_cost() -> None:
+    """The next larger square of landmarks or window would pass the bound."""
+    for size, mixers in swaps.MIXERS.items():
+        shares = {mixer.partition("(")[0]: swaps.share(mixer, size) for mixer in mixers}
+        assert all(0.24 < shares[name] <= 0.3 for name in ("MiTA", "Agent", "Window")), (size, shares)
+        assert shares["Linear"] < 0.3 < shares["TopK"] < shares["SKA"]

@@ -108,15 +108,25 @@ def outputs(model: FocusViT, images: Float[Tensor, "n 3 height width"]) -> Outpu
     return Outputs(torch.cat(maps), torch.cat(tokens))
 
 
-def change(before: Outputs, after: Outputs) -> Change:
+Likeness = dict[str, list[float]]
+"""Of each picture: "correlation" of both maps, "IoU" of their most salient fifths, mean "cosine" of the tokens."""
+
+
+def likeness(before: Outputs, after: Outputs) -> Likeness:
     """How far outputs lie from what they were."""
     old, new = (part.maps - part.maps.mean(1, keepdim=True) for part in (before, after))
-    correlation = torch.cosine_similarity(old.double(), new.double())
     top = [part.maps >= part.maps.quantile(1 - TOP, 1, keepdim=True) for part in (before, after)]
-    iou = (top[0] & top[1]).sum(1) / (top[0] | top[1]).sum(1)
     pairs = zip(before.tokens, after.tokens, strict=True)
-    cosine = [float(torch.cosine_similarity(a.float(), b.float(), dim=-1).mean()) for a, b in pairs]
-    return Change(interval(correlation.tolist()), interval(iou.tolist()), interval(cosine))
+    return {
+        "correlation": torch.cosine_similarity(old.double(), new.double()).tolist(),
+        "IoU": ((top[0] & top[1]).sum(1) / (top[0] | top[1]).sum(1)).tolist(),
+        "cosine": [float(torch.cosine_similarity(a.float(), b.float(), dim=-1).mean()) for a, b in pairs],
+    }
+
+
+def change(before: Outputs, after: Outputs) -> Change:
+    """The same over all pictures."""
+    return Change(*map(interval, likeness(before, after).values()))
 
 
 def pictures(size: int, part: str, number: int) -> Images:
