@@ -61,7 +61,9 @@ def choose(output: Any, images: Tensor, network: nn.Module, choice: JudgeChoice 
 def judged_as(judges: Sequence[Judge]) -> str:
     """What is judged, and how to change it, as a sentence."""
     others = "".join(f"; also {judge}" for judge in judges[1:])
-    return f"the output is judged as {judges[0]}{others} (--judge {'|'.join(KINDS)} changes it): {judges[0].distance}"
+    first = judges[0]
+    choice = f"the output is judged as {first}{others} (--judge {'|'.join(KINDS)} changes it)"
+    return f"{choice}; divergence: {first.distance}; agreement: {first.kept}"
 
 
 def judge_text(choice: JudgeChoice) -> str:
