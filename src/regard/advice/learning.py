@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, nearest, require
+from regard.core import ConfigError, check_known, require
 from regard.core.eval_mode import eval_mode
 from regard.core.validation import check_fields
 from regard.files.tensor_files import check_weights
@@ -49,8 +49,7 @@ class Distillation:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.augment not in BATCHWISE:
-            raise ConfigError(f"unknown augment {self.augment!r}; {nearest(self.augment, BATCHWISE)}")
+        check_known(self.augment, BATCHWISE, f"unknown augment {self.augment!r}")
         if self.steps < 0 or self.batch < 1 or not 0 < self.lr < 1 or not self.faster > 0 or self.seed < 0:
             raise ConfigError(
                 "steps and seed are 0 or more, batch at least 1, lr between 0 and 1, faster positive, not "

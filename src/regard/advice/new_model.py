@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.core import ConfigError, Grid, MixerConfig, RegardError, Site, StoreError, nearest
+from regard.core import ConfigError, Grid, MixerConfig, RegardError, Site, StoreError, check_known
 from regard.mixers import MIXERS
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
@@ -42,8 +42,8 @@ class NewModel:
     backward: bool = False
 
     def __post_init__(self) -> None:
-        if self.task and self.task not in TASKS:
-            raise ConfigError(f"no task {self.task!r}; {nearest(self.task, TASKS)}")
+        if self.task:
+            check_known(self.task, TASKS, f"no task {self.task!r}")
         for mask in self.masks:
             if mask not in MASKS:
                 raise ConfigError(f"no mask {mask!r}; masks are {', '.join(MASKS)}")

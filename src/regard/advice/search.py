@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regard.core import ConfigError, MixerConfig, nearest
+from regard.core import ConfigError, MixerConfig, check_known
 from regard.core.validation import check_fields, short_repr
 
 from .layer_costs import OWN, Costs, Usage
@@ -28,8 +28,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.kind not in KINDS:
-            raise ConfigError(f"a budget is of {', '.join(KINDS)}, not {self.kind!r}; {nearest(self.kind, KINDS)}")
+        check_known(self.kind, KINDS, f"a budget is of {', '.join(KINDS)}, not {self.kind!r}")
         if not 0 < self.share < 1:
             raise ConfigError(f"a budget is a share between 0 and 1, such as latency=0.7x, not {self.share}")
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from regard.core import ConfigError, nearest
+from regard.core import check_known
 from regard.lab.results.results import Results
 from regard.lab.studies import load_analysis
 
@@ -46,8 +46,7 @@ def analysis_text(name: str, scale: str, results: Path, format: str) -> str:
     """The stored result as text. Raises: ConfigError for an unknown format; StoreError without a result."""
     from regard.lab.engine import analysis as stored
 
-    if format not in _FORMATS:
-        raise ConfigError(f"no format {format!r} for an analysis; {nearest(format, _FORMATS)}")
+    check_known(format, _FORMATS, f"no format {format!r} for an analysis")
     analysis = load_analysis(name)
     value = stored.load_analysis(stored.analysis_path(results, name, scale if analysis.of else ""))
     if format == "json":

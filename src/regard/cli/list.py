@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.core import ConfigError, nearest
+from regard.core import ConfigError, check_known
 
 from .tables import AsJson, show_list
 
@@ -81,8 +81,7 @@ def list_names(
     as_json: AsJson = False,
 ) -> None:
     """List mechanisms, projections, host models, studies, tasks or data sets."""
-    if what not in WHAT:
-        raise ConfigError(f"there is no list of {what!r}; {nearest(what, WHAT)}")
+    check_known(what, WHAT, f"there is no list of {what!r}")
     rows = [row for row in WHAT[what]() if fnmatch(row["name"], match)]
     if not rows:
         raise ConfigError(f"no name of {what} matches {match!r}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.core import ConfigError, Extra, nearest
+from regard.core import ConfigError, Extra, check_known
 from regard.lab.engine.study import MOST_SEEDS
 from regard.lab.results.results import Results
 
@@ -150,8 +150,7 @@ def _boards(boards: str, download: bool) -> str:
     from regard.lab.data.boards import NAMES
 
     if boards:
-        if boards not in NAMES:
-            raise ConfigError(f"there are no {boards!r}; {nearest(boards, NAMES)}")
+        check_known(boards, NAMES, f"there are no {boards!r}")
         return boards
     return NAMES[0] if download or garments_here() else NAMES[1]
 
@@ -162,8 +161,7 @@ def _abilities(text: str) -> tuple[str, ...]:
 
     chosen = [name.strip() for name in text.split(",") if name.strip()]
     for name in chosen:
-        if name not in PROBED:
-            raise ConfigError(f"there is no ability {name!r}; {nearest(name, PROBED)}")
+        check_known(name, PROBED, f"there is no ability {name!r}")
     return tuple(name for name in PROBED if not chosen or name in chosen)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.core import ConfigError, nearest
+from regard.core import ConfigError, check_known
 from regard.lab.results.housekeeping import STATES, StoredRun, remove, select_runs, stored_runs
 from regard.lab.results.results import Results
 
@@ -78,8 +78,7 @@ def _select(store: Results, states: str, days: float, megabytes: float) -> list[
     """Raises: ConfigError for an unknown state."""
     names = [name.strip() for name in states.split(",")]
     for name in names:
-        if name not in STATES:
-            raise ConfigError(f"--state has no {name!r}; {nearest(name, STATES)}")
+        check_known(name, STATES, f"--state has no {name!r}")
     return select_runs(stored_runs(store), names, days, megabytes * 1e6)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.core import ConfigError, Extra, nearest
+from regard.core import ConfigError, Extra, check_known, nearest
 from regard.core.validation import as_float
 from regard.files.paths import named_folder, user_path
 
@@ -292,8 +292,7 @@ def find_task(name: str, extra: Extra = ()) -> "type[Task]":
 
     tasks = {task.name: task for task in TASKS}
     tasks |= {item.name: item for item in extra if isinstance(item, type) and issubclass(item, Task)}
-    if name not in tasks:
-        raise ConfigError(f"there is no task {name!r}; {nearest(name, tasks)}")
+    check_known(name, tasks, f"there is no task {name!r}")
     return tasks[name]
 
 

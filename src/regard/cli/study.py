@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.core import ConfigError, nearest
+from regard.core import ConfigError, check_known, nearest
 from regard.files.paths import printable_lines, user_path
 from regard.lab.results.layout import SCALES, TUNING_SEED
 from regard.lab.results.results import Results
@@ -188,10 +188,10 @@ def status(
     from regard.lab.results.layout import scale_of
 
     settings = snapshots(results)
-    if name is not None and name not in (names := {study for study, _ in settings} | set(STUDIES)):
-        raise ConfigError(f"no study {name!r}; {nearest(name, names)}")
-    if scale is not None and scale not in (scales := {*SCALES, *(setting for _, setting in settings)}):
-        raise ConfigError(f"no scale {scale!r}; {nearest(scale, scales)}")
+    if name is not None:
+        check_known(name, {study for study, _ in settings} | set(STUDIES), f"no study {name!r}")
+    if scale is not None:
+        check_known(scale, {*SCALES, *(setting for _, setting in settings)}, f"no scale {scale!r}")
     if results != Path("results"):  # the default is there after the first run
         check_results(results)
     store, lines = Results(results), []
@@ -253,8 +253,7 @@ def export(
     if name in ANALYSES:
         _write(analysis_text(name, scale or "desk", results, format), out)
         return
-    if format not in (*FORMATS, "evidence", *PLOTS):
-        raise ConfigError(f"no format {format!r}; {nearest(format, (*FORMATS, 'evidence', *PLOTS))}")
+    check_known(format, (*FORMATS, "evidence", *PLOTS), f"no format {format!r}")
     _check_study(name, results, (*STUDIES, *ANALYSES))
     scale = find_setting_name(results, name, scale)
     if format in PLOTS:

@@ -24,6 +24,7 @@ from .errors import (
     StoreError,
     SwapError,
     UnsupportedError,
+    check_known,
     nearest,
     require,
 )
@@ -49,8 +50,8 @@ __all__ = [
     "NO_MASK", "Card", "ConfigError", "Contract", "Cost", "DataError", "DataProblems", "DeviceError", "Extra", "Grid",
     "GridError", "Inputs", "Mask", "MissingExtra", "Mixer", "MixerConfig", "NetworkError", "Operator", "Problems",
     "Projection", "ProjectionConfig", "RegardError", "ShapeError", "Site", "StoreError", "SwapError",
-    "UnsupportedError", "attention_cost", "check_accounting", "heads", "hide", "linear_cost", "merge", "nearest",
-    "only_kept", "operator_function", "refuse_masks", "require", "softmax_rows",
+    "UnsupportedError", "attention_cost", "check_accounting", "check_known", "heads", "hide", "linear_cost", "merge",
+    "nearest", "only_kept", "operator_function", "refuse_masks", "require", "softmax_rows",
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The errors for users: a message says what was passed, what was expected and what to do."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 
@@ -112,6 +112,12 @@ def nearest(name: object, options: Iterable[str]) -> str:
         return f"did you mean {' or '.join(close)}?"
     between = "; " if any("," in option for option in options) else ", "
     return f"known: {between.join(options)}" if len(options) <= 40 else f"there are {len(options)} names"
+
+
+def check_known(name: object, options: Collection[str], message: str) -> None:
+    """Raises: ConfigError for a name that is not among the options: the message, and `nearest`."""
+    if name not in options:
+        raise ConfigError(f"{message}; {nearest(name, options)}")
 
 
 def _closest(name: str, options: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from regard.core import ConfigError, Extra, nearest
+from regard.core import ConfigError, Extra, check_known, nearest
 from regard.core.validation import as_float, check_arguments, check_fields, short_repr
 from regard.lab.results.layout import SCALES, slug
 
@@ -153,8 +153,8 @@ class Setting:
         if twice:
             raise ConfigError(f"row labels must differ; used twice: {', '.join(twice)}")
         for row in self.rows:
-            if row.against and row.against not in labels:
-                raise ConfigError(f"row {row.label!r} is against {row.against!r}; {nearest(row.against, labels)}")
+            if row.against:
+                check_known(row.against, labels, f"row {row.label!r} is against {row.against!r}")
 
     def task_of(self, row: Row) -> "Task":
         """The task with the changes of a row."""
@@ -197,8 +197,7 @@ class Study:
         labels = {row.label for setting in self.settings.values() for row in setting.rows}
         claimed = (label for claim in self.claims for label in (claim.a, claim.b, *(claim.than or ())))
         for label in (self.baseline, *claimed):
-            if label not in labels:
-                raise ConfigError(f"{self.name}: no row {label!r}; {nearest(label, labels)}")
+            check_known(label, labels, f"{self.name}: no row {label!r}")
 
     @check_arguments
     def setting(self, scale: str) -> Setting:
@@ -379,8 +378,7 @@ def _change(value: Any, changes: Mapping[str, Any], fixed: Sequence[str]) -> Any
     """A task or recipe with other fields. fixed: those that cannot be set so. Raises: ConfigError."""
     names = [each.name for each in dataclass_fields(value) if each.init and each.name not in fixed]
     for name in changes:
-        if name not in names:
-            raise ConfigError(f"{type(value).__name__} has no field {name!r} to set; {nearest(name, names)}")
+        check_known(name, names, f"{type(value).__name__} has no field {name!r} to set")
     plain = {name: as_float(given, getattr(value, name)) for name, given in changes.items()}
     return replace(value, **plain) if changes else value
 

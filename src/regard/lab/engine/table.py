@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.core import ConfigError, nearest
+from regard.core import ConfigError, check_known
 from regard.files.records import read_record
 from regard.lab.results.import_checks import check_listed, check_snapshot
 from regard.lab.results.results import Results
@@ -85,10 +85,9 @@ class Table:
 
     def line(self, label: str) -> Line:
         """The line of a row. Raises: ConfigError for an unknown row."""
-        for row in self.rows:
-            if row.label == label:
-                return row
-        raise ConfigError(f"no row {label!r}; {nearest(label, (row.label for row in self.rows))}")
+        rows = {row.label: row for row in self.rows}
+        check_known(label, rows, f"no row {label!r}")
+        return rows[label]
 
     @property
     def headline(self) -> str:

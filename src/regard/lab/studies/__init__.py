@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from regard.core import ConfigError, nearest
+from regard.core import ConfigError, check_known, nearest
 
 if TYPE_CHECKING:
     from regard.lab.engine.analysis import Analysis
@@ -110,8 +110,7 @@ def load_study(name: str) -> "Study":
 
 def load_analysis(name: str) -> "Analysis":
     """The analysis of a name. Raises: ConfigError for an unknown name, with the nearest ones."""
-    if name not in ANALYSES:
-        raise ConfigError(f"no analysis {name!r}; {nearest(name, ANALYSES)}")
+    check_known(name, ANALYSES, f"no analysis {name!r}")
     analysis: Analysis = _load(ANALYSES[name][0], name)
     return analysis
 
