@@ -1,5 +1,6 @@
 """`regard maps --show`: chosen where it is not asked for, refused with a sentence where a model has no such thing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,7 @@ def test_a_saved_model_gets_the_image_as_it_says(tmp_path: Path, capsys: pytest.
     Image.new("RGB", (20, 12)).save(tmp_path / "dark.png")
     given = ModelOptions(mean="0.4,0.5,0.6", std="1,2,4")
     for options, (mean, std) in ((ModelOptions(), normal), (given, [[0.4, 0.5, 0.6], [1, 2, 4]])):
-        user = read_model(str(folder), tmp_path, (), options)
+        user = read_model(str(folder), replace(options, results=tmp_path), ())
         tensor = _input(user, str(tmp_path / "dark.png"))[0]
         assert torch.allclose(tensor[:, 0, 0], -torch.tensor(mean) / torch.tensor(std))
     assert run(["maps", str(folder), "--pretrained"]) == 2

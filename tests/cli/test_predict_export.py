@@ -169,14 +169,13 @@ def unnamed_head() -> nn.Module:
 
 def test_a_head_without_a_name_gives_class_scores_and_features_do_not(tmp_path: Path) -> None:
     model = create_model("unnamed_head", None, extra=[unnamed_head])
-    trained = read_trained(
-        str(save(model, tmp_path / "own", data={"normal": [[0.5] * 3] * 2})), tmp_path, (unnamed_head,), ModelOptions()
-    )
+    folder, options = save(model, tmp_path / "own", data={"normal": [[0.5] * 3] * 2}), ModelOptions(results=tmp_path)
+    trained = read_trained(str(folder), options, (unnamed_head,))
     assert trained.record["class_names"] == ["0", "1", "2"]
     features = create_model("vit_desk(size=8, patch=2, dim=16, depth=1, heads=2, num_classes=0)", None)
     with pytest.raises(UnsupportedError, match="gives embedding, no class scores"):
-        read_trained(str(save(features, tmp_path / "features")), tmp_path, (), ModelOptions())
-    kept = read_trained(str(tmp_path / "features"), tmp_path, (), ModelOptions(), any_output=True)
+        read_trained(str(save(features, tmp_path / "features")), options, ())
+    kept = read_trained(str(tmp_path / "features"), options, (), any_output=True)
     assert (kept.task, "class_names" in kept.record) == (None, False)
 
 
@@ -235,9 +234,9 @@ def test_a_file_that_is_not_the_model_replaces_no_other(
 def test_what_is_drawn_is_said_where_it_is_nothing() -> None:
     objects = [{"score": score} for score in (0.127, 0.05)]
     assert len(_surest({"objects": objects}, 0.1)["objects"]) == 1
-    assert "--confidence 0.12 draws the best" in _nothing_drawn([{"objects": objects}, {"objects": []}], None)
+    assert "--confidence 0.12 draws the best" in _nothing_drawn([{"objects": objects}, {"objects": []}], 0.5)
     assert not _nothing_drawn([{"objects": objects}], 0.12)
-    assert not _nothing_drawn([{"label": "cat"}], None)
+    assert not _nothing_drawn([{"label": "cat"}], 0.5)
 
 
 def test_coco_results_have_the_ids_of_an_annotation_file(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import typer
 from regard.core import ConfigError, Extra
 
 from .given import Context, expand_groups, refuse_given
-from .imports import Imports, imported_items, read_mixer
+from .imports import read_mixer
 from .new_model import NewModelOptions, show_new_model
-from .run_options import ResultsOption, RootOption, find_device, path_option, use_data
+from .run_options import RootOption, find_device, path_option, use_data
 from .sizes import read_size, short_grid
 from .tables import AsJson, show, wrap_notes
 from .user_model import (
@@ -85,15 +85,13 @@ def advise(
     ] = 0.3,
     new: NewModelOptions,
     data_root: RootOption = None,
-    results: ResultsOption = Path("results"),
     as_json: AsJson = False,
-    modules: Imports = None,
 ) -> None:  # fmt: skip
     """Find the attention that suits a model: with --data a measured plan of layers, without it costs and times only.
 
     For a model that does not exist yet, --tokens and --dim answer from the studies and measurements of Regard.
     """
-    extra = imported_items(modules)
+    extra = options.extra
     texts = [text for text in mixers.split(";") if text.strip()]
     if not model:
         refuse_given(context, OF_A_MODEL, "is for a MODEL that exists; leave it out")
@@ -109,7 +107,8 @@ def advise(
                 f"measures what that would lose; `regard cost host None --host {model}` counts what it saves"
             )
         configs = [read_mixer(text, extra) for text in texts]
-        _costs_only(host_of(model, results), configs, options.size, batch, dtype, device, seconds, as_json, extra)
+        host = host_of(model, options.results)
+        _costs_only(host, configs, options.size, batch, dtype, device, seconds, as_json, extra)
         return
     refuse_given(context, ("dtype", "seconds"), "is for costs and times without --data; leave it out")
     use_data(data_root)
@@ -127,7 +126,7 @@ def advise(
         where=where,
         reinitialise=reinitialise,
     )
-    user = read_model(model, results, extra, options, judge)
+    user = read_model(model, options, extra, judge)
     if (place := find_device(device)).type not in ("cpu", "cuda"):
         raise ConfigError(f"times are measured on cpu or cuda, not on {place.type}: give --device cpu")
     user.network.to(place)
@@ -139,15 +138,12 @@ def advise(
     hints = [f"page: {page}"]
     if (plan := out / PLAN).exists():
         hints.append(f"plan: {plan}; regard.swap(model, {str(plan)!r}) applies it")
-        given = [*options.given]
-        given += ["--results", str(results)] if results != Path("results") else []
-        given += [part for name in modules or () for part in ("--import", name)]
         if user.trained:
             judged = ["--judge", judge] if judge else []
             judged += ["--data-root", str(data_root)] if data_root is not None else []
-            command = ["regard", "distill", model, "--plan", str(plan), "--data", data, *given, *judged]
+            command = ["regard", "distill", model, "--plan", str(plan), "--data", data, *options.command, *judged]
             hints += ["to teach it, without labels:", f"  {shlex.join(command)}"]
-        command = ["regard", "explore", model, "PICTURE", "--plan", str(plan), *given]
+        command = ["regard", "explore", model, "PICTURE", "--plan", str(plan), *options.command]
         hints += ["to see where both look on a picture:", f"  {shlex.join(command)}"]
     lines = wrap_notes([*answer(result), *(f"not sure: {line}" for line in result.doubts)])
     show(_rows(result, lambda plan: short_plan(plan, result.costs)), notes=[*lines, *hints])

@@ -1,7 +1,6 @@
 """`regard bench`: compare the speed and the memory of mechanisms on this machine."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ from .imports import Imports, imported_items
 from .run_options import check_page, find_device
 from .sizes import check_heads, read_grids, read_size
 from .tables import AsJson, show
-from .user_model import host_of
+from .user_model import host_of, progress
 
 if TYPE_CHECKING:
     from regard.core import MixerConfig
@@ -89,7 +88,7 @@ def bench(
     for trained in (False, True) if page else (backward,):
         common: dict[str, Any] = {
             "batch": batch, "dtype": dtype, "backward": trained, "device": str(clock_device), "seconds": seconds,
-            "report": _report, "refuse": refused.append,
+            "report": progress, "refuse": refused.append,
         }  # fmt: skip
         if model:
             timings += bench_model(model, configs, sizes, extra=extra, **common)
@@ -106,7 +105,7 @@ def bench(
     else:
         show([_row(timing) for timing in timings], notes=[*notes, _COLUMNS])
     if page:  # after the table, which a page that cannot be written does not lose
-        print(f"page: {write_bench(page, timings, model, notes)}", file=sys.stderr)
+        progress(f"page: {write_bench(page, timings, model, notes)}")
 
 
 _COLUMNS = (
@@ -129,10 +128,6 @@ def _mixers(texts: list[str], in_model: bool, extra: Extra) -> "list[MixerConfig
         raise ConfigError(f"{text} is of a whole model: give --model too, or leave it out")
     configs = (parse_mixer(text, extra) for text in texts if text != OWN)
     return [Removed() if config is None else config for config in configs]
-
-
-def _report(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _row(timing: "Timing") -> dict[str, Any]:

@@ -93,11 +93,8 @@ def check_row(config: "MixerConfig", standard: bool = False, compiled: bool = Tr
     except ContractError as error:
         row |= {"result": "failed", "failure": str(error)}
     else:
-        row |= {
-            "passed": report.passed,
-            "skipped": dict(report.skipped),
-            "compared": comparison_rows(config, report.grids),
-        }
+        row |= {"passed": report.passed, "skipped": dict(report.skipped)}
+        row["compared"] = comparison_rows(config, report.grids)
         for comparison in row["compared"]:
             if not comparison["holds"]:
                 row |= {"result": "failed", "failure": f"{spell(config)} differs from {comparison['with']}"}

@@ -11,8 +11,7 @@ from regard.core import ConfigError, DataError
 from regard.files.paths import printable
 
 from .given import expand_groups
-from .imports import Imports, imported_items
-from .run_options import ResultsOption, RootOption, find_device, path_option, use_data
+from .run_options import RootOption, find_device, path_option, use_data
 from .tables import AsJson, show, wrap_notes
 from .user_model import DataOption, JudgeOption, ModelArgument, ModelOptions, progress, read_images, read_model
 
@@ -51,9 +50,7 @@ def distill(
     options: ModelOptions,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     data_root: RootOption = None,
-    results: ResultsOption = Path("results"),
     as_json: AsJson = False,
-    modules: Imports = None,
 ) -> None:  # fmt: skip
     """Swap by a plan and let the new layers learn what the old ones did; the same command continues after a stop."""
     use_data(data_root)
@@ -62,10 +59,10 @@ def distill(
 
     if lora and not output_steps:
         raise ConfigError("--lora is how the whole model learns, which --output-steps 0 leaves out: give one of them")
-    extra = imported_items(modules)
+    extra = options.extra
     if out.exists() and out.resolve() == Path(model).expanduser().resolve():
         raise ConfigError(f"--out {out} is the folder of the model itself, which would be replaced; choose another")
-    user = read_model(model, results, extra, options, judge)
+    user = read_model(model, options, extra, judge)
     if not user.trained:
         raise ConfigError(
             f"the weights of {model} are random, so there is nothing to learn from: give --pretrained, a saved folder "

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -10,8 +9,8 @@ import typer
 from regard.core import ConfigError, DataError, Extra
 
 from .given import expand_groups
-from .imports import Imports, imported_items, read_mixer
-from .run_options import AsJson, DeviceOption, ResultsOption, RootOption, find_device, numbers, use_data
+from .imports import read_mixer
+from .run_options import AsJson, DeviceOption, RootOption, find_device, numbers, use_data
 from .trained import Trained, TrainedArgument, read_trained, trained_run
 from .user_model import ModelOptions, progress
 
@@ -36,9 +35,7 @@ def evaluate(
     *,
     options: ModelOptions,
     data_root: RootOption = None,
-    results: ResultsOption = Path("results"),
     as_json: AsJson = False,
-    modules: Imports = None,
 ) -> None:
     """Evaluate a finished run again, on its test images or other data, or any classifier on --data; with its attention
     or with another mechanism."""
@@ -47,13 +44,13 @@ def evaluate(
     if mixer and plan:
         raise ConfigError("--mixer and --plan both name the mechanism: leave one out")
     use_data(data_root)
-    extra = imported_items(modules)
-    run = trained_run(model, results)
+    extra = options.extra
+    run = trained_run(model, options.results)
     if not data and run is None:
         raise ConfigError(f"{model} is no run, whose test images are known: give labelled images with --data")
     if not data and run is not None:
         _check_data(*run, extra)
-    trained = read_trained(model, results, extra, options, best)
+    trained = read_trained(model, options, extra, best)
     task = cast("Task", trained.task)
     if mixer:
         _swap(trained, read_mixer(mixer, extra), extra)

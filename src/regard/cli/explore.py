@@ -9,8 +9,7 @@ import typer
 from regard.core import ConfigError
 
 from .given import expand_groups
-from .imports import Imports, imported_items
-from .run_options import ResultsOption, path_option
+from .run_options import path_option
 from .user_model import ModelArgument, ModelOptions, read_model
 
 
@@ -26,8 +25,6 @@ def explore(
     out: Annotated[Path, path_option("The HTML file to write.")] = Path("explore.html"),
     *,
     options: ModelOptions,
-    results: ResultsOption = Path("results"),
-    modules: Imports = None,
 ) -> None:
     """Write a page on which one points at a place of a picture and sees where the model looks, before and after a swap.
 
@@ -44,8 +41,8 @@ def explore(
     if mixer and plan:
         raise ConfigError("--mixer and --plan both name the second model: leave one out")
     check_writable(out)
-    extra = imported_items(modules)
-    user = read_model(model, results, extra, options)
+    extra = options.extra
+    user = read_model(model, options, extra)
     names = [Path(text).name for text in pictures]
     shown, credits = {}, []
     for text, name in zip(pictures, names, strict=True):

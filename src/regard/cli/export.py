@@ -10,8 +10,7 @@ import typer
 from regard.core import ConfigError, UnsupportedError
 
 from .given import expand_groups
-from .imports import Imports, imported_items
-from .run_options import ResultsOption, path_option
+from .run_options import path_option
 from .trained import TrainedArgument, read_trained, say_numbers
 from .user_model import ModelOptions
 
@@ -26,15 +25,13 @@ def export(
     best: Annotated[bool, typer.Option("--best", help="Use the best weights of a run with --val.")] = False,
     *,
     options: ModelOptions,
-    results: ResultsOption = Path("results"),
-    modules: Imports = None,
 ) -> None:
     """Export a trained model to ONNX and compare it with onnxruntime; inputs are normalised as in the training."""
     from regard.lab.train.onnx_export import export_onnx
 
     if onnx.suffix != ".onnx":
         raise ConfigError(f"--onnx names a file that ends in .onnx, not {onnx}")
-    trained = read_trained(model, results, imported_items(modules), options, best, any_output=True)
+    trained = read_trained(model, options, options.extra, best, any_output=True)
     say_numbers(model, trained)
     task, record = trained.task, trained.record
     if task is not None and task.no_export:

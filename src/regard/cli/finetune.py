@@ -225,8 +225,7 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
         if store.status(key) != "done":
             raise ConfigError(f"run {key} is not finished; finish it first, with the command that started it")
         if changed := changed_data(run, key):
-            saved = _saved_weights(run, store, key, changed, extra)
-            return _start(saved, results, extra)
+            return _start(_saved_weights(run, store, key, changed, extra), results, extra)
         mixer = "None" if run.removed else "host" if run.mixer is None else spell(run.mixer)
         return _bare(run.task.host), mixer, run.plan, run
     _check_trainable(start)
@@ -268,11 +267,8 @@ def _own_task(host: str, source: "Run | Saved | None") -> tuple[str, str, dict[s
 
     if isinstance(source, Run):
         names = (*source.task.model_fields, "size")
-        return (
-            source.task.name,
-            host,
-            {name: getattr(source.task, name) for name in names if hasattr(source.task, name)},
-        )
+        own = {name: getattr(source.task, name) for name in names if hasattr(source.task, name)}
+        return source.task.name, host, own
     name, options = parse_host(host)
     if source is None or name != SEGMENTER:
         return "classification", host, {}

@@ -29,15 +29,13 @@ def expand_groups(verb: Callable[..., None]) -> Callable[..., None]:
     }
     options = []
     for parameter in parameters:
-        if parameter.name not in groups:
+        if parameter.name in groups:
+            options += [
+                inspect.Parameter(field.name, parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+                for field in fields(groups[parameter.name])
+            ]
+        else:
             options.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
-            continue
-        for field in fields(groups[parameter.name]):
-            options.append(
-                parameter.replace(
-                    name=field.name, default=field.default, annotation=field.type, kind=parameter.KEYWORD_ONLY
-                )
-            )
 
     def command(**values: Any) -> None:
         built = {

@@ -10,8 +10,7 @@ from regard.core import ConfigError
 from regard.files.paths import named_folder
 
 from .given import expand_groups
-from .imports import Imports, imported_items
-from .run_options import ResultsOption, optional_run, path_option
+from .run_options import optional_run, path_option
 from .user_model import ModelArgument, ModelOptions, read_model
 
 if TYPE_CHECKING:
@@ -45,8 +44,6 @@ def maps(
     out: Annotated[Path, path_option("The PNG file to write.")] = Path("maps.png"),
     *,
     options: ModelOptions,
-    results: ResultsOption = Path("results"),
-    modules: Imports = None,
 ) -> None:
     """Draw attention maps over an image, or factors, offsets or kernels where a model has them."""
     from regard.explain import pictures, views
@@ -55,10 +52,10 @@ def maps(
 
     if out.suffix.lower() != ".png" or os.path.realpath(out) == os.path.realpath(image):
         raise ConfigError(f"--out names a new file that ends in .png, not {out}")
-    position, extra = _position(query), imported_items(modules)
-    if mixer and (optional_run(model, results) or named_folder(model)):
+    position, extra = _position(query), options.extra
+    if mixer and (optional_run(model, options.results) or named_folder(model)):
         raise ConfigError("a run or a saved model has its mechanism: leave --mixer out, which is for other models")
-    user = read_model(model, results, extra, options)
+    user = read_model(model, options, extra)
     seen = swapped_copy(user, mixer, extra) if mixer else user
     network, trained = seen.network, seen.trained
     view = views.select_view(network, show)

@@ -11,11 +11,11 @@ import typer
 from regard.core import ConfigError, DataError, UnsupportedError
 from regard.files.atomic import store_errors, write_atomically
 from regard.files.paths import printable, user_path
+from regard.pages.phrasing import count
 
 from .exit_codes import WRONG_USE
 from .given import expand_groups
-from .imports import Imports, imported_items
-from .run_options import DeviceOption, ResultsOption, RootOption, find_device, path_option, use_data
+from .run_options import DeviceOption, RootOption, find_device, path_option, use_data
 from .trained import TrainedArgument, read_trained, say_numbers
 from .user_model import ModelOptions
 
@@ -55,8 +55,6 @@ def predict(
     options: ModelOptions,
     device: DeviceOption = "auto",
     data_root: RootOption = None,
-    results: ResultsOption = Path("results"),
-    modules: Imports = None,
 ) -> None:
     """Predict labels, boxes, masks or translations of new files with a trained model; prints JSON.
 
@@ -73,7 +71,7 @@ def predict(
         raise ConfigError("--confidence says which objects are drawn; add --out FOLDER, or leave it out")
     ids = None if annotations is None else _ids_in(annotations)
     torch_device = find_device(device)
-    trained = read_trained(model, results, imported_items(modules), options, best)
+    trained = read_trained(model, options, options.extra, best)
     say_numbers(model, trained)
     task = cast("Task", trained.task)
     if confidence is not None:
@@ -114,26 +112,25 @@ def _write(
     if out is None:
         typer.echo(text)
         return
+    least = SHOWN if confidence is None else confidence
     with store_errors(out):
-        drawn = _draw(task, [_surest(prediction, confidence) for prediction in predictions], out)
+        drawn = _draw(task, [_surest(prediction, least) for prediction in predictions], out)
     write_atomically(out / "predictions.json", text + "\n")
     typer.echo(f"{out}: predictions.json{drawn}")
-    if note := _nothing_drawn(predictions, confidence):
+    if note := _nothing_drawn(predictions, least):
         typer.echo(note, err=True)
 
 
-def _surest(prediction: dict[str, Any], confidence: float | None) -> dict[str, Any]:
+def _surest(prediction: dict[str, Any], least: float) -> dict[str, Any]:
     """A prediction with the objects that are drawn."""
     if "objects" not in prediction:
         return prediction
-    least = SHOWN if confidence is None else confidence
     return {**prediction, "objects": [item for item in prediction["objects"] if item["score"] >= least]}
 
 
-def _nothing_drawn(predictions: list[dict[str, Any]], confidence: float | None) -> str:
+def _nothing_drawn(predictions: list[dict[str, Any]], least: float) -> str:
     """A sentence where there are objects of which none is drawn."""
     scores = [item["score"] for prediction in predictions for item in prediction.get("objects", ())]
-    least = SHOWN if confidence is None else confidence
     if not scores or max(scores) >= least:
         return ""
     best = math.floor(100 * max(scores)) / 100
@@ -233,7 +230,6 @@ def _coco(predictions: list[dict[str, Any]], ids: _Ids | None) -> list[dict[str,
 def _draw(task: "Task", predictions: list[dict[str, Any]], out: Path) -> str:
     """Draw every prediction that can be drawn into a folder; returns what was written, as text."""
     out.mkdir(parents=True, exist_ok=True)
-    drawn = 0
     for number, prediction in enumerate(predictions):
         source = next(iter(prediction.values()))
         try:
@@ -241,5 +237,4 @@ def _draw(task: "Task", predictions: list[dict[str, Any]], out: Path) -> str:
         except UnsupportedError:
             return ""
         image.save(out / f"{number:04d}-{Path(str(source)).stem[:40]}.png")
-        drawn += 1
-    return f" and {drawn} {'picture' if drawn == 1 else 'pictures'}"
+    return f" and {count(len(predictions), 'picture')}"

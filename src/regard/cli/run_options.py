@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from regard.lab.train.initial_weights import Saved
     from regard.lab.train.run import Run
 
-TaskOption = Annotated[
-    str, typer.Option("--task", help="The problem: classification, segmentation, ... (`regard list tasks`).")
-]
-
 
 def path_option(help: str, metavar: str = "PATH") -> Any:
     """An option that names a file or folder."""
@@ -46,30 +42,7 @@ Changes = Annotated[
 ]
 Precision = Annotated[str, typer.Option(help="32-true, bf16-mixed, ...; the same as --set recipe.precision=...")]
 Seed = Annotated[int, typer.Option(help="Seed of the initial weights, the order of images and the augmentation.")]
-Size = Annotated[
-    str, typer.Option(help="Height and width of images: 32 or 224x160. Default: those of the data set or the host.")
-]
-Val = Annotated[
-    float | None,
-    typer.Option(help="Share of the training samples that are not trained on and choose the best weights."),
-]
-Exif = Annotated[
-    str, typer.Option(help="keep: pictures as they are stored; turn: as EXIF says. Default: as they were annotated.")
-]
-UsualWorkers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        help="Processes that load images. Default: one for each core, at most 8, where images are decoded while "
-        "training; none for data in memory.",
-    ),
-]
-Log = Annotated[str, typer.Option("--log", "--logger", help="Also log to csv, tensorboard, wandb or mlflow.")]
 Devices = Annotated[int, typer.Option(min=1, help="GPUs of this machine that share each batch of a run.")]
-Nodes = Annotated[int, typer.Option(min=1, help="Machines that share each batch of a run; torchrun starts them.")]
-Shard = Annotated[
-    bool, typer.Option("--shard", help="Divide weights and optimizer state among torchrun's processes (FSDP2).")
-]
 Compile = Annotated[
     bool,
     typer.Option(
@@ -134,10 +107,18 @@ def find_run(text: str, results: Path) -> "tuple[Results, str]":
 class RunOptions:
     """What `regard train` and `finetune` say of a run besides its mechanism, data and host."""
 
-    size: Size = ""
+    size: Annotated[
+        str, typer.Option(help="Height and width of images: 32 or 224x160. Default: those of the data set or the host.")
+    ] = ""
     seed: Seed = 0
-    val: Val = None
-    exif: Exif = ""
+    val: Annotated[
+        float | None,
+        typer.Option(help="Share of the training samples that are not trained on and choose the best weights."),
+    ] = None
+    exif: Annotated[
+        str,
+        typer.Option(help="keep: pictures as they are stored; turn: as EXIF says. Default: as they were annotated."),
+    ] = ""
     change: Changes = None
     precision: Precision = ""
     data_root: RootOption = None
@@ -165,11 +146,21 @@ class TrainingOptions:
 
     device: DeviceOption = "auto"
     devices: Devices = 1
-    nodes: Nodes = 1
-    shard: Shard = False
+    nodes: Annotated[
+        int, typer.Option(min=1, help="Machines that share each batch of a run; torchrun starts them.")
+    ] = 1
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Divide weights and optimizer state among torchrun's processes (FSDP2).")
+    ] = False
     compile: Compile = False
-    workers: UsualWorkers = None
-    log: Log = ""
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that load images. Default: one for each core, at most 8, where images are decoded while "
+            "training; none for data in memory.",
+        ),
+    ] = None
+    log: Annotated[str, typer.Option("--log", "--logger", help="Also log to csv, tensorboard, wandb or mlflow.")] = ""
 
 
 def make_run(

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,12 +96,13 @@ def show_study(
 
 def _line(row: Any, runs: list[Any], store: Results, estimates: dict[tuple[str, int], float]) -> dict[str, Any]:
     """One row: its mechanism, its runs by state, and the mean seconds of a run."""
-    states = [store.status(run.key) for run in runs]
+    from regard.lab.engine.snapshot import spell_row
+
     times = [(store.outcome(run.key) or {}).get("seconds") for run in runs]
     seconds = [value for value in times if isinstance(value, int | float)]
     return {
-        "row": row.label, "mechanism": _mechanism(row), "control": row.control, "seeds": len(runs),
-        "done": states.count("done"), "failed": states.count("failed"), "running": states.count("running"),
+        "row": row.label, "mechanism": spell_row(row), "control": row.control, "seeds": len(runs),
+        **_count_states(store, [run.key for run in runs], ("done", "failed", "running")),
         "seconds a run": _round(sum(seconds) / len(seconds) if seconds else None),
         "estimate": _round(estimates.get((row.label, 0))),
     }  # fmt: skip
@@ -134,10 +135,10 @@ def _show_snapshot(name: str, setting: str, results: Path, as_json: bool) -> Non
     snapshot, store = load_snapshot(results, name, setting), Results(results)
     lines = []
     for row in snapshot["rows"]:
-        states = [store.status(run["key"]) for run in snapshot["runs"] if run["row"] == row["label"]]
+        keys = [run["key"] for run in snapshot["runs"] if run["row"] == row["label"]]
         lines.append({
-            "row": row["label"], "mechanism": row.get("spelling"), "host": row.get("host"), "seeds": len(states),
-            "done": states.count("done"), "failed": states.count("failed"), "running": states.count("running"),
+            "row": row["label"], "mechanism": row.get("spelling"), "host": row.get("host"), "seeds": len(keys),
+            **_count_states(store, keys, ("done", "failed", "running")),
         })  # fmt: skip
     claims = [f"claim: {claim_text(claim, scale_of(setting))}" for claim in snapshot.get("claims") or ()]
     notes = [str(snapshot.get("task")), snapshot.get("question", ""), *claims]
@@ -203,15 +204,12 @@ def status(
     outcomes = store.outcomes() if any(snapshot.get("decide") for snapshot in shown.values()) else []
     tuning = Counter((run.get("study"), run.get("scale")) for run in outcomes if run.get("seed") == TUNING_SEED)
     for (study, setting), snapshot in shown.items():
-        runs = snapshot["runs"]
-        states = [store.status(run["key"]) for run in runs]
-        counts = {
-            kind: sum(state == kind for state in states) for kind in ("done", "failed", "running", "begun", "new")
-        }
+        keys = [run["key"] for run in snapshot["runs"]]
+        counts = _count_states(store, keys, ("done", "failed", "running", "begun", "new"))
         verdicts = verdict_counts(Table.load(results, study, setting).claims)
         claims = ", ".join(f"{number} {word}" for word, number in verdicts.items())
         counts["tuning"] = tuning[study, setting]
-        lines.append({"study": study, "scale": setting, "runs": len(runs), **counts, "claims": claims})
+        lines.append({"study": study, "scale": setting, "runs": len(keys), **counts, "claims": claims})
     show(lines, as_json, notes=[] if lines else [f"no results in {results}"])
 
 
@@ -297,11 +295,10 @@ def _write(text: str, path: Path | None) -> None:
         write_atomically(path, text)
 
 
-def _mechanism(row: Any) -> str:
-    """The spelling of a row's mechanism."""
-    from regard.mixers.spelling import spell
-
-    return spell(row.mixer) if row.mixer is not None else "no mixer" if row.removed else "the host's own attention"
+def _count_states(store: Results, keys: Iterable[str], states: Iterable[str]) -> dict[str, int]:
+    """The number of runs in each of these states."""
+    found = [store.status(key) for key in keys]
+    return {state: sum(each == state for each in found) for state in states}
 
 
 def _check_study(name: str, results: Path, known: Collection[str] = STUDIES) -> None:

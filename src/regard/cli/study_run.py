@@ -21,6 +21,7 @@ from .study_all import run_all
 from .study_display import Display, print_table, too_few_seeds
 from .study_options import NameOrNone, PlaceOptions, StudyOptions, WorkOptions, find_study, own_data
 from .tables import show, without_empty_columns
+from .user_model import progress
 
 if TYPE_CHECKING:
     from regard.lab.engine.executors.base import Place
@@ -81,7 +82,7 @@ def run(
         print_table(work.results, name, study.setting_name(work.scale), work.as_json)
     missing = [f"{number} {state}" for state, number in counts.items() if state != "done" and number]
     if missing:
-        print(f"{counts['done']} runs done, {', '.join(missing)}. {_advice(counts)}", file=sys.stderr)
+        progress(f"{counts['done']} runs done, {', '.join(missing)}. {_advice(counts)}")
     raise typer.Exit(1 if missing else 0)
 
 
@@ -126,7 +127,7 @@ def _execute(
     if not decide:
         _warn_of_looks(study, work.scale, store, work.seeds)
         for line in too_few_seeds(study, work.scale, work.seeds):
-            print(line, file=sys.stderr)
+            progress(line)
     command = _same_command(study.name, work.scale, sys.argv[1:])
     with _lost_clusters(), Display(sys.stderr.isatty()) as display:
         try:
@@ -156,10 +157,9 @@ def _warn_of_looks(study: "Study", scale: str, store: Results, seeds: int | None
     seen = {run["seed"] for run in finished_runs(store.root, earlier) if run["row"] == earlier["baseline"]}
     planned = len(study.setting(scale).numbers) if seeds is None else seeds
     if earlier["claims"] and scale != "smoke" and len(seen) >= FEWEST and planned > len(listed):
-        print(
+        progress(
             f"{study.name} has verdicts on {len(seen)} seeds already. Whoever adds seeds after a look at them has more "
-            "than 5 % false verdicts; --decide --results FOLDER adds them and keeps the 5 %",
-            file=sys.stderr,
+            "than 5 % false verdicts; --decide --results FOLDER adds them and keeps the 5 %"
         )
 
 
@@ -208,8 +208,10 @@ def _print_commands(study: "Study", work: WorkOptions, options: StudyOptions) ->
         show(lines, True)
     else:
         print(*(line["command"] for line in lines), sep="\n", end="\n" * bool(lines))
-    print(f"{len(lines)} runs are missing; each command runs one of them on any machine that shares {store.root}, "
-          "and the table follows from the same command without --on print", file=sys.stderr)  # fmt: skip
+    progress(
+        f"{len(lines)} runs are missing; each command runs one of them on any machine that shares {store.root}, and "
+        "the table follows from the same command without --on print"
+    )
 
 
 def _module_path(modules: Sequence[str] | None) -> list[str]:
@@ -232,23 +234,17 @@ def _dry_run(study: "Study", work: WorkOptions) -> int:
     """Print the counts of all rows; the exit code."""
     from regard.lab.engine.dry_run import dry_run
 
-    from .user_model import progress
-
     found = dry_run(study, work.scale, work.rows, report=progress)
     errors = [f"{line.label}: {line.error}" for line in found if line.error]
     if errors:
-        print(
-            f"regard: {len(errors)} of {len(found)} rows cannot be built, the first of them {errors[0]}",
-            file=sys.stderr,
-        )
+        progress(f"regard: {len(errors)} of {len(found)} rows cannot be built, the first of them {errors[0]}")
     lines = [asdict(line) for line in found]
-    if work.as_json:
-        show(lines, True)
-        return 1 if errors else 0
+    if not work.as_json:
+        for line in lines:
+            del line["error"]
+        lines = without_empty_columns(lines)
     title = f"{study.title}, {work.scale} scale: built here, one step on two random samples; MACs: multiply-accumulates"
-    for line in lines:
-        del line["error"]
-    show(without_empty_columns(lines), False, title, errors)
+    show(lines, work.as_json, title, errors)
     return 1 if errors else 0
 
 

@@ -4,16 +4,13 @@ With images: how far each layer's output and the model's change.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.core import Extra
-
 from .given import Context, expand_groups, refuse_given
-from .imports import Imports, imported_items, read_mixer
-from .run_options import ResultsOption, RootOption, use_data
+from .imports import read_mixer
+from .run_options import RootOption, use_data
 from .sizes import short_grid
 from .tables import AsJson, show, wrap_notes
 from .user_model import (
@@ -29,6 +26,7 @@ from .user_model import (
 
 if TYPE_CHECKING:
     from regard.advice.fidelity import AnswerChange
+    from regard.core import MixerConfig
 
 
 ROUNDING = 1e-3
@@ -48,9 +46,7 @@ def swap_check(
     *,
     options: ModelOptions,
     data_root: RootOption = None,
-    results: ResultsOption = Path("results"),
     as_json: AsJson = False,
-    modules: Imports = None,
 ) -> None:  # fmt: skip
     """Swap a mechanism into a model; show which weights are kept, new or dropped, and how much the output changes."""
     import torch
@@ -61,12 +57,12 @@ def swap_check(
     if data is None:
         refuse_given(context, ("images", "judge"), "needs --data, a folder of images")
     use_data(data_root)
-    extra = imported_items(modules)
+    extra = options.extra
     config = read_mixer(mixer, extra)
     torch.manual_seed(0)
-    user = read_model(model, results, extra, options, judge)
+    user = read_model(model, options, extra, judge)
     if data is not None:
-        _fidelity(user, mixer, where, reinitialise, data, images, as_json, extra)
+        _fidelity(user, config, where, reinitialise, data, images, as_json)
         return
     host = user.network
     plan = plan_swap(host, config, where, user.example, user.ports, reinitialise=reinitialise)
@@ -115,14 +111,13 @@ def _change(before: Any, after: Any) -> tuple[float | None, bool]:
 
 
 def _fidelity(
-    user: Any, mixer: str, where: str, reinitialise: bool, data: str, number: int, as_json: bool, extra: Extra
+    user: Any, config: "MixerConfig", where: str, reinitialise: bool, data: str, number: int, as_json: bool
 ) -> None:
     """The table of changes for each layer alone, and for all of them."""
     from regard.advice.fidelity import Fidelity
     from regard.advice.substitutes import Substitutes
     from regard.advice.user_model import tensors
 
-    config = read_mixer(mixer, extra)
     judges = user.judges()
     pictures = read_images(user, data, number)
     with Substitutes(user.network, [config], user.example, where, user.ports, reinitialise=reinitialise) as substitutes:

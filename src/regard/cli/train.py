@@ -6,7 +6,7 @@ import typer
 
 from .given import expand_groups
 from .run_display import execute_run
-from .run_options import RunOptions, TaskOption, TrainingOptions, make_run, use_data
+from .run_options import RunOptions, TrainingOptions, make_run, use_data
 
 
 @expand_groups
@@ -18,7 +18,9 @@ def train(
             help='A mechanism, such as "MiTA(m=9, k=9)"; "host" keeps the host\'s attention, "None" removes it.',
         ),
     ],
-    task: TaskOption = "classification",
+    task: Annotated[
+        str, typer.Option("--task", help="The problem: classification, segmentation, ... (`regard list tasks`).")
+    ] = "classification",
     data: Annotated[
         str | None,
         typer.Option(

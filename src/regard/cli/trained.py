@@ -56,18 +56,18 @@ def trained_run(text: str, results: Path) -> "tuple[Results, str] | None":
 
 
 def read_trained(
-    text: str, results: Path, extra: Extra, options: ModelOptions, best: bool = False, *, any_output: bool = False
+    text: str, options: ModelOptions, extra: Extra, best: bool = False, *, any_output: bool = False
 ) -> Trained:
     """The model of a run, or of a user's words (`read_model`). best: the best weights of a run with --val.
 
     any_output: also outputs other than class scores.
     Raises: ConfigError if it is neither; UnsupportedError for another output; StoreError.
     """
-    stored = trained_run(text, results)
+    stored = trained_run(text, options.results)
     if stored is None:
         if best:
             raise ConfigError(f"{text} is no run, and has no other weights: leave --best out")
-        return _of_user(text, results, extra, options, any_output)
+        return _of_user(text, options, extra, any_output)
     if options.given:
         raise ConfigError(f"{text} is a run, which prepares images as in its training: leave {options.given[0]} out")
     from regard.lab.train.load import load_run, with_local_host
@@ -123,7 +123,7 @@ def _channels_first(network: "nn.Module") -> "nn.Module":
     return ChannelsFirst().eval()
 
 
-def _of_user(text: str, results: Path, extra: Extra, options: ModelOptions, any_output: bool) -> Trained:
+def _of_user(text: str, options: ModelOptions, extra: Extra, any_output: bool) -> Trained:
     """The user's model; says what is not known of its classes."""
     from torch import Tensor
 
@@ -131,7 +131,7 @@ def _of_user(text: str, results: Path, extra: Extra, options: ModelOptions, any_
     from regard.advice.judges.scores import Scores
     from regard.lab.tasks import Classification, Video
 
-    user = read_model(text, results, extra, options)
+    user = read_model(text, options, extra)
     output = user.output()
     judge = user.judges_of(output)[0]
     if isinstance(judge, Embedding) and getattr(user.network, "num_classes", None) != 0:

@@ -10,7 +10,8 @@ import typer
 
 from regard.core import ConfigError, DataError, Extra, StoreError
 
-from .run_options import optional_run, saved_model
+from .imports import Imports, imported_items
+from .run_options import ResultsOption, optional_run, saved_model
 from .sizes import read_size
 
 if TYPE_CHECKING:
@@ -40,6 +41,13 @@ class ModelOptions:
     weights: WeightsOption = ""
     mean: MeanOption = ""
     std: StdOption = ""
+    results: ResultsOption = Path("results")
+    modules: Imports = None
+
+    @property
+    def extra(self) -> Extra:
+        """What the modules of --import have."""
+        return imported_items(self.modules)
 
     @property
     def normal(self) -> tuple[list[float], list[float]] | None:
@@ -59,10 +67,16 @@ class ModelOptions:
 
     @property
     def given(self) -> list[str]:
-        """The options as words of a command."""
+        """What is said of the model itself, as words of a command."""
         named = {"--size": self.size, "--weights": self.weights, "--mean": self.mean, "--std": self.std}
         words = [part for option, value in named.items() if value for part in (option, value)]
         return [*(["--pretrained"] if self.pretrained else []), *words]
+
+    @property
+    def command(self) -> list[str]:
+        """All that was given, as words of a command."""
+        results = ["--results", str(self.results)] if self.results != Path("results") else []
+        return [*self.given, *results, *(part for name in self.modules or () for part in ("--import", name))]
 
 
 IMAGES = "A folder of images, flat or nested, or a set by name; no label is read."
@@ -79,7 +93,7 @@ JudgeOption = Annotated[
 ]
 
 
-def read_model(text: str, results: Path, extra: Extra, options: ModelOptions, judge: str = "") -> "UserModel":
+def read_model(text: str, options: ModelOptions, extra: Extra, judge: str = "") -> "UserModel":
     """The user's model: a run, or what `load_user_model` takes; says how its images are prepared.
 
     Raises: as `load_user_model`.
@@ -87,7 +101,7 @@ def read_model(text: str, results: Path, extra: Extra, options: ModelOptions, ju
     from regard.advice.user_model import check_no_weights, load_user_model
 
     size, other_weights = read_size(options.size) if options.size else None, options.pretrained or bool(options.weights)
-    if (stored := optional_run(text, results)) is not None:
+    if (stored := optional_run(text, options.results)) is not None:
         from regard.lab.train.load import load_user_run
 
         store, key = stored

@@ -101,14 +101,18 @@ def data_record(setting: "Setting") -> dict[str, Any]:
 
 def describe(row: "Row", setting: "Setting") -> dict[str, Any]:
     """A row of the setting as plain data."""
-    spelling = spell(row.mixer) if row.mixer is not None else "no mixer" if row.removed else "the host's own attention"
     fields = {} if row.mixer is None else asdict(row.mixer.card)
     card = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in fields.items()}
     return {
-        "label": row.label, "spelling": spelling, "host": setting.task_of(row).host, "control": row.control,
+        "label": row.label, "spelling": spell_row(row), "host": setting.task_of(row).host, "control": row.control,
         "card": card or None, "paper": dict(row.paper), "exact": dict(row.exact), "notes": list(row.notes),
         "against": row.against, "parameters": None, "macs": None,
     }  # fmt: skip
+
+
+def spell_row(row: "Row") -> str:
+    """The spelling of a row's mechanism."""
+    return spell(row.mixer) if row.mixer is not None else "no mixer" if row.removed else "the host's own attention"
 
 
 def _has_its_key(study: "Study", scale: str, run: Mapping[str, Any]) -> bool:
