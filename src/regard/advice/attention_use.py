@@ -20,6 +20,8 @@ QUERIES = 256
 """Evenly spaced patch tokens at most, whose weights are looked at."""
 LOCAL, GLOBAL = 0.6, 0.9
 """Of the distance under equal weights: below the first a layer is called local, above the second global."""
+UNUSED = 0.01
+"""A divergence of the output without a layer's attention, below which it is hardly used."""
 
 
 @dataclass(frozen=True)
@@ -94,21 +96,16 @@ def _mean(uses: Sequence[AttentionUse]) -> AttentionUse:
     return AttentionUse(fmean(tokens), fmean(distance), fmean(prefix), windows[0])
 
 
-def summary(uses: Mapping[str, AttentionUse], losses: Mapping[str, float], threshold: float = 0.01) -> Sequence[str]:
+def summary(uses: Mapping[str, AttentionUse], losses: Mapping[str, float]) -> Sequence[str]:
     """Sentences on where attention is in windows, local, global or hardly used.
 
     losses: divergence of the output without a layer's attention.
     """
     lines = []
-    for word, text in (
-        ("windows", "attention in windows"),
-        ("local", "local attention"),
-        ("global", "global attention"),
-    ):
-        names = [name for name, use in uses.items() if use.word == word]
-        if names:
+    texts = {"windows": "attention in windows", "local": "local attention", "global": "global attention"}
+    for word, text in texts.items():
+        if names := [name for name, use in uses.items() if use.word == word]:
             lines.append(f"{text}: {', '.join(names)}")
-    unused = [name for name, loss in losses.items() if math.isfinite(loss) and loss < threshold]
-    if unused:
-        lines.append(f"hardly used (the output changes by less than {threshold} without it): {', '.join(unused)}")
+    if unused := [name for name, loss in losses.items() if math.isfinite(loss) and loss < UNUSED]:
+        lines.append(f"hardly used (the output changes by less than {UNUSED} without it): {', '.join(unused)}")
     return lines

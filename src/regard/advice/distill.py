@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save as save_tensors
-from torch import Tensor, nn
+from torch import nn
 
 from regard.core import ConfigError, Extra, MixerConfig, StoreError, require
 from regard.files.atomic import write_atomically
@@ -110,8 +110,8 @@ def distill_model(
     say(judged_as(judges))
     choice = plan_of(model, plan, extra)
     learned, judged = split_images(images)
-    key = f"{digest(model.network, images)}|{spell_layer_plan(choice)}|{judge_text(model.judge)}|{layers}|{outputs}"
-    key = f"{key}|{rank}|{guard}"
+    asked = f"{spell_layer_plan(choice)}|{judge_text(model.judge)}|{layers}|{outputs}|{rank}|{guard}"
+    key = f"{digest(model.network, images)}|{asked}"
     kept = Kept(None if folder is None else folder / STATE, key, _refuse_other)
     if folder is not None and not kept.content and any((folder / name).exists() for name in SAVED):
         raise ConfigError(
@@ -235,12 +235,8 @@ def _refuse_other(text: str) -> None:
 def digest(network: nn.Module, images: Images) -> str:
     """Of all tensors of a model, and of the images: what is learned from them is the same for equal digests."""
     total = hashlib.sha256()
-
-    def add(name: str, value: Tensor) -> None:
+    for name, value in network.state_dict().items():
         total.update(f"{name}|{tuple(value.shape)}|{value.dtype}".encode())
         total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-
-    for name, value in network.state_dict().items():
-        add(name, value)
     total.update(images.pixels.tobytes())
     return total.hexdigest()

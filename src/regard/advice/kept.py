@@ -10,7 +10,7 @@ from typing import Any
 from regard.core import StoreError
 from regard.files.tensor_files import read_state, write_state
 
-from .learning import LayerDistillation, OutputDistillation
+from .learning import Learning
 
 SECONDS_BETWEEN = 20.0
 """Between two writes of the state while something learns, and between two lines of progress."""
@@ -53,15 +53,11 @@ class Kept:
         """Replace the file."""
         if self.file is not None:
             start = time.monotonic()
-            state = {"key": self.key, "seconds": self.seconds, "content": self.content}
-            write_state(self.file, state)
+            write_state(self.file, {"key": self.key, "seconds": self.seconds, "content": self.content})
             end = time.monotonic()
             self._next = end + max(SECONDS_BETWEEN, (end - start) / WRITING)
 
-    def learn(
-        self, learning: LayerDistillation | OutputDistillation, part: str, say: Callable[[str], None],
-        seconds: float = math.inf,
-    ) -> None:  # fmt: skip
+    def learn(self, learning: Learning, part: str, say: Callable[[str], None], seconds: float = math.inf) -> None:
         """Learn to the end, or for so many seconds; from where `part` of the state is, and writing it on the way.
 
         say: called with a line of progress about every `SECONDS_BETWEEN` seconds. What is only needed for further

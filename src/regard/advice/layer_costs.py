@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,9 +67,7 @@ def layer_costs(
         if kind not in measured:
             if report is not None:
                 report(name)
-            layers: dict[MixerConfig | None, nn.Module] = {OWN: own}
-            layers |= dict(substitutes.layers[name].items())
-            measured[kind] = _measure(layers, args, kwargs, seconds)
+            measured[kind] = _measure({OWN: own, **substitutes.layers[name]}, args, kwargs, seconds)
         costs[name] = measured[kind]
     return costs
 
@@ -84,7 +83,7 @@ def _measure(
     layers: Mapping[MixerConfig | None, nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float
 ) -> dict[MixerConfig | None, Usage]:
     device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-    runs = [torch.no_grad()(_run(layer, args, kwargs)) for layer in layers.values()]
+    runs = [torch.no_grad()(partial(layer, *args, **kwargs)) for layer in layers.values()]
     with one_thread():
         summaries = in_turns(runs, seconds, device)
         return {
@@ -93,10 +92,6 @@ def _measure(
             )
             for (mixer, layer), run, summary in zip(layers.items(), runs, summaries, strict=True)
         }
-
-
-def _run(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
-    return lambda: layer(*args, **kwargs)
 
 
 def _shapes(value: Any) -> Any:
@@ -116,14 +111,11 @@ def measure_usage(
     """Time, peak memory and multiply-accumulates of the whole model with each plan (by a label), in turns."""
     model = substitutes.model
 
-    def run(plan: LayerPlan) -> Callable[[], Any]:
-        def forward() -> None:
-            with substitutes.install(plan), torch.no_grad():
-                model(images)
+    def run(plan: LayerPlan) -> None:
+        with substitutes.install(plan), torch.no_grad():
+            model(images)
 
-        return forward
-
-    runs = {label: run(plan) for label, plan in plans.items()}
+    runs = {label: partial(run, plan) for label, plan in plans.items()}
     usage = {}
     with one_thread():
         summaries = in_turns(list(runs.values()), seconds, images.device)

@@ -7,6 +7,7 @@ interrupted distillation continues with the same bits.
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, check_known, require
+from regard.core import ConfigError, check_known
 from regard.core.eval_mode import eval_mode
 from regard.core.validation import check_fields
 from regard.files.tensor_files import check_weights
@@ -64,17 +65,66 @@ class Distillation:
         return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
 
 
-class LayerDistillation:
-    """All substitutes learning at once; `run` makes steps, `state` and `resume` keep and restore where it is.
+class Learning(ABC):
+    """Something that learns from a model in steps: `run` makes them, `state` and `resume` keep and restore where it is.
+
+    optimizer: None where nothing can learn.
+    """
+
+    optimizer: torch.optim.Optimizer | None
+
+    def __init__(self, model: UserModel, images: Images, how: Distillation) -> None:
+        self.model, self.how, self.step = model, how, 0
+        self.batches = Batches(images, model.size, min(how.batch, len(images)), how.augment, how.seed)
+
+    @abstractmethod
+    def make_step(self, images: Tensor) -> None:
+        """One step with prepared images."""
+
+    @abstractmethod
+    def weights(self) -> dict[str, Tensor]:
+        """Of all that learns."""
+
+    @abstractmethod
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Load what `weights` returned. Raises: RuntimeError or ValueError if they do not fit."""
+
+    def run(self, seconds: int | float = math.inf) -> bool:
+        """Make the remaining steps, or as many as begin within `seconds`; returns whether all steps are made."""
+        end = time.monotonic() + seconds
+        device = next(self.model.network.parameters()).device
+        while self.step < self.how.steps:
+            if time.monotonic() > end:
+                return False
+            self.make_step(self.model.prepare(self.batches[self.step][0], device))
+            self.step += 1
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """Where it is, with all weights."""
+        kept = {} if self.optimizer is None else self.optimizer.state_dict()["state"]
+        moments = {str(number): value for number, value in kept.items()}
+        return {"step": self.step, "weights": self.weights(), "moments": moments}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self.load_weights(state["weights"])
+        self.step = state["step"]
+        if self.optimizer is not None and state["moments"]:
+            moments = {int(number): value for number, value in state["moments"].items()}
+            self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+
+
+class LayerDistillation(Learning):
+    """All substitutes learning at once.
 
     losses: by layer and mechanism (its spelling), the squared error of the last step, divided by the variance of the
     original's output.
     """
 
     def __init__(self, substitutes: Substitutes, model: UserModel, images: Images, how: Distillation) -> None:
-        self.substitutes, self.model, self.how = substitutes, model, how
-        self.batches = Batches(images, model.size, min(how.batch, len(images)), how.augment, how.seed)
-        self.step = 0
+        super().__init__(model, images, how)
+        self.substitutes = substitutes
         self.losses: dict[tuple[str, Any], float] = {}
         new: list[nn.Parameter] = []
         kept: list[nn.Parameter] = []
@@ -88,26 +138,17 @@ class LayerDistillation:
         self.groups = [(values, rate) for values, rate in ((kept, lr), (new, how.lr * how.faster)) if values]
         groups = [{"params": values, "lr": rate} for values, rate in self.groups]
         self.optimizer = torch.optim.Adam(groups, betas=(0.9, 0.98)) if groups else None
-
-    def run(self, seconds: int | float = math.inf) -> bool:
-        """Make the remaining steps, or as many as begin within `seconds`; returns whether all steps are made."""
-        end = time.monotonic() + seconds
         if self.optimizer is None:
-            self.step = self.how.steps
-        while self.step < self.how.steps:
-            if time.monotonic() > end:
-                return False
-            assert self.optimizer is not None
-            for group, (_, rate) in zip(self.optimizer.param_groups, self.groups, strict=True):
-                group["lr"] = rate * self.how.rate(self.step)
-            self.optimizer.zero_grad(set_to_none=True)
-            device = next(self.model.network.parameters()).device
-            images = self.model.prepare(self.batches[self.step][0], device)
-            with self.substitutes.observe(self._learn):
-                self.model.network(images)
-            self.optimizer.step()
-            self.step += 1
-        return True
+            self.step = how.steps
+
+    def make_step(self, images: Tensor) -> None:
+        assert self.optimizer is not None
+        for group, (_, rate) in zip(self.optimizer.param_groups, self.groups, strict=True):
+            group["lr"] = rate * self.how.rate(self.step)
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.substitutes.observe(self._learn):
+            self.model.network(images)
+        self.optimizer.step()
 
     def _learn(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         """Add the gradients of the substitutes of one layer; their graphs end here, so that few are in memory."""
@@ -121,70 +162,53 @@ class LayerDistillation:
                 error.backward()
             self.losses[name, mixer] = float(error.detach())
 
-    def state(self) -> dict[str, Any]:
-        """Where it is, with all weights."""
-        moments = {} if self.optimizer is None else moments_of(self.optimizer)
-        return {"step": self.step, "weights": self.substitutes.weights(), "moments": moments}
+    def weights(self) -> dict[str, Tensor]:
+        return self.substitutes.weights()
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
-        self.substitutes.load_weights(state["weights"])
-        self.step = state["step"]
-        if self.optimizer is not None:
-            restore_moments(self.optimizer, state["moments"])
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self.substitutes.load_weights(weights)
 
 
-class OutputDistillation:
+class OutputDistillation(Learning):
     """A swapped copy of a model learning the original's outputs, all weights that can be trained.
 
-    The loss is that of the judges of the outputs, added. `run`, `state` and `resume` are those of `LayerDistillation`;
-    `end` returns the student. rank: of LoRA around every linear layer, which then learns in its place, beside the
-    parameters that are new in the swapped layers; `end` adds it to the weights. 0: all weights learn themselves.
-    Raises: ConfigError if no weight can be trained; MissingExtra for LoRA without PEFT; UnsupportedError, by `run`, for
-    outputs that have no gradients.
+    The loss is that of the judges of the outputs, added. `end` returns the student. rank: of LoRA around every linear
+    layer, which then learns in its place, beside the parameters that are new in the swapped layers; `end` adds it to
+    the weights. 0: all weights learn themselves.
+    Raises: ConfigError if no weight can be trained; UnsupportedError, by `run`, for outputs that have no gradients.
     """
 
     def __init__(
         self, student: nn.Module, model: UserModel, images: Images, judges: Sequence[Judge], how: Distillation,
         rank: int = 0,
     ) -> None:  # fmt: skip
+        super().__init__(model, images, how)
         self.trained = {name: value.requires_grad for name, value in student.named_parameters()}
         self.adapted = _with_lora(student, rank, how.seed) if rank else None
-        self.student, self.model, self.judges, self.how = student.eval(), model, judges, how
-        self.batches = Batches(images, model.size, min(how.batch, len(images)), how.augment, how.seed)
-        self.step = 0
+        self.student, self.judges = student.eval(), judges
         self.parameters = [value for value in student.parameters() if value.requires_grad]
         if not self.parameters:
             raise ConfigError("all weights of the model are frozen, so it cannot learn its outputs")
         self.optimizer = torch.optim.AdamW(self.parameters, lr=how.lr, betas=(0.9, 0.98), weight_decay=0.0)
 
-    def run(self, seconds: int | float = math.inf) -> bool:
-        end = time.monotonic() + seconds
-        while self.step < self.how.steps:
-            if time.monotonic() > end:
-                return False
-            self.optimizer.param_groups[0]["lr"] = self.how.lr * self.how.rate(self.step)
-            inputs = self.model.prepare(self.batches[self.step][0], self.parameters[0].device)
-            with eval_mode(self.model.network):
-                target = self.model.network(inputs)
-            output = self.student(inputs)
-            loss = torch.stack([judge.loss(judge.read(target), judge.read(output)) for judge in self.judges]).sum()
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.parameters, 1.0)
-            self.optimizer.step()
-            self.step += 1
-        return True
+    def make_step(self, images: Tensor) -> None:
+        assert self.optimizer is not None
+        self.optimizer.param_groups[0]["lr"] = self.how.lr * self.how.rate(self.step)
+        with eval_mode(self.model.network):
+            target = self.model.network(images)
+        output = self.student(images)
+        loss = torch.stack([judge.loss(judge.read(target), judge.read(output)) for judge in self.judges]).sum()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
 
-    def state(self) -> dict[str, Any]:
-        weights = dict(self.student.state_dict())
-        return {"step": self.step, "weights": weights, "moments": moments_of(self.optimizer)}
+    def weights(self) -> dict[str, Tensor]:
+        return dict(self.student.state_dict())
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        check_weights(self.student, state["weights"])
-        self.student.load_state_dict(state["weights"])
-        self.step = state["step"]
-        restore_moments(self.optimizer, state["moments"])
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        check_weights(self.student, weights)
+        self.student.load_state_dict(weights)
 
     def end(self) -> nn.Module:
         """The student without adapters, whose weights have what they learned."""
@@ -201,8 +225,6 @@ def _with_lora(student: nn.Module, rank: int, seed: int) -> Any:
 
     seed: of the adapters' initial weights.
     """
-    require("peft", extra="lora")
-
     from peft import LoraConfig
     from peft.tuners.lora import LoraModel
 
@@ -220,15 +242,3 @@ def _new_values(layer: Port) -> list[nn.Parameter]:
     """The parameters of a swapped layer that its host does not have, which can be trained."""
     own = {layer.layer_name(key) for key in layer.host_parameters()}
     return [value for name, value in layer.named_parameters() if name not in own and value.requires_grad]
-
-
-def moments_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What an optimizer remembers of each parameter, by its number as text."""
-    return {str(key): value for key, value in optimizer.state_dict()["state"].items()}
-
-
-def restore_moments(optimizer: torch.optim.Optimizer, moments: Mapping[str, Any]) -> None:
-    """The inverse of `moments_of`."""
-    if moments:
-        state = {int(key): value for key, value in moments.items()}
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from regard.core import ConfigError, Grid, MixerConfig, RegardError, Site, StoreError, check_known
 from regard.mixers import MIXERS
 from regard.mixers.softmax import Softmax
@@ -150,13 +152,7 @@ def _time(times: dict[str, Any], name: str, wanted: NewModel) -> float | None:
     """The ratio at a number of tokens, between the measured ones on logarithmic scales; beyond them, at the nearest."""
     values = times["training" if wanted.backward else "forward"].get(name) or ()
     points = [(math.log(n), math.log(v)) for n, v in zip(times["tokens"], values, strict=False) if v]
-    if not points:
-        return None
-    x = math.log(wanted.site.grid.tokens)
-    if x <= points[0][0] or x >= points[-1][0]:
-        return math.exp(points[0][1] if x <= points[0][0] else points[-1][1])
-    (x0, y0), (x1, y1) = next(pair for pair in zip(points, points[1:], strict=False) if pair[0][0] <= x <= pair[1][0])
-    return math.exp(y0 + (y1 - y0) * (x - x0) / (x1 - x0))
+    return math.exp(np.interp(math.log(wanted.site.grid.tokens), *zip(*points, strict=True))) if points else None
 
 
 def _missing_abilities(probes: Sequence[dict[str, Any]], config: MixerConfig) -> tuple[str, ...] | None:

@@ -179,7 +179,7 @@ def as_user_model(
     if size is not None:
         if tuple(example.shape[-2:]) != size:
             network = copy.deepcopy(network)  # the caller's keeps its size
-        example = _resize(network, example, size)
+            example = _resize(network, example, size)
         if not checked:  # some of timm's own sizes lose a border
             _check_patches(network, example)
     mean, deviation = data.get("normal") or usual_normal(network, colours)
@@ -220,8 +220,6 @@ def usual_normal(network: nn.Module, channels: int) -> Statistics:
 
 def _resize(network: nn.Module, example: Tensor, size: tuple[int, int]) -> Tensor:
     """An example of another size, for a model whose position embedding can be resized. Raises: ConfigError."""
-    if tuple(example.shape[-2:]) == size:
-        return example
     if min(size) < 1:
         raise ConfigError(f"images have a height and a width of at least 1, not {size}")
     example = torch.zeros(*example.shape[:-2], *size)
@@ -313,14 +311,14 @@ def _as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
     return grey.repeat(channels, -1)
 
 
-def split_images(images: Images, share: float = 0.25) -> tuple[Images, Images]:
-    """(to learn from, to judge by): every n-th image is in the second part, at least `FEWEST_IMAGES` // 2.
+def split_images(images: Images) -> tuple[Images, Images]:
+    """(to learn from, to judge by): every fourth image is in the second part, or more: `FEWEST_IMAGES` // 2 at least.
 
     Raises: DataError for fewer than two images.
     """
     if len(images) < 2:
         raise DataError(f"{len(images)} images cannot be parted in some to learn from and some to judge by: give more")
-    step = max(2, min(round(1 / share), 2 * len(images) // FEWEST_IMAGES))
+    step = max(2, min(4, 2 * len(images) // FEWEST_IMAGES))
     judged = np.arange(len(images)) % step == step - 1
     return images.take(np.flatnonzero(~judged)), images.take(np.flatnonzero(judged))
 

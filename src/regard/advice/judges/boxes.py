@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.core import UnsupportedError
 
-from .judge import Judge, divergence
+from .judge import Change, Judge, divergence
 
 TRUTH = 10
 """The old boxes of an image, by their scores, that new ones are measured against."""
@@ -28,8 +28,8 @@ class QueryBoxes(Judge):
     distance = "mean change of the boxes, as a share of the image, and of their class probabilities"
     kept, sentence = KEPT, SENTENCE
 
-    def __init__(self, name: str = "", *, sigmoid: bool = False) -> None:
-        super().__init__(name)
+    def __init__(self, *, sigmoid: bool = False) -> None:
+        super().__init__()
         self.sigmoid = sigmoid
 
     def read(self, output: Any) -> Float[Tensor, "n Q S"]:
@@ -39,9 +39,7 @@ class QueryBoxes(Judge):
     def _probabilities(self, logits: Tensor) -> Tensor:
         return logits.sigmoid() if self.sigmoid else logits.softmax(-1)[..., :-1]
 
-    def change(
-        self, before: Float[Tensor, "n Q S"], after: Float[Tensor, "n Q S"]
-    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    def change(self, before: Float[Tensor, "n Q S"], after: Float[Tensor, "n Q S"]) -> Change:
         old, new = (self._probabilities(x[..., :-4]) for x in (before, after))
         weight = old.amax(-1) / old.amax(-1).sum(-1, keepdim=True).clamp_min(1e-12)
         moved = (after - before)[..., -4:].abs().mean(-1) + (new - old).abs().sum(-1) / 2
@@ -73,9 +71,7 @@ class FoundBoxes(Judge):
             raise UnsupportedError("the output has no boxes, labels and scores for each image now")
         return list(output)
 
-    def change(
-        self, before: list[dict[str, Tensor]], after: list[dict[str, Tensor]]
-    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    def change(self, before: list[dict[str, Tensor]], after: list[dict[str, Tensor]]) -> Change:
         ap = torch.tensor([average_precision(_first(x), y) for x, y in zip(before, after, strict=True)])
         return 1 - ap, ap
 

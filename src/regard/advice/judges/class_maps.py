@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard.measure.mean_iou import confusion, margins, miou
 
-from .judge import Judge, divergence, image_mean
+from .judge import Change, Judge, divergence, image_mean
 
 
 class ClassMaps(Judge):
@@ -20,9 +20,7 @@ class ClassMaps(Judge):
     kept = "mean IoU of the two maps of classes"
     sentence = "gives maps of classes with a mean IoU of {} % to the model's own"
 
-    def change(
-        self, before: Float[Tensor, "n K h w"], after: Float[Tensor, "n K h w"]
-    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    def change(self, before: Float[Tensor, "n K h w"], after: Float[Tensor, "n K h w"]) -> Change:
         old, new = before.log_softmax(1), after.log_softmax(1)
         maps = (scores.argmax(1).flatten(1).cpu().numpy() for scores in (old, new))
         ious = [miou(margins(confusion(x, y, before.shape[1]))) / 100 for x, y in zip(*maps, strict=True)]

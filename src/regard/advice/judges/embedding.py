@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .judge import Judge, neighbours, relative_error
+from .judge import Change, Judge, neighbours
 
 
 class Embedding(Judge):
@@ -16,11 +16,6 @@ class Embedding(Judge):
     sentence = "keeps the nearest neighbour of {} % of the images"
     whole = True
 
-    def change(
-        self, before: Float[Tensor, "n C"], after: Float[Tensor, "n C"]
-    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    def change(self, before: Float[Tensor, "n C"], after: Float[Tensor, "n C"]) -> Change:
         cosine = torch.cosine_similarity(before.double(), after.double())
         return (1 - cosine).clamp_min(0), (neighbours(before) == neighbours(after)).float()
-
-    def loss(self, before: Float[Tensor, "n C"], after: Float[Tensor, "n C"]) -> Float[Tensor, ""]:
-        return relative_error(before, after)

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from regard.core import UnsupportedError
 
+Change = tuple[Float[Tensor, " n"], Float[Tensor, " n"]]
+"""Of each image, the distance, from 0, and what agrees, 1 if all does."""
+
 
 class Judge(ABC):
     """Compares one output of a model with what the model gave before. name: of the output, "" where there is one only.
@@ -40,12 +43,12 @@ class Judge(ABC):
         return found[self.name].float()
 
     @abstractmethod
-    def change(self, before: Any, after: Any) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-        """For each image the distance, from 0, and what agrees, 1 if all does. before, after: from `read`."""
+    def change(self, before: Any, after: Any) -> Change:
+        """How far the new output is from the old one. before, after: from `read`."""
 
-    @abstractmethod
     def loss(self, before: Any, after: Any) -> Float[Tensor, ""]:
-        """What a model learns to make small."""
+        """What a model learns to make small: the mean squared difference, divided by the variance of the old values."""
+        return (after - before).square().mean() / before.var().clamp_min(1e-12)
 
     def __str__(self) -> str:
         return f"{self.kind} ({self.name})" if self.name else self.kind
@@ -85,11 +88,6 @@ def divergence(before: Float[Tensor, "B K ..."], after: Float[Tensor, "B K ..."]
     """The Kullback-Leibler divergence from log probabilities, in nats; a class of probability 0 before adds nothing."""
     share = before.exp()
     return torch.where(share > 0, share * (before - after), 0.0).sum(1)
-
-
-def relative_error(before: Tensor, after: Tensor) -> Float[Tensor, ""]:
-    """The mean squared difference, divided by the variance of the old values."""
-    return (after - before).square().mean() / before.var().clamp_min(1e-12)
 
 
 def neighbours(vectors: Float[Tensor, "N C"]) -> Tensor:

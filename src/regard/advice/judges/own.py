@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.core import ConfigError
 from regard.core.validation import short_repr
 
-from .judge import Judge, named_outputs
+from .judge import Change, Judge, named_outputs
 
 
 class Own(Judge):
@@ -29,7 +29,7 @@ class Own(Judge):
     def read(self, output: Any) -> Any:
         return output
 
-    def change(self, before: Any, after: Any) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    def change(self, before: Any, after: Any) -> Change:
         found = self.function(before, after)
         try:
             distance = torch.as_tensor(found, dtype=torch.float64).detach().reshape(-1)

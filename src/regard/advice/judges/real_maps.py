@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from .judge import Judge, relative_error
+from .judge import Change, Judge
 
 FEW = 16
 """Values of an image below which its deviation says little: then images are compared with each other."""
@@ -24,9 +24,7 @@ class RealMaps(Judge):
         super().__init__(name)
         self.whole = whole
 
-    def change(
-        self, before: Float[Tensor, "n ..."], after: Float[Tensor, "n ..."]
-    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    def change(self, before: Float[Tensor, "n ..."], after: Float[Tensor, "n ..."]) -> Change:
         x, y = (value.reshape(len(value), -1).double() for value in (before, after))
         axis = 0 if self.whole else 1
         deviation = x - x.mean(axis, keepdim=True)
@@ -38,6 +36,3 @@ class RealMaps(Judge):
         correlation = (deviation * other).sum(axis) / norms.clamp_min(1e-12)
         correlation = correlation.where(norms > 1e-12, (x == y).all(axis).double())
         return error, correlation.mean().expand(len(x)) if self.whole else correlation
-
-    def loss(self, before: Float[Tensor, "n ..."], after: Float[Tensor, "n ..."]) -> Float[Tensor, ""]:
-        return relative_error(before, after)

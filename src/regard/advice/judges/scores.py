@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from .judge import Judge, divergence
+from .judge import Change, Judge, divergence
 
 
 class Scores(Judge):
@@ -15,9 +15,7 @@ class Scores(Judge):
     kept = "images with the same best class"
     sentence = "keeps the best class of {} % of the images"
 
-    def change(
-        self, before: Float[Tensor, "n K"], after: Float[Tensor, "n K"]
-    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    def change(self, before: Float[Tensor, "n K"], after: Float[Tensor, "n K"]) -> Change:
         old, new = before.log_softmax(1), after.log_softmax(1)
         return divergence(old, new).clamp_min(0), (old.argmax(1) == new.argmax(1)).float()
 

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .judge import Judge, image_mean, neighbours, relative_error
+from .judge import Change, Judge, image_mean, neighbours
 
 
 class Tokens(Judge):
@@ -17,13 +17,8 @@ class Tokens(Judge):
     kept = "tokens whose nearest other token of the image is the same"
     sentence = "keeps the nearest other token of {} % of the tokens"
 
-    def change(
-        self, before: Float[Tensor, "n ..."], after: Float[Tensor, "n ..."]
-    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    def change(self, before: Float[Tensor, "n ..."], after: Float[Tensor, "n ..."]) -> Change:
         x, y = (value if value.ndim == 3 else value.flatten(2).mT for value in (before, after))
         cosine = torch.cosine_similarity(x.double(), y.double(), dim=-1)
         same = [(neighbours(old) == neighbours(new)).float().mean() for old, new in zip(x, y, strict=True)]
         return image_mean(1 - cosine).clamp_min(0), torch.stack(same)
-
-    def loss(self, before: Float[Tensor, "n ..."], after: Float[Tensor, "n ..."]) -> Float[Tensor, ""]:
-        return relative_error(before, after)
