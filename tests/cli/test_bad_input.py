@@ -112,6 +112,7 @@ WRONG: tuple[tuple[str, ...], ...] = (
     (f"{TRAIN} --data-root ' '", "--data-root is empty; give a value, or leave it out"),
     (f"{TRAIN} --set recipe.lrr=1", "'recipe.lrr'", "did you mean recipe.lr"),
     (f"{TRAIN} --set recipe.lr=abc", "recipe.lr is a number, not 'abc'"),
+    (f"{TRAIN} --set recipe.revision=2", "--set has no field 'recipe.revision'"),
     (f"{TRAIN} --set recipe.batch=1.5", "recipe.batch is a whole number, not 1.5"),
     (f"{TRAIN} --set task.limit=1.5", "task.limit is a whole number, not 1.5"),
     (f"{TRAIN} --set recipe.betas=0.9", "recipe.betas is several numbers"),

@@ -205,7 +205,8 @@ def make_run(
     if data in kind.sets and Path(data).is_dir():
         print(f"{data} is a built-in set; for the folder of this name write ./{data}", file=sys.stderr)
     data = (data if data in kind.sets else absolute(data)) or kind.example_data
-    fields = {"task": {each.name: each for each in dataclasses.fields(kind)}, "recipe": Recipe.__dataclass_fields__}
+    parts = {"task": kind, "recipe": Recipe}
+    fields = {part: {each.name: each for each in dataclasses.fields(cls)} for part, cls in parts.items()}
     del fields["task"]["extra"]  # the option --import
     refuse_twice(changes, given)
     if options.digest and data in kind.sets:
