@@ -75,12 +75,13 @@ def own_loop(case: Case, recipe: Any, model: Any) -> Callable[[], Any]:
 
     from regard.lab.train.loop import Loop
     from regard.lab.train.watch import Watch
+    from regard.measure.memory import PeakMemory
 
     folder = Path(tempfile.mkdtemp(prefix="harness-", dir=SCRATCH))
     fabric = Fabric(accelerator="cpu", devices=1, precision=recipe.precision)
     steps = case.task.batches_per_epoch(recipe)
     watch = Watch(report=lambda progress: None, save_seconds=1e9, save_steps=steps)
-    loop = Loop(untested(case.task), recipe, 0, model, fabric, folder, watch)
+    loop = Loop(untested(case.task), recipe, 0, model, fabric, folder, watch, PeakMemory(fabric.device))
     loop.resume()
     return loop.train
 
