@@ -38,7 +38,7 @@ RUN = Run(task=Tiny(limit=64, val=0.5), recipe=Recipe(epochs=2, batch=32, augmen
 FOLDER = RUN.key
 READERS: dict[str, Callable[[Path], Any]] = {
     f"{FOLDER}/last.ckpt": lambda root: load_trained(RUN, Results(root)),
-    f"{FOLDER}/best.ckpt": lambda root: load_trained(RUN, Results(root), best=True),
+    f"{FOLDER}/best.ckpt": lambda root: load_run(root / FOLDER, (Tiny,), best=True),
     f"{FOLDER}/run.json": lambda root: read_run(Results(root), RUN.key, (Tiny,)),
     f"{FOLDER}/outcome.json": lambda root: Results(root).outcome(RUN.key),
     f"{FOLDER}/metrics.csv": lambda root: Metrics(root / FOLDER / "metrics.csv").read(),

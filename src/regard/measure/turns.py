@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -41,14 +41,26 @@ class Summary:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one thread inside the `with` block."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def threads(number: int) -> Iterator[None]:
+    """Use so many threads inside the `with` block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Use one thread inside the `with` block."""
+    return threads(1)
+
+
+def now(device: torch.device) -> float:
+    """Seconds, after all work of the device is done."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter()
 
 
 def in_turns(runs: Sequence[Callable[[], object]], seconds: float, device: torch.device) -> list[Summary]:

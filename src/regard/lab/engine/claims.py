@@ -230,12 +230,15 @@ def share_text(share: float | None) -> str:
 
 def row_values(runs: Sequence[Mapping[str, Any]], label: str, metric: str) -> dict[int, float]:
     """The metric of a row's finished runs by seed, in the order of the runs."""
-    values = {}
-    for run in runs:
-        value = (run["outcome"].get("metrics") or {}).get(metric)
-        if run["row"] == label and run["outcome"].get("status") == "done" and isinstance(value, int | float):
-            values[int(run["seed"])] = float(value)
-    return values
+    finished = (run for run in runs if run["row"] == label and run["outcome"].get("status") == "done")
+    values = {int(run["seed"]): metric_of(run["outcome"], metric) for run in finished}
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def metric_of(outcome: Mapping[str, Any] | None, metric: str) -> float | None:
+    """A metric of an outcome; None without it, or without an outcome."""
+    value = ((outcome or {}).get("metrics") or {}).get(metric)
+    return float(value) if isinstance(value, int | float) else None
 
 
 def differences(runs: Sequence[Mapping[str, Any]], rows: Sequence[str], metric: str) -> dict[int, float]:
@@ -270,9 +273,8 @@ def _sampling(runs: Sequence[Mapping[str, Any]], a: str, b: str, metric: str) ->
     """The `sampling_error` of a - b, over the seeds that both rows have."""
     samples: dict[str, dict[int, NDArray[np.float64]]] = {a: {}, b: {}}
     for run in runs:
-        if run["row"] in samples and run["outcome"].get("status") == "done":
-            values = sample_values(run["outcome"], metric)
-            if values is not None:
-                samples[run["row"]][int(run["seed"])] = values
+        done = run["row"] in samples and run["outcome"].get("status") == "done"
+        if done and (values := sample_values(run["outcome"], metric)) is not None:
+            samples[run["row"]][int(run["seed"])] = values
     seeds = sorted(samples[a].keys() & samples[b].keys())
     return sampling_error([samples[a][seed] for seed in seeds], [samples[b][seed] for seed in seeds])

@@ -3,9 +3,7 @@
 Measured times are stored by machine in estimates.json of the results folder. Times of finished runs are preferred.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +19,7 @@ from regard.lab.train.autocast import autocast
 from regard.lab.train.environment import resolved_device
 from regard.lab.train.loop import EVALUATIONS
 from regard.lab.train.optimizer import make_optimizer
+from regard.measure.turns import now, threads
 from regard.mixers.shared.native import native_enabled, processor_name
 
 from .executors.local import threads_of_a_run, usable_cores
@@ -66,7 +65,7 @@ def estimate(
                 counts = run.task.sample_counts()
                 if run.key not in speeds:
                     report(row.label if not number else f"what {row.label} needs first")
-                    with threads(workers):
+                    with threads(threads_of_a_run(workers)):
                         speeds[run.key] = measure(run)._asdict()
             except (RegardError, RuntimeError):
                 continue
@@ -109,9 +108,9 @@ def measure(run: "Run") -> Speed:
         with torch.inference_mode(), autocast(device.type, run.recipe.precision):
             trial.model.eval()
             trial.forward(1)  # not counted: kernels are loaded
-            start = _now(device)
+            start = now(device)
             trial.forward(number)
-            return Speed(step, (_now(device) - start) / number)
+            return Speed(step, (now(device) - start) / number)
 
 
 def put_on(model: nn.Module, device: torch.device) -> None:
@@ -127,20 +126,13 @@ def put_on(model: nn.Module, device: torch.device) -> None:
     model.register_forward_hook(lambda _, args, output: move(output, torch.device("cpu")))
 
 
-def _now(device: torch.device) -> float:
-    """Seconds, after all work of the device is done."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-    return time.perf_counter()
-
-
 def _steps(run: "Run", trial: "Trial", device: torch.device) -> float:
     """The median seconds of a few optimizer steps, with augmentation."""
     trial.model.train()
     optimizer = make_optimizer(trial.model, run.recipe)
     seconds: list[float] = []
     while len(seconds) <= STEPS and sum(seconds) < SECONDS or len(seconds) < 2:
-        start = _now(device)
+        start = now(device)
         for _ in range(run.recipe.accumulate):
             with autocast(device.type, run.recipe.precision):
                 loss = trial.loss(run.recipe.batch)
@@ -149,7 +141,7 @@ def _steps(run: "Run", trial: "Trial", device: torch.device) -> float:
             nn.utils.clip_grad_norm_(trial.model.parameters(), run.recipe.clip)
         optimizer.step()
         optimizer.zero_grad()
-        seconds.append(_now(device) - start)
+        seconds.append(now(device) - start)
     return float(np.median(seconds[1:]))
 
 
@@ -158,17 +150,6 @@ def run_seconds(run: "Run", speed: Speed, train: int, test: int) -> float:
     recipe = run.recipe
     steps = recipe.trained_epochs * max(max(train // recipe.batch, 1) // recipe.accumulate, 1)
     return steps * speed.step + (min(EVALUATIONS, recipe.trained_epochs) + 1) * test * speed.image
-
-
-@contextmanager
-def threads(workers: int) -> Iterator[None]:
-    """Set the number of threads that one of `workers` runs has, for the duration of the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads_of_a_run(workers))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def hours(

@@ -78,9 +78,7 @@ class _Jobs:
                 self._report(job, ending)
             self.executor.close(stop=False)
         except BaseException:
-            with handle_signals(
-                signal.SIG_IGN, signal.SIGINT, signal.SIGTERM
-            ):  # so that another Ctrl-C changes nothing
+            with handle_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):  # another Ctrl-C changes nothing
                 self.executor.close(stop=True)
             raise
 

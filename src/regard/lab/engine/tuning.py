@@ -13,6 +13,7 @@ from regard.lab.results.results import Results
 from regard.lab.tasks.validation import ValidationPart
 from regard.lab.train.run import Run
 
+from .claims import metric_of
 from .jobs import ENDED
 from .study import Row, Study
 
@@ -75,8 +76,7 @@ def choose_rates(runs: Sequence[tuple[Row, Run]], store: Results, metric: str) -
     waiting = {row.label for row, run in runs if store.status(run.key) not in ENDED}
     for row, run in runs:
         if row.label not in waiting:
-            value = ((store.outcome(run.key) or {}).get("metrics") or {}).get(metric)
-            scores.setdefault(row.label, {})[run.recipe.lr] = value if isinstance(value, int | float) else None
+            scores.setdefault(row.label, {})[run.recipe.lr] = metric_of(store.outcome(run.key), metric)
     return {label: _choose(values) for label, values in scores.items()}
 
 

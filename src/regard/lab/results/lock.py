@@ -21,6 +21,8 @@ from regard.files.atomic import TEMPORARY, parse_json, read_if_present, store_er
 
 RENEW_SECONDS = 5.0
 STALE_SECONDS = 60.0
+LOST_SECONDS = STALE_SECONDS + 2 * RENEW_SECONDS
+"""So long the lock of a lost machine looks alive."""
 
 
 class Busy(StoreError):
@@ -28,13 +30,13 @@ class Busy(StoreError):
 
 
 @contextmanager
-def lock_run(folder: Path, key: str, wait: float = 0.0) -> Iterator[None]:
+def lock_run(folder: Path, wait: float) -> Iterator[Path]:
     """Lock the run in a folder for this process; see `Results.lock`. Raises: Busy, StoreError."""
     until = time.monotonic() + wait
     new_root = not folder.parent.exists()
     while True:
         try:
-            mine = _acquire(folder, key)
+            mine = _acquire(folder)
             break
         except Busy:
             if time.monotonic() >= until:
@@ -45,7 +47,7 @@ def lock_run(folder: Path, key: str, wait: float = 0.0) -> Iterator[None]:
     renewal = threading.Thread(target=_renew, args=(folder / "lock", mine, stop), daemon=True)
     renewal.start()
     try:
-        yield
+        yield folder
     except BaseException:
         with suppress(OSError):
             if {path.name for path in folder.iterdir()} == {"lock", "run.json"}:
@@ -81,7 +83,7 @@ def check_held(folder: Path) -> None:
     )
 
 
-def _acquire(folder: Path, key: str) -> dict[str, Any]:
+def _acquire(folder: Path) -> dict[str, Any]:
     """Create the lock file; the file system guarantees that only one process succeeds. Raises: Busy, StoreError."""
     mine = {**_this_process(), "since": time.time(), "token": secrets.token_hex(8)}
     for _ in range(20):
@@ -92,7 +94,7 @@ def _acquire(folder: Path, key: str) -> dict[str, Any]:
             break
         if not _remove_dead_lock(folder):  # another process does, or was killed while it did
             time.sleep(0.01)
-    raise Busy(_busy(folder / "lock", key))
+    raise Busy(_busy(folder / "lock"))
 
 
 def _make(folder: Path) -> None:
@@ -105,21 +107,22 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def _busy(lock: Path, key: str) -> str:
+def _busy(lock: Path) -> str:
     """Whose lock it is, when it was renewed, and how to clear it."""
     holder = _read(lock) or {}
     whose = f"process {holder.get('pid')} on {_host(holder)}" if holder.get("host") else "an unknown process"
+    text = f"run {lock.parent.name} is executed by {whose}"
     try:
         renewed = lock.stat().st_mtime
         date = datetime.fromtimestamp(renewed, UTC).isoformat(" ", "seconds")
     except (OSError, ValueError, OverflowError):
-        return f"run {key} is executed by {whose}; wait for it"
-    if _local(holder) and renewed <= time.time() + STALE_SECONDS:
-        return f"run {key} is executed by {whose}; wait for it"
-    future = ", which is in the future," if renewed > time.time() + STALE_SECONDS else ""
+        return f"{text}; wait for it"
+    ahead = renewed > time.time() + STALE_SECONDS
+    if _local(holder) and not ahead:
+        return f"{text}; wait for it"
     return (
-        f"run {key} is executed by {whose}, whose lock was renewed at {date}{future} by the clock of the files; wait "
-        f"for it or, if that process is gone, delete {lock}"
+        f"{text}, whose lock was renewed at {date}{', which is in the future,' if ahead else ''} by the clock of the "
+        f"files; wait for it or, if that process is gone, delete {lock}"
     )
 
 
@@ -184,12 +187,11 @@ def _this_process() -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any] | None:
     """The content of a lock file; {} while it is written or if it is damaged; None if there is none."""
     try:
-        data = read_if_present(path)
-        value = None if data is None else parse_json(path, data)
+        if (data := read_if_present(path)) is None:
+            return None
+        value = parse_json(path, data)
     except StoreError:
         return {}
-    if data is None:
-        return None
     pid = value.get("pid") if isinstance(value, dict) else None
     return value if isinstance(pid, int) and not isinstance(pid, bool) and 0 < pid < 2**31 else {}
 

@@ -5,8 +5,7 @@ while the run is executed (lock.py).
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -54,9 +53,8 @@ class Results:
             started = any((folder / name).exists() for name in ("run.json", "metrics.csv", "last.ckpt"))
         return "begun" if started else "new"
 
-    @contextmanager
-    def lock(self, key: str, wait: float = 0.0) -> Iterator[Path]:
-        """Lock a run for this process: yields its folder.
+    def lock(self, key: str, wait: float = 0.0) -> AbstractContextManager[Path]:
+        """Lock a run for this process, in a `with` block that gets its folder.
 
         A lock is taken over if its process is dead or, on another machine, has not renewed it for a minute; a suspended
         process of this machine keeps its lock. wait: seconds to wait for a lock that another process holds. A folder
@@ -64,8 +62,7 @@ class Results:
         Raises: Busy if another process holds the lock, with whose it is and how to clear it; StoreError if the folder
         cannot be written.
         """
-        with lock_run(self.folder(key), key, wait):
-            yield self.folder(key)
+        return lock_run(self.folder(key), wait)
 
     def finish(self, key: str, outcome: dict[str, Any]) -> None:
         """Write the outcome, atomically; of several threads or processes the last one's remains.

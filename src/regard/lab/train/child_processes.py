@@ -42,28 +42,29 @@ LAUNCHERS = (
 it shall do: Fabric believes them."""
 
 
-@contextmanager
-def process_environment(threads: int, gpus: str = "") -> Iterator[None]:
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Variables with the number of threads of numerical libraries."""
+
+
+def process_environment(threads: int, gpus: str = "") -> AbstractContextManager[None]:
     """Environment variables for child processes that start in the block, which is none of a launcher's.
 
     threads: of each numerical library. gpus: CUDA_VISIBLE_DEVICES, "" = those of this process. The memory allocator
     keeps freed pages (`regard.core.allocator`). Python does not search the current folder first, where a file may have
     the name of a module of its own; queues and pools start a process too, so that they are made in the block.
     """
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     visible = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
-    fixed = {**ALLOCATOR, "PYTHONSAFEPATH": "1"}
-    with without_launcher(), _variables({**dict.fromkeys(names, str(threads)), **fixed, **visible}):
-        yield
+    own = {**dict.fromkeys(THREADS, str(threads)), **ALLOCATOR, "PYTHONSAFEPATH": "1", **visible}
+    return environment_variables({**dict.fromkeys(LAUNCHERS), **own})
 
 
 def without_launcher() -> AbstractContextManager[None]:
     """Hide `LAUNCHERS` in the block: a run that is one process takes no notice of a scheduler around it."""
-    return _variables(dict.fromkeys(LAUNCHERS))
+    return environment_variables(dict.fromkeys(LAUNCHERS))
 
 
 @contextmanager
-def _variables(values: Mapping[str, str | None]) -> Iterator[None]:
+def environment_variables(values: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables in the block; None = without the variable."""
     before = {name: os.environ.get(name) for name in values}
     _set(values)

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -118,8 +118,7 @@ def _listen(messages: Any, watch: Watch) -> Iterator[list[RegardError]]:
         receiver.join()
 
 
-@contextmanager
-def _forwarded_signals() -> Iterator[None]:
+def _forwarded_signals() -> AbstractContextManager[None]:
     """SIGINT and SIGTERM of the parent ask the processes to save a checkpoint and stop; a second one kills them."""
     received: list[int] = []
 
@@ -133,5 +132,4 @@ def _forwarded_signals() -> Iterator[None]:
             raise KeyboardInterrupt
         received.append(number)
 
-    with handle_signals(forward, signal.SIGINT, signal.SIGTERM):
-        yield
+    return handle_signals(forward, signal.SIGINT, signal.SIGTERM)

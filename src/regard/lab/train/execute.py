@@ -27,6 +27,7 @@ from regard.lab.tasks.classification import Classification
 from regard.lab.tasks.image_task import ImageTask
 from regard.measure.cost import count_macs
 from regard.measure.memory import PeakMemory
+from regard.measure.turns import threads
 from regard.mixers.spelling import spell
 from regard.models.create import create_model
 from regard.models.recipe import model_recipe
@@ -180,10 +181,9 @@ def _statistics(run: Run, task: ImageTask, store: Results) -> Statistics:
     """Mean and deviation of the images that the teacher was trained on."""
     teacher = run.teacher
     if not isinstance(teacher, Run):
-        pretrained = isinstance(teacher, str) and is_pretrained(teacher)
-        return (
-            pretrained_statistics(str(teacher), task.channels, tuple(task.extra)) if pretrained else task.statistics()
-        )
+        if teacher is None or not is_pretrained(teacher):
+            return task.statistics()
+        return pretrained_statistics(teacher, task.channels, tuple(task.extra))
     taught: Any = teacher.task
     return taught.statistics(store.data(teacher.key) or None)
 
@@ -196,7 +196,8 @@ def _in_folder(
     quiet_lightning()
     launched = group.launched
     count = launched.processes if launched.processes > 1 else devices
-    with _threads(group.agree(lambda: write_run_file(run, folder, device, count, watch.compile))):
+    number = group.agree(lambda: write_run_file(run, folder, device, count, watch.compile))
+    with threads(number):  # the next run of this process has its own
         if launched.processes > 1:
             group.one_after_another(run.task.record)
             strategy = sharding_strategy(launched.processes) if watch.shard else None
@@ -205,17 +206,6 @@ def _in_folder(
         if devices > 1:
             return in_processes(partial(train, run, folder, store), run.recipe.precision, device, devices, watch)
         return train(run, folder, store, watch, make_fabric(device, 1, run.recipe.precision, watch.loggers))
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """Set the number of threads for the block: the next run of this process has its own."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> dict[str, Any]:
@@ -257,16 +247,10 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
             if not math.isfinite(value):
                 raise Diverged(loop.step - 1, value, f"the test {name}")
     except Diverged as error:
-        return common | {
-            "status": "failed",
-            "error": str(error),
-            "diverged": True,
-            "step": error.step,
-            "metrics": {},
-            **_time_and_speed(loop, common["data"]["train"]),
-        }
-    results = _results(run, loop, score, peak) if score else {}
-    return common | {"status": "done", "step": loop.step, **results, **_time_and_speed(loop, common["data"]["train"])}
+        results = {"status": "failed", "error": str(error), "diverged": True, "step": error.step, "metrics": {}}
+    else:
+        results = {"status": "done", "step": loop.step, **(_results(run, loop, score, peak) if score else {})}
+    return common | results | _time_and_speed(loop, common["data"]["train"])
 
 
 @contextmanager
@@ -320,8 +304,7 @@ def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: 
     """Write run.json at the first start, and return the number of threads at it: later starts take the same, for
     bitwise equality."""
     path = folder / "run.json"
-    name = resolved_device(device)
-    execution = {"device": name, "devices": devices, **step_execution(compiled)}
+    execution = {"device": resolved_device(device), "devices": devices, **step_execution(compiled)}
     if path.exists():
         written = run_file(path)
         for field, value in execution.items():
@@ -332,9 +315,9 @@ def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: 
         return written.get("threads") or torch.get_num_threads()
     identity = {"key": run.key, "spelling": spell(run), "canonical": canonical(run.identity())}
     origin = {"code": code_version(), "started": datetime.now(UTC).isoformat(timespec="seconds")}
-    threads = torch.get_num_threads()
-    write_record(path, {**identity, "seed": run.seed, "threads": threads, **execution, **origin})
-    return threads
+    number = torch.get_num_threads()
+    write_record(path, {**identity, "seed": run.seed, "threads": number, **execution, **origin})
+    return number
 
 
 def _time_and_speed(loop: Loop, train: int) -> dict[str, Any]:
@@ -344,5 +327,5 @@ def _time_and_speed(loop: Loop, train: int) -> dict[str, Any]:
         "seconds": round(loop.seconds, 3),
         "images_per_second": round(images / loop.seconds, 1) if loop.seconds else None,
         "others": loop.use.share(loop.seconds),
-        "finished": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -1,7 +1,6 @@
 """How many samples a trained model answers in a second, beside the speed of its training."""
 
 import statistics
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.eval_mode import eval_mode
+from regard.measure.turns import now
 
 from .autocast import ModelAtPrecision
 
@@ -31,8 +31,6 @@ def inference_speed(model: nn.Module, example: Sequence[Any], precision: str) ->
 
 
 def _seconds(model: nn.Module, batch: Sequence[Any], device: torch.device) -> float:
-    begun = time.perf_counter()
+    begun = now(device)
     model(*batch)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - begun
+    return now(device) - begun

@@ -35,7 +35,9 @@ def load_run(
     without `download`; DataError.
     """
     extra, target = tuple(extra), user_path(folder, StoreError)
-    if not is_run(target):
+    with store_errors(target, "read"):
+        is_run = (target / "run.json").exists() and not (target / "model.json").exists()
+    if not is_run:
         raise StoreError(f"{target} is not the folder of a run; regard.load reads folders that regard.save wrote")
     target = target.resolve()
     store = Results(target.parent)
@@ -45,8 +47,8 @@ def load_run(
     if outcome.get("status") != "done":
         raise StoreError(f"the run in {target} failed: {outcome.get('error')}; it has no trained model")
     run_file(target / "run.json")
-    if best:
-        _check_validated(target.name, spelled_fields(outcome.get("spelling")).get("task", ""))
+    if best and "val" not in spelled_call(spelled_fields(outcome.get("spelling")).get("task"))[1]:
+        raise checkpoint.no_best_weights(target.name)
     weights = checkpoint.trained_weights(target, best, _has_average(outcome), outcome.get("step"))
     recipe = outcome.get("model")
     if recipe is None:
@@ -71,22 +73,10 @@ def _with_weights(model: nn.Module, weights: dict[str, Any], folder: Path) -> nn
     return model.eval()
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run. Raises: StoreError if it cannot be read."""
-    with store_errors(folder, "read"):
-        return (folder / "run.json").exists() and not (folder / "model.json").exists()
-
-
 def load_user_run(folder: Path, size: tuple[int, int] | None = None, extra: Extra = ()) -> UserModel:
     """The model of a finished run, for advice: its images are prepared as in its training. Raises: as `load_run`."""
     model: Any = load_run(folder, extra).float()
     return as_user_model(model, str(folder), size=size, data=model.regard_data, extra=extra)
-
-
-def _check_validated(key: str, task: str) -> None:
-    """Raises: StoreError if the spelled task of a run has no validation part."""
-    if "val" not in spelled_call(task)[1]:
-        raise checkpoint.no_best_weights(key)
 
 
 def _has_average(outcome: dict[str, Any]) -> bool:
@@ -95,20 +85,15 @@ def _has_average(outcome: dict[str, Any]) -> bool:
     return any(recipe.get(name, "0") not in ("0", "0.0") for name in ("ema", "average"))
 
 
-def load_trained(run: Run, store: Results, best: bool = False, key: str = "") -> nn.Module:
+def load_trained(run: Run, store: Results) -> nn.Module:
     """The model of a finished run with its trained weights (their average if the recipe has one), in evaluation mode.
 
-    best: the weights of its best evaluation instead of the last ones. key: under which it is stored, if its data may
-    have changed since; they are then not read.
-    Raises: StoreError if the run has no such checkpoint.
+    Raises: StoreError if the run has no checkpoint.
     """
-    key = key or run.key
-    if best and run.task.validation() is None:
-        raise checkpoint.no_best_weights(key)
-    outcome = store.outcome(key) or {}
+    folder, outcome = store.folder(run.key), store.outcome(run.key) or {}
     averaged = bool(run.recipe.ema or run.recipe.average)
-    weights = checkpoint.trained_weights(store.folder(key), best, averaged, outcome.get("step"))
-    return _with_weights(with_local_host(run).model(outcome.get("data")), weights, store.folder(key))
+    weights = checkpoint.trained_weights(folder, averaged=averaged, end=outcome.get("step"))
+    return _with_weights(with_local_host(run).model(outcome.get("data")), weights, folder)
 
 
 def with_local_host(run: Run) -> Run:

@@ -9,13 +9,15 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from timm.layers import convert_sync_batchnorm
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
 
 from regard.core import ConfigError, DeviceError, RegardError, StoreError
 from regard.core.eval_mode import eval_mode
@@ -92,7 +94,7 @@ class Loop:
         self.model = sync_batchnorm(model, self.part[1], self.device)
         self.model.to(self.device, torch.float64 if recipe.precision == "64-true" else None)
         self.teacher = None if teacher is None else teacher.to(self.device).eval().requires_grad_(False)
-        self.ema = _moving_average(self.model, recipe.ema) if recipe.ema else None
+        self.ema: Any = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema else None
         self.averaged = _mean_weights(self.model) if recipe.average else None
         # with divided weights, the first process evaluates a copy
         self.undivided = copy.deepcopy(self.model) if watch.shard and self.first else None
@@ -145,11 +147,8 @@ class Loop:
                     "again"
                 )
             with checkpoint.load_errors(self.folder):
-                self.step, self.seconds, self.losses = (
-                    int(state["step"]),
-                    float(state["seconds"]),
-                    list(state["losses"]),
-                )
+                self.step, self.seconds = int(state["step"]), float(state["seconds"])
+                self.losses = list(state["losses"])
                 if not (0 <= self.step <= self.steps and math.isfinite(self.seconds)):
                     raise ValueError(f"it is of step {self.step} after {self.seconds} s, of {self.steps} steps")
                 if self.use.others is not None:
@@ -403,8 +402,7 @@ class Loop:
             )
         )
 
-    @contextmanager
-    def _stop_on_signals(self) -> Iterator[None]:
+    def _stop_on_signals(self) -> AbstractContextManager[None]:
         """SIGINT and SIGTERM stop the run after the current step; a second signal stops it at once."""
 
         def request_stop(number: int, frame: Any) -> None:
@@ -412,8 +410,7 @@ class Loop:
                 raise KeyboardInterrupt
             self._stop = True
 
-        with handle_signals(request_stop, signal.SIGINT, signal.SIGTERM):
-            yield
+        return handle_signals(request_stop, signal.SIGINT, signal.SIGTERM)
 
 
 def sync_batchnorm(model: nn.Module, processes: int, device: torch.device) -> nn.Module:
@@ -443,19 +440,10 @@ def _compile_errors(compiled: bool) -> Iterator[None]:
         yield
     except TorchDynamoException as error:
         text = str(error).strip().splitlines()[0]
-        raise DeviceError(
-            f"torch.compile failed ({text}); without --compile the run is trained in eager mode"
-        ) from error
+        message = f"torch.compile failed ({text}); without --compile the run is trained in eager mode"
+        raise DeviceError(message) from error
 
 
 def _mean_weights(model: nn.Module) -> Any:
-    from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
-
     # tensor by tensor: torch's other way cannot average integer buffers on a GPU, such as BatchNorm's number of batches
     return AveragedModel(model, avg_fn=get_swa_avg_fn(), use_buffers=True)
-
-
-def _moving_average(model: nn.Module, decay: float) -> Any:
-    from timm.utils import ModelEmaV3
-
-    return ModelEmaV3(model, decay=decay)

@@ -18,6 +18,7 @@ from regard.mixers.mita.mita import MiTA
 from regard.mixers.spelling import spell
 from regard.swapping.layer import Port
 
+BATCH = 2
 TOLERANCE = 1e-4
 """Largest difference of an output, relative to its largest value."""
 
@@ -26,14 +27,13 @@ def export_onnx(
     model: nn.Module,
     inputs: tuple[Tensor, ...],
     path: Path,
-    batch: int = 2,
     about: Mapping[str, str] | None = None,
     free_size: bool = False,
 ) -> tuple[float, bool]:
     """Write a model in evaluation mode to an ONNX file, and compare its outputs with the model's in onnxruntime.
 
     inputs: the model's arguments for one sample, each with the batch first. The exported model takes any batch where
-    the exporter can trace one, else batches of one. batch: samples with which a dynamic export is traced and compared.
+    the exporter can trace one, else batches of one: `BATCH` samples trace a dynamic export, and are compared.
     about: entries of the file's metadata. free_size: leave height and width of images free too, and compare twice the
     height as well; MiTA and Agent need their landmarks as m=(rows, columns).
     Returns the largest difference of an output relative to its largest value, and whether the batch is dynamic.
@@ -46,7 +46,7 @@ def export_onnx(
     model = model.cpu().float().eval()
     if free_size:
         _check_free(model, inputs)
-    many = tuple(torch.cat([item] * batch) for item in inputs)
+    many = tuple(torch.cat([item] * BATCH) for item in inputs)
     program, dynamic, failure = None, False, ""
     free = dict.fromkeys((0, 2, 3) if free_size else (0,), torch.export.Dim.DYNAMIC)
     for dynamic, examples in ((True, many), *([] if free_size else [(False, inputs)])):

@@ -196,8 +196,7 @@ def read_run(store: Results, key: str, extra: Extra = ()) -> Run:
         exists = path.exists()
     if not exists:
         raise StoreError(f"{store.root} has no run {key!r}; `regard study status` lists its runs")
-    content = run_file(path)
-    run = parse(content["spelling"], (*TASKS, Recipe, Run, Saved, *extra))
+    run = parse(run_file(path)["spelling"], (*TASKS, Recipe, Run, Saved, *extra))
     if not isinstance(run, Run):
         raise StoreError(f"{path} does not hold a run")
     return run.with_extra(extra) if extra else run

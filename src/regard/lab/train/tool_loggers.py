@@ -2,8 +2,8 @@
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from lightning_fabric.loggers import Logger
 
 from regard.core import ConfigError, require
 
+from .child_processes import environment_variables
+
 WANDB_MODES = ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL")
-MLFLOW_ADDRESSES = ("MLFLOW_TRACKING_URI",)
+MLFLOW_ADDRESSES, RETRIES = ("MLFLOW_TRACKING_URI",), "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
 
 class _ToolLogger(Logger):
@@ -84,19 +86,6 @@ class WandbLogger(_ToolLogger):
         self.experiment.finish(exit_code=0 if status == "success" else 1)
 
 
-@contextmanager
-def _few_tries() -> Iterator[None]:
-    """MLflow asks a server that does not answer twice at the start, not for minutes, unless the user has set this."""
-    name = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
-    given = name in os.environ
-    os.environ.setdefault(name, "1")
-    try:
-        yield
-    finally:
-        if not given:
-            del os.environ[name]
-
-
 class MLflowLogger(_ToolLogger):
     """A run of MLflow: a data base in the run's folder, unless the user's environment names a tracking server.
 
@@ -119,7 +108,8 @@ class MLflowLogger(_ToolLogger):
             require("sqlalchemy", "mlflow")  # which the package mlflow-skinny does not bring
         try:
             client = MlflowClient(None if given else f"sqlite:///{(self.folder / 'mlflow.db').resolve()}")
-            with _few_tries():
+            tries = os.environ.get(RETRIES, "1")  # a server that does not answer is not asked for minutes
+            with environment_variables({RETRIES: tries}):
                 self.run_id = self._continue_run(client) or self._create_run(client)
         except (MlflowException, OSError) as error:
             reason = str(error).splitlines()[0]

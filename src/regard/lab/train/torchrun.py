@@ -70,8 +70,7 @@ def launch() -> Launch:
     reachable = os.environ.get("MASTER_ADDR") and re.fullmatch("[0-9]{1,5}", os.environ.get("MASTER_PORT", ""))
     counted = 0 <= rank < processes and 0 <= here < local and processes % local == 0
     if not counted or (processes > 1 and not reachable):
-        named = (*VARIABLES, "MASTER_ADDR", "MASTER_PORT")
-        said = " ".join(f"{name}={os.environ.get(name, '')}" for name in named)
+        said = " ".join(f"{name}={os.environ.get(name, '')}" for name in (*VARIABLES, "MASTER_ADDR", "MASTER_PORT"))
         raise ConfigError(
             f"TORCHELASTIC_RUN_ID is set, but the variables of torchrun do not agree ({said}); start the run with "
             "torchrun, or unset TORCHELASTIC_RUN_ID"
@@ -184,8 +183,7 @@ def heartbeats(
     store: of torch.distributed. beat, silent: seconds. end: called with the message, instead of ending the process.
     """
     stop = threading.Event()
-    arguments = (store, launched, beat, silent, stop, end or _end)
-    thread = threading.Thread(target=_beat, args=arguments, daemon=True)
+    thread = threading.Thread(target=_beat, args=(store, launched, beat, silent, stop, end or _end), daemon=True)
     thread.start()
     try:
         yield

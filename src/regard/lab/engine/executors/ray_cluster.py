@@ -22,8 +22,9 @@ from typing import Any, ClassVar
 from regard.core import ConfigError, DeviceError, StoreError, require
 from regard.core.allocator import ALLOCATOR
 from regard.files.atomic import store_errors
-from regard.lab.results.lock import RENEW_SECONDS, STALE_SECONDS
+from regard.lab.results import lock
 from regard.lab.results.results import Results
+from regard.lab.train.child_processes import THREADS
 
 from .base import ClusterLost, Ending, Executor, Handle
 
@@ -33,8 +34,6 @@ LOST_SECONDS = 20.0
 STOP_SECONDS = 20.0
 """How long runs have to save checkpoints when the study is stopped."""
 CHECK_SECONDS = 60.0
-PATIENCE_SECONDS = STALE_SECONDS + 2 * RENEW_SECONDS
-"""How long a run waits for its lock: so long the lock of a lost node looks alive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +284,7 @@ def _execute(job: Any, root: str, devices: int, mark: str) -> Ending:
         return "stopped", None, f"a node {problem}"
     from regard.lab.engine.jobs import execute_job
 
-    return execute_job(job, root, devices, PATIENCE_SECONDS)
+    return execute_job(job, root, devices, lock.LOST_SECONDS)
 
 
 def _problem(mark: str) -> str:
@@ -315,11 +314,10 @@ def _service(address: str) -> str:
 
 def _variables(place: RayCluster) -> dict[str, str]:
     """The environment of the workers: as of local ones, with this process's variables of Regard and path of modules."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     own = {name: value for name, value in os.environ.items() if name.startswith("REGARD_") or name == "PYTHONPATH"}
     if (folder := os.getcwd()) in sys.path:  # for `--import`
         own["PYTHONPATH"] = os.pathsep.join(filter(None, (own.get("PYTHONPATH"), folder)))
-    return dict.fromkeys(names, str(place.cpus)) | ALLOCATOR | own
+    return dict.fromkeys(THREADS, str(place.cpus)) | ALLOCATOR | own
 
 
 def _first_line(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from regard.core import ConfigError, StoreError, require
 from regard.files.atomic import store_errors
 from regard.files.records import read_record, write_record
 from regard.lab.engine.progress import STATES
-from regard.lab.results.lock import RENEW_SECONDS, STALE_SECONDS
+from regard.lab.results.lock import LOST_SECONDS
 from regard.lab.results.results import Results
 
 from .base import Ending, Executor, Handle
@@ -286,8 +286,7 @@ class SlurmCall:
 
         try:
             with handle_signals(interrupt, signal.SIGTERM), handle_signals(save, signal.SIGUSR2):
-                patience = STALE_SECONDS + 2 * RENEW_SECONDS  # so long the lock of a lost node looks alive
-                ending = execute_job(self.job, self.root, self.devices, patience)
+                ending = execute_job(self.job, self.root, self.devices, LOST_SECONDS)
         except KeyboardInterrupt:
             if received:
                 requeue(received[0], None)

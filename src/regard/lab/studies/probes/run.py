@@ -6,7 +6,9 @@ from statistics import fmean
 
 from regard.core import Extra
 from regard.lab.data.boards import NAMES, PROBED
-from regard.lab.engine.estimate import Speed, measure, run_seconds, threads
+from regard.lab.engine.claims import metric_of
+from regard.lab.engine.estimate import Speed, measure, run_seconds
+from regard.lab.engine.executors.local import threads_of_a_run
 from regard.lab.engine.jobs import ENDED, Job
 from regard.lab.engine.progress import Event
 from regard.lab.engine.run_study import execute_jobs, execution, reset
@@ -15,6 +17,7 @@ from regard.lab.engine.study import Row
 from regard.lab.results.results import Results
 from regard.lab.tasks.cells import Cells
 from regard.lab.train.run import Run
+from regard.measure.turns import threads
 
 from .study import CLAIMS, METRIC, ROWS, setting_of, study_of, task_of
 
@@ -137,7 +140,7 @@ def hours(probes: Sequence[Probe], store: Results, workers: int) -> float:
             continue
         kind = (probe.label, probe.tokens)
         if kind not in speeds:
-            with threads(workers):
+            with threads(threads_of_a_run(workers)):
                 speeds[kind] = measure(probe.run)
         total += run_seconds(probe.run, speeds[kind], *probe.run.task.sample_counts())
     return total / max(workers, 1) / 3600
@@ -147,22 +150,16 @@ def scores(probes: Sequence[Probe], store: Results) -> dict[str, dict[str, list[
     """The scores of finished runs by row and ability, by seed."""
     found: dict[str, dict[str, list[float]]] = {probe.label: {} for probe in probes}
     for probe in probes:
-        value = score(probe, store)
+        value = metric_of(store.outcome(probe.run.key), METRIC)
         if value is not None:
             found[probe.label].setdefault(probe.ability, []).append(value)
     return found
-
-
-def score(probe: Probe, store: Results) -> float | None:
-    """The score of a run in percent, None if it has not finished."""
-    value = ((store.outcome(probe.run.key) or {}).get("metrics") or {}).get(METRIC)
-    return float(value) if isinstance(value, int | float) else None
 
 
 def sweep_scores(probes: Sequence[Probe], store: Results) -> list[tuple[str, int, int, float | None, int]]:
     """(mechanism, tokens, pairs, mean score in percent, finished seeds) of each row and kind of board."""
     values: dict[tuple[str, int, int], list[float]] = {}
     for probe in probes:
-        value = score(probe, store)
+        value = metric_of(store.outcome(probe.run.key), METRIC)
         values.setdefault((probe.label, probe.tokens, probe.pairs), []).extend([] if value is None else [value])
     return [(*kind, round(fmean(seeds), 1) if seeds else None, len(seeds)) for kind, seeds in sorted(values.items())]
