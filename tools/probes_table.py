@@ -11,7 +11,6 @@ from regard.lab.data.boards import NAMES, PROBED
 from regard.lab.engine.export import import_runs
 from regard.lab.report.probe_page import hypotheses_sheet, write_probes
 from regard.lab.results.results import Results
-from regard.lab.studies.probes.names import AVERAGE, BASELINE, NONE
 from regard.lab.studies.probes.profile import Cell, profiles
 from regard.lab.studies.probes.run import profile_runs, scores
 from regard.lab.studies.probes.study import FURTHER, ROWS, SEEDS
@@ -62,7 +61,7 @@ def page() -> str:
     own = [row.label for row in (*ROWS, *FURTHER)]
     with store() as results, tempfile.TemporaryDirectory() as folder:
         sheets = [hypotheses_sheet(results.root)]
-        file = write_probes(f"{folder}/p.html", cells(results), own, (BASELINE, AVERAGE, NONE), NAMES[0], [], sheets)
+        file = write_probes(f"{folder}/p.html", cells(results), own, NAMES[0], [], sheets)
         return file.read_text(encoding="utf-8")
 
 

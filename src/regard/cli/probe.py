@@ -1,7 +1,6 @@
 """`regard probe`: what a mechanism can do, by small networks on boards that ask for one ability each."""
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from .imports import Imports, imported_items, read_mixer
 from .run_options import Download, ResultsOption, RootOption, check_page, path_option, use_data
 from .study_display import Display
 from .tables import AsJson, show
+from .user_model import progress
 
 if TYPE_CHECKING:
     from regard.lab.engine.study import Row
@@ -99,9 +99,9 @@ def probe(
         _show_profile(chosen, page, as_json)
     failed, missing = counts["failed"], len(planned) - counts["done"] - counts["failed"]
     if failed:
-        print(f"{failed} of {len(planned)} runs failed; --retry repeats them", file=sys.stderr)
+        progress(f"{failed} of {len(planned)} runs failed; --retry repeats them")
     if missing:
-        print(f"{missing} of {len(planned)} runs have not ended; the same command continues them", file=sys.stderr)
+        progress(f"{missing} of {len(planned)} runs have not ended; the same command continues them")
     raise typer.Exit(1 if failed or missing else 0)
 
 
@@ -129,19 +129,15 @@ def _print_hours(planned: "Sequence[Probe]", results: Path, workers: int | None)
 
     number = max(usual_workers() if workers is None else workers, 1)
     total = hours(planned, Results(results), number)
-    print(f"{len(planned)} runs, about {total:.1f} hours with {number} workers on this machine", file=sys.stderr)
+    progress(f"{len(planned)} runs, about {total:.1f} hours with {number} workers on this machine")
 
 
 def _execute(planned: "Sequence[Probe]", results: Path, workers: int | None, retry: bool) -> dict[str, int]:
     """Execute the missing runs; the number of all runs by state."""
     from regard.lab.studies.probes.run import execute
 
-    with Display(sys.stderr.isatty()) as display:
-        try:
-            return execute(planned, Results(results), workers, display.show_event, retry)
-        except KeyboardInterrupt:
-            display.print_line("stopped; finished work is kept, and the same command continues it")
-            raise
+    with Display(", and the same command continues it") as display:
+        return execute(planned, Results(results), workers, display.show_event, retry)
 
 
 def _boards(boards: str, download: bool) -> str:
@@ -191,7 +187,6 @@ class _Shown:
 
 
 def _show_profile(chosen: _Shown, page: Path | None, as_json: bool) -> None:
-    from regard.lab.studies.probes.names import AVERAGE, BASELINE, NONE
     from regard.lab.studies.probes.profile import profiles
     from regard.lab.studies.probes.run import scores
 
@@ -218,8 +213,7 @@ def _show_profile(chosen: _Shown, page: Path | None, as_json: bool) -> None:
 
     judged = chosen.trained and {row.label for row in ROWS} <= set(found) and chosen.scale == "desk"
     sheets = [hypotheses_sheet(chosen.results)] if judged and chosen.boards == "boards" else []
-    file = write_probes(page, cells, chosen.own, (BASELINE, AVERAGE, NONE), chosen.boards, [note], sheets)
-    print(f"page: {file}", file=sys.stderr)
+    progress(f"page: {write_probes(page, cells, chosen.own, chosen.boards, [note], sheets)}")
 
 
 def _show_sweep(planned: "Sequence[Probe]", boards: str, results: Path, page: Path | None, as_json: bool) -> None:
@@ -232,5 +226,4 @@ def _show_sweep(planned: "Sequence[Probe]", boards: str, results: Path, page: Pa
         return
     from regard.lab.report.probe_page import sweep_sheet, write_sheets
 
-    write_sheets(page, [sweep_sheet(rows)], boards)
-    print(f"page: {page}", file=sys.stderr)
+    progress(f"page: {write_sheets(page, [sweep_sheet(rows)], boards)}")

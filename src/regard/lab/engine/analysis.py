@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -143,6 +144,14 @@ def csv_text(value: Mapping[str, Any]) -> str:
         writer.writerow(["sheet", *sheet["columns"]])
         writer.writerows([*map(spreadsheet_cell, [sheet["title"], *row])] for row in sheet["rows"])
     return out.getvalue()
+
+
+def json_text(value: Mapping[str, Any]) -> str:
+    """The result as JSON."""
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+FORMATS = {"csv": csv_text, "json": json_text, "md": markdown}
 
 
 def trained_runs(source: Source, study: str, rows: str = "*") -> "list[tuple[str, int, str]]":

@@ -26,7 +26,7 @@ from .power import missing_seconds, row_seconds
 from .progress import Event
 from .run_jobs import needs
 from .run_study import Execution, check_jobs, execute_jobs, execution, planned_jobs, reset
-from .snapshot import undo_if_refused, write_snapshot
+from .snapshot import key_now, undo_if_refused, write_snapshot
 from .study import Row, Study
 from .table import stored_snapshot
 from .tuning import choose_rates, tuning_runs, with_rates
@@ -120,12 +120,7 @@ class _Tuning:
         self.runs = tuning_runs(study, scale) if tune else []
         snapshot = stored_snapshot(store.root, study.name, study.setting_name(scale)) or {"runs": []}
         self.listed = [run for run in snapshot["runs"] if store.outcome(run["key"]) is not None]
-        self.as_they_are = {run["row"] for run in self.listed if self._key(study, run) == run["key"]}
-
-    def _key(self, study: Study, run: Mapping[str, Any]) -> str:
-        """The key that the run of a snapshot has in a study; "" without its row."""
-        rows = [row for row in study.setting(self.scale).rows if row.label == run["row"]]
-        return study.run(self.scale, rows[0], run["seed"]).key if rows else ""
+        self.as_they_are = {run["row"] for run in self.listed if key_now(study, scale, run) == run["key"]}
 
     def study(self) -> Study:
         """The study with the rates that are chosen."""
@@ -156,7 +151,7 @@ class _Tuning:
     def check_unchanged(self, study: Study) -> None:
         """Raises: ConfigError if a run that was tested is not one of the study any more."""
         for run in self.listed:
-            if self._key(study, run) != run["key"]:
+            if key_now(study, self.scale, run) != run["key"]:
                 raise ConfigError(
                     f"{study.name} is not what it was at its first interim analysis: row {run['row']}, seed "
                     f"{run['seed']} is another run now, by its task, recipe, mechanism or learning rate. To test new "

@@ -12,11 +12,11 @@ from regard.files.atomic import read_bytes
 from regard.files.records import is_record, parse_record, write_record
 from regard.lab.results.housekeeping import remove_training
 from regard.lab.results.import_checks import check_name, check_outcome, check_same_run, check_snapshot, further_runs
-from regard.lab.results.layout import setting_name_of
+from regard.lab.results.layout import setting_name
 from regard.lab.results.results import Results
 from regard.pages.sheets import markdown_cell, spreadsheet_cell
 
-from .table import Table, listed_outcome, load_snapshot, snapshot_path, stored_snapshot
+from .table import Line, Table, listed_outcome, load_snapshot, snapshot_path, stored_snapshot
 
 LONGEST = 400
 """Characters of an entry about the data that snapshots and evidence have; longer ones (the names of many classes, a
@@ -107,24 +107,30 @@ def _head(table: Table, interval: str) -> tuple[str, ...]:
 
 def _cells(table: Table) -> Iterator[tuple[str, ...]]:
     for line in table.rows:
-        difference = line.difference
         label = f"{line.label} (control)" if line.control else line.label
-        against = line.against and f" (minus {line.against})"
         yield (
-            label, str(line.n), _number(line.mean), _span(line.low, line.high),
-            "" if difference is None else _number(difference.mean, "+") + against,
-            "" if difference is None else _span(difference.low, difference.high, "+"),
-            "" if line.share is None else f"{100 * line.share:.0f} %",
+            label, str(line.n), *statistics_cells(line, 2), "" if line.share is None else f"{100 * line.share:.0f} %",
             "" if line.parameters is None else f"{line.parameters:,}", "" if line.macs is None else f"{line.macs:,}",
         )  # fmt: skip
 
 
-def _number(value: float | None, sign: str = "") -> str:
-    return "" if value is None else f"{value:{sign}.2f}"
+def statistics_cells(line: Line, digits: int) -> tuple[str, str, str, str]:
+    """Mean and interval of a row, and of its difference to the row that it is compared with."""
+    own = number_text(line.mean, digits), _span(line.low, line.high, digits)
+    if (difference := line.difference) is None:
+        return *own, "", ""
+    against = line.against and f" (minus {line.against})"
+    change = number_text(difference.mean, digits, "+") + against
+    return *own, change, _span(difference.low, difference.high, digits, "+")
 
 
-def _span(low: float | None, high: float | None, sign: str = "") -> str:
-    return "" if low is None or high is None else f"[{low:{sign}.2f}, {high:{sign}.2f}]"
+def number_text(value: float | None, digits: int, sign: str = "") -> str:
+    """A number with so many digits after the point; "" for None."""
+    return "" if value is None else f"{value:{sign}.{digits}f}"
+
+
+def _span(low: float | None, high: float | None, digits: int, sign: str = "") -> str:
+    return "" if low is None or high is None else f"[{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
 
 
 def _tex(text: str) -> str:
@@ -181,7 +187,7 @@ def _import_outcome(value: Mapping[str, Any], store: Results, replace: bool, cou
 
 def _import_snapshot(value: dict[str, Any], store: Results, counts: dict[str, int]) -> None:
     """Write a snapshot that the store does not have; else add its runs of equal rows to the store's snapshot."""
-    name, setting = value["study"], setting_name_of(value)
+    name, setting = value["study"], setting_name(value["scale"], value.get("variant"))
     path, stored = snapshot_path(store.root, name, setting), stored_snapshot(store.root, name, setting)
     counts["snapshots"] += 1
     if stored is None:

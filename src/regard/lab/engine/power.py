@@ -12,7 +12,7 @@ from regard.lab.statistics.sequential import Looks
 from regard.measure.intervals import FEWEST, LEVEL, decided_difference, deviation_bounds, interval, power, seeds_needed
 
 from .claims import claim_rows, claim_text, differences, judgeable
-from .table import Table, finished_runs, load_snapshot
+from .table import Table, load_snapshot
 
 DECIDED = ("supported", "contradicted")
 MOST = 200
@@ -64,11 +64,9 @@ def prospects(
     undecided claims then get the same number of seeds, as far as the time suffices on `workers` processes.
     Raises: ConfigError without two finished pairs of any claim; StoreError.
     """
-    snapshot = load_snapshot(root, name, scale)
-    runs = finished_runs(root, snapshot)
-    claims = judgeable(snapshot)
-    table = Table.load(root, name, scale)
-    compared, looks = _comparisons(snapshot, claims, table), table.looks
+    snapshot, table = load_snapshot(root, name, scale), Table.load(root, name, scale)
+    runs, looks = table.runs, table.looks
+    compared = _comparisons(snapshot, judgeable(snapshot), table)
     seconds, counts = row_seconds([row["label"] for row in snapshot["rows"]], runs)
     reachable = None
     if hours is not None:

@@ -47,7 +47,7 @@ def write_snapshot(
         "question": study.question, "metric": study.metric, "baseline": study.baseline, "pooled": study.pooled,
         "notes": list(study.notes),
         "task": spell(setting.task.identity()),
-        "data": data_record(setting),
+        "data": short_entries({**setting.task.record(), "unit": setting.task.unit}),
         "recipe": spell(setting.recipe) if setting.recipe is not None else "",
         "rows": [describe(row, setting) for row in setting.rows],
         "claims": [asdict(claim) for claim in study.claims],
@@ -60,7 +60,7 @@ def write_snapshot(
         _add_counts(value, earlier)
         _mark_late_claims(value, earlier, store)
         further = further_runs(value, earlier)
-        value["runs"] += [run for run in further if _has_its_key(study, scale, run)] if planned else further
+        value["runs"] += [run for run in further if key_now(study, scale, run) == run["key"]] if planned else further
         if earlier.get("decide") is not None:
             _keep_analyses(value, earlier, store)
     write_record(snapshot_path(store.root, study.name, name), value)
@@ -94,11 +94,6 @@ def _planned_runs(study: "Study", scale: str, seeds: int | None, rows: str) -> l
     return [*runs, *(pair for pair in study.runs(scale, rows, seeds) if pair[1].seed not in own_seeds)]
 
 
-def data_record(setting: "Setting") -> dict[str, Any]:
-    """Name, checksum and sizes of the data. Raises: DataError if the data are missing."""
-    return short_entries({**setting.task.record(), "unit": setting.task.unit})
-
-
 def describe(row: "Row", setting: "Setting") -> dict[str, Any]:
     """A row of the setting as plain data."""
     fields = {} if row.mixer is None else asdict(row.mixer.card)
@@ -115,10 +110,10 @@ def spell_row(row: "Row") -> str:
     return spell(row.mixer) if row.mixer is not None else "no mixer" if row.removed else "the host's own attention"
 
 
-def _has_its_key(study: "Study", scale: str, run: Mapping[str, Any]) -> bool:
-    """Whether a listed run is the one that its row and seed have now: the row's recipe may have changed."""
-    (row,) = (row for row in study.setting(scale).rows if row.label == run["row"])
-    return bool(study.run(scale, row, run["seed"]).key == run["key"])
+def key_now(study: "Study", scale: str, run: Mapping[str, Any]) -> str:
+    """The key that the row and seed of a listed run have now, as the row's recipe may have changed; "" without it."""
+    rows = [row for row in study.setting(scale).rows if row.label == run["row"]]
+    return study.run(scale, rows[0], run["seed"]).key if rows else ""
 
 
 def _add_counts(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:

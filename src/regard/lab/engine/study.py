@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from regard.core import ConfigError, Extra, check_known, nearest
 from regard.core.validation import as_float, check_arguments, check_fields, short_repr
-from regard.lab.results.layout import SCALES, slug
+from regard.lab.results.layout import SCALES, setting_name, slug
 
 if TYPE_CHECKING:
     from regard.core import MixerConfig
@@ -102,9 +102,9 @@ class Claim:
             raise ConfigError(f"a claim takes a positive within=, or by=, not within={self.within}, by={self.by}")
 
 
-def paper_claims(rows: Sequence[Row], metric: str = "top1", within: int | float = 0.5) -> tuple[Claim, ...]:
-    """What rows with `against` claim by their printed values: higher or lower by so much, or within a bound."""
-    printed = {row.label: row.paper.get(metric) for row in rows}
+def paper_claims(rows: Sequence[Row]) -> tuple[Claim, ...]:
+    """What rows with `against` claim by their printed top1: higher or lower by so much, or equal within 0.5."""
+    printed = {row.label: row.paper.get("top1") for row in rows}
     claims = []
     for row in rows:
         ours, theirs = printed[row.label], printed.get(row.against)
@@ -112,7 +112,7 @@ def paper_claims(rows: Sequence[Row], metric: str = "top1", within: int | float 
             continue
         by = round(abs(ours - theirs), 2)
         pair = (row.label, row.against) if ours >= theirs else (row.against, row.label)
-        claims.append(Claim(*pair, metric, by=by) if by else Claim(*pair, metric, within=within))
+        claims.append(Claim(*pair, "top1", by=by) if by else Claim(*pair, "top1", within=0.5))
     return tuple(claims)
 
 
@@ -216,9 +216,8 @@ class Study:
         """
         rows = self.setting(scale).rows
         labels = [row.label for row in rows]
-        parts = (
-            [glob] if _matching_labels(labels, glob) else [part.strip() for part in glob.split(",")]
-        )  # labels have commas
+        whole = _matching_labels(labels, glob)  # labels have commas
+        parts = [glob] if whole else [part.strip() for part in glob.split(",")]
         matching = {part: _matching_labels(labels, part) for part in parts}
         for part, found in matching.items():
             if not found:
@@ -354,8 +353,7 @@ class Study:
 
     def setting_name(self, scale: str) -> str:
         """The name of a scale's results: the scale, and what `elsewhere` changed."""
-        variant = self.setting(scale).variant
-        return f"{scale}+{variant}" if variant else scale
+        return setting_name(scale, self.setting(scale).variant)
 
 
 def _check_part_of_a_file_name(what: str, text: str) -> None:

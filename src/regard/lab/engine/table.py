@@ -56,7 +56,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, claims and gate of a study. runs: finished ones.
+    """Rows, claims and gate of a study. runs: finished ones, on the device that most of them have.
 
     looks: the interim analyses, None where the seeds were fixed. warnings: problems that a reader must know.
     """
@@ -81,7 +81,7 @@ class Table:
     def load(cls, root: Path | str, name: str, scale: str) -> "Table":
         """The table of a study in a store. Raises: ConfigError if there is none; StoreError if a file is damaged."""
         snapshot = load_snapshot(root, name, scale)
-        return make_table(snapshot, _ended_runs(Results(root), snapshot))
+        return make_table(snapshot, ended_runs(Results(root), snapshot))
 
     def line(self, label: str) -> Line:
         """The line of a row. Raises: ConfigError for an unknown row."""
@@ -160,18 +160,10 @@ def make_table(snapshot: Mapping[str, Any], ended: Sequence[dict[str, Any]]) -> 
     )  # fmt: skip
 
 
-def _ended_runs(store: Results, snapshot: Mapping[str, Any]) -> list[dict[str, Any]]:
+def ended_runs(store: Results, snapshot: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The runs of a snapshot that have ended, with their outcomes. Raises: StoreError."""
     outcomes = ((run, listed_outcome(store, run)) for run in snapshot["runs"])
     return [{**run, "outcome": outcome} for run, outcome in outcomes if outcome is not None]
-
-
-def finished_runs(root: Path | str, snapshot: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The runs of a snapshot that are done, with their outcomes, on the device that most of them have.
-
-    Raises: StoreError.
-    """
-    runs, _ = on_one_device(_ended_runs(Results(root), snapshot))
-    return [run for run in runs if run["outcome"].get("status") == "done"]
 
 
 def listed_outcome(store: Results, run: Mapping[str, Any]) -> dict[str, Any] | None:

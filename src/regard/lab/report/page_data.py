@@ -1,9 +1,10 @@
 """The data of a study's page, read from the store. Needs no torch."""
 
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +14,7 @@ import numpy as np
 
 from regard.core import StoreError
 from regard.files.records import read_record
-from regard.lab.engine.table import listed_outcome, load_snapshot
+from regard.lab.engine.table import Table, ended_runs, load_snapshot, make_table
 from regard.lab.results.metrics import FIXED, Metrics
 from regard.lab.results.results import Results
 from regard.pages import phrasing
@@ -70,9 +71,10 @@ class AttentionMaps:
 
 @dataclass(frozen=True)
 class StudyData:
-    """A study at one scale. runs: those that are done, by row and seed. failed: those that ended without a result."""
+    """A study at one scale. runs: those of the table, by row and seed. failed: those that ended without a result."""
 
     snapshot: dict[str, Any]
+    table: Table
     runs: list[FinishedRun]
     failed: list[FinishedRun]
 
@@ -105,16 +107,17 @@ def read_study(results: Path, name: str, scale: str) -> StudyData:
 
     Raises: ConfigError if the store has nothing of this study and scale; StoreError if a file is damaged.
     """
-    snapshot = load_snapshot(results, name, scale)
-    store = Results(results)
+    snapshot, store = load_snapshot(results, name, scale), Results(results)
+    ended = ended_runs(store, snapshot)
+    table = make_table(snapshot, ended)
     indices = {row["label"]: index for index, row in enumerate(snapshot["rows"])}
-    done, failed = list[FinishedRun](), list[FinishedRun]()
-    for entry in snapshot["runs"]:
-        if (outcome := listed_outcome(store, entry)) is not None:
-            folder = store.folder(entry["key"])
-            run = FinishedRun(indices[entry["row"]], int(entry["seed"]), entry["key"], folder, outcome)
-            (done if outcome.get("status") == "done" else failed).append(run)
-    return StudyData(snapshot, sorted(done, key=lambda run: (run.row, run.seed)), failed)
+
+    def of_page(run: Mapping[str, Any]) -> FinishedRun:
+        key = run["key"]
+        return FinishedRun(indices[run["row"]], int(run["seed"]), key, store.folder(key), run["outcome"])
+
+    done = sorted(map(of_page, table.runs), key=lambda run: (run.row, run.seed))
+    return StudyData(snapshot, table, done, [of_page(run) for run in ended if run["outcome"].get("status") != "done"])
 
 
 def learning_curves(study_data: StudyData, name: str) -> list[Curve]:
@@ -150,7 +153,7 @@ def _column(path: Path, name: str) -> Iterable[tuple[float, float]]:
             epoch, value = float(line["epoch"]), float(line[name])
         except (KeyError, TypeError, ValueError):
             continue
-        if value == value and abs(value) != float("inf"):
+        if math.isfinite(value):
             yield epoch, value
 
 

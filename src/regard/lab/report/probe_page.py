@@ -6,6 +6,7 @@ from pathlib import Path
 from regard.files.atomic import write_atomically
 from regard.lab.data.boards import PROBED
 from regard.lab.engine.table import Table
+from regard.lab.studies.probes.names import AVERAGE, BASELINE, NONE
 from regard.lab.studies.probes.profile import Cell as ProfileCell
 from regard.lab.studies.probes.study import CLAIMS, HYPOTHESES
 from regard.pages.analysis_page import render_sheets
@@ -19,15 +20,15 @@ LIMITS = (
 
 
 def write_probes(
-    path: Path | str, cells: Mapping[str, Mapping[str, ProfileCell]], drawn: Sequence[str], controls: Sequence[str],
-    boards: str, notes: Sequence[str], sheets: Sequence[Sheet] = (),
+    path: Path | str, cells: Mapping[str, Mapping[str, ProfileCell]], drawn: Sequence[str], boards: str,
+    notes: Sequence[str], sheets: Sequence[Sheet] = (),
 ) -> Path:  # fmt: skip
     """Write the page of profiles and return the file. Raises: StoreError.
 
-    cells: of every row and ability. drawn: rows with a chart of their own, beside the rows `controls`. boards: the set.
+    cells: of every row and ability. drawn: rows with a chart of their own, beside the controls. boards: the set.
     sheets: shown first.
     """
-    own = [_profile(row, cells, controls) for row in drawn]
+    own = [_profile(row, cells) for row in drawn]
     return write_sheets(path, [*sheets, _table(cells), *own, _abilities(cells)], boards, notes)
 
 
@@ -82,9 +83,9 @@ def _table(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
     return Sheet(title="All mechanisms", columns=("mechanism", *abilities, "seeds"), rows=tuple(rows), note=note)
 
 
-def _profile(row: str, cells: Mapping[str, Mapping[str, ProfileCell]], controls: Sequence[str]) -> Sheet:
+def _profile(row: str, cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
     """Bars of a mechanism beside the controls."""
-    names = [name for name in controls if name in cells and name != row]
+    names = [name for name in (BASELINE, AVERAGE, NONE) if name in cells and name != row]
     shown = [(ability, name, cells[name][ability]) for ability in _abilities_of(cells) for name in (row, *names)]
     bars = []
     for ability, name, cell in shown:

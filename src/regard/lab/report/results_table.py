@@ -5,7 +5,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from regard.lab.engine.table import Table
 from regard.pages import figures, phrasing
 
 from .page_data import StudyData
@@ -17,11 +16,12 @@ def kind_of(row: Mapping[str, Any], baseline: str) -> str:
 
 
 def row_entries(
-    study_data: StudyData, table: Table, kinds: Sequence[str], styles: Sequence[figures.RowStyle]
+    study_data: StudyData, kinds: Sequence[str], styles: Sequence[figures.RowStyle]
 ) -> list[dict[str, Any]]:
     """One entry for each row: its statistics from the table, its style, and a small chart of its interval."""
     metric, entries = study_data.snapshot["metric"], list[dict[str, Any]]()
-    for index, (description, line, style) in enumerate(zip(study_data.rows, table.rows, styles, strict=True)):
+    parts = zip(study_data.rows, study_data.table.rows, styles, strict=True)
+    for index, (description, line, style) in enumerate(parts):
         values = [(run.seed, run.metrics[metric]) for run in study_data.of(index) if metric in run.metrics]
         dashes = "none" if style.dash == "solid" else " ".join(str(step * 1.6) for step in style.dash[1])
         entries.append({

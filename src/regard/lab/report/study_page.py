@@ -5,7 +5,6 @@ Everything on it comes from the store; the template escapes text.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +66,8 @@ def render(results: Path | str, name: str, scale: str) -> str:
 
     Raises: StoreError if the study's snapshot or an outcome cannot be read.
     """
-    study_data, table = _read(results, name, scale)
-    view = _view(study_data, table, str(study_data.snapshot.get("scale") or scale))
+    study_data = read_study(Path(results), name, scale)
+    view = _view(study_data, str(study_data.snapshot.get("scale") or scale))
     return render_template(
         "page.html", ("common.js", "page.js"), view, {"num": phrasing.number, "signed": phrasing.signed_number}
     )
@@ -79,33 +78,27 @@ def plot(results: Path | str, name: str, scale: str, format: str) -> bytes:
 
     Raises: StoreError as `render`; UnsupportedError without costs of two rows.
     """
-    study_data, table = _read(results, name, scale)
-    styles, rows, costs = _page_rows(study_data, table)
+    study_data = read_study(Path(results), name, scale)
+    styles, rows, costs = _page_rows(study_data)
     points = _points(study_data, rows, costs[0]) if costs else []
     if not points:
         raise UnsupportedError(f"{name} has no two finished rows with costs to draw")
     return plain_figure(figures.tradeoff_figure(points, styles, *_axes(study_data, costs[0])), format)
 
 
-def _read(results: Path | str, name: str, scale: str) -> tuple[StudyData, Table]:
-    study_data = read_study(Path(results), name, scale)
-    table = Table.load(Path(results), name, scale)
-    keys = {run["key"] for run in table.runs}  # runs on another type of device are not in the table
-    return replace(study_data, runs=[run for run in study_data.runs if run.key in keys]), table
-
-
-def _page_rows(study_data: StudyData, table: Table) -> tuple[list[figures.RowStyle], list[dict[str, Any]], list[str]]:
+def _page_rows(study_data: StudyData) -> tuple[list[figures.RowStyle], list[dict[str, Any]], list[str]]:
     """The style and entry of each row, and the costs that at least two rows have."""
     kinds = [kind_of(row, study_data.snapshot["baseline"]) for row in study_data.rows]
     styles = figures.row_styles(kinds)
-    rows = row_entries(study_data, table, kinds, styles)
+    rows = row_entries(study_data, kinds, styles)
     costs = [axis for axis in AXES if sum(study_data.average(row, axis) is not None for row in range(len(rows))) > 1]
     return styles, rows, costs
 
 
-def _view(study_data: StudyData, table: Table, scale: str) -> dict[str, Any]:
+def _view(study_data: StudyData, scale: str) -> dict[str, Any]:
     """All variables of the template."""
-    styles, rows, costs = _page_rows(study_data, table)
+    table = study_data.table
+    styles, rows, costs = _page_rows(study_data)
     cells, headings = further_cells(study_data, costs)
     for row, row_cells in zip(rows, cells, strict=True):
         row["cells"] = row_cells
@@ -113,7 +106,7 @@ def _view(study_data: StudyData, table: Table, scale: str) -> dict[str, Any]:
     curves, boxes = _curves(study_data, styles)
     maps, overlays = maps_section(study_data)
     return {
-        **_header(study_data, table, rows, scale), "baseline": study_data.snapshot["baseline"],
+        **_header(study_data, rows, scale), "baseline": study_data.snapshot["baseline"],
         "table_note": _table_note(rows, table), "columns": headings, "rows": rows,
         "claims": _claims(table), "claims_note": _claims_note(table),
         **_cost_section(study_data, rows, styles, costs, facts), "figures": curves, **maps,
@@ -123,9 +116,9 @@ def _view(study_data: StudyData, table: Table, scale: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _header(study_data: StudyData, table: Table, rows: Sequence[Mapping[str, Any]], scale: str) -> dict[str, Any]:
+def _header(study_data: StudyData, rows: Sequence[Mapping[str, Any]], scale: str) -> dict[str, Any]:
     """Title, gate, answer, caption and warnings."""
-    snapshot = study_data.snapshot
+    snapshot, table = study_data.snapshot, study_data.table
     measure = phrasing.quantity(snapshot["metric"])
     study = {key: snapshot.get(key) or "" for key in ("source", "question", "recipe")}
     study |= {"name": snapshot.get("study") or "", "title": snapshot.get("title") or "Study"}
@@ -144,11 +137,12 @@ def _cost_section(
     """The section on quality and cost; measured costs come last if the runs were not executed in the same way."""
     note = _execution_note(facts)
     axes = sorted(costs, key=lambda axis: axis in _MEASURED) if note else costs
+    points = _points(study_data, rows, axes[0]) if axes else []
     return {
         "axes": [{"key": axis, "name": phrasing.quantity(axis).name} for axis in axes],
         "axes_note": " ".join(filter(None, (note, _shared_note(study_data)))),
         "measures": [{"key": key, "name": phrasing.quantity(key).name} for key in _measures(study_data)],
-        "tradeoff": Markup(_tradeoff(study_data, rows, styles, axes[0])) if axes else "",
+        "tradeoff": Markup(figures.tradeoff(points, styles, *_axes(study_data, axes[0]))) if points else "",
     }
 
 
@@ -200,10 +194,9 @@ def _shared_note(study_data: StudyData) -> str:
     used = [share for share in shared if share is not None]
     reasons = []
     if used:
-        part = f"{100 * max(used):.0f} % of the processors" + (
-            f" beside {len(used)}" if len(used) < len(shared) else ""
-        )
-        reasons = [f"other work, such as other runs of the study, used up to {part}"]
+        part = f" beside {len(used)}" if len(used) < len(shared) else ""
+        most = f"{100 * max(used):.0f} % of the processors{part}"
+        reasons = [f"other work, such as other runs of the study, used up to {most}"]
     if len(used) < len(shared):
         reasons.append(f"of {len(shared) - len(used)} it is not known whether they were alone")
     return (
@@ -218,13 +211,6 @@ def _measures(study_data: StudyData) -> list[str]:
     for run in study_data.runs:
         names.update(dict.fromkeys(run.metrics))
     return list(names)
-
-
-def _tradeoff(
-    study_data: StudyData, rows: Sequence[Mapping[str, Any]], styles: Sequence[figures.RowStyle], axis: str
-) -> str:
-    points = _points(study_data, rows, axis)
-    return figures.tradeoff(points, styles, *_axes(study_data, axis)) if points else ""
 
 
 def _points(study_data: StudyData, rows: Sequence[Mapping[str, Any]], axis: str) -> list[dict[str, Any]]:

@@ -106,22 +106,12 @@ def _run(store: Results, folder: Path) -> StoredRun:
     age = max(time.time() - max(entry.st_mtime for entry in status), 0.0)
     outcome = (store.outcome(folder.name) or {}) if state in ("done", "failed") else {}
     size = sum(entry.st_size for entry in status[1:])
-    spelling = outcome.get("spelling") or _spelling(folder)
-    task, data = _task(spelled_fields(spelling).get("task"))
+    task, data = _task(spelled_fields(outcome.get("spelling") or _spelling(folder)).get("task"))
     metric = outcome.get("sampled")
+    score = (outcome.get("metrics") or {}).get(metric)
+    further = {name: outcome.get(name) for name in ("study", "row", "seed", "finished")}
     return StoredRun(
-        folder.name,
-        state,
-        size,
-        round(age / 86400, 2),
-        outcome.get("study"),
-        outcome.get("row"),
-        outcome.get("seed"),
-        task,
-        data,
-        metric,
-        (outcome.get("metrics") or {}).get(metric),
-        outcome.get("finished"),
+        folder.name, state, size, round(age / 86400, 2), task=task, data=data, metric=metric, score=score, **further
     )
 
 

@@ -11,29 +11,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from regard.core import Card, StoreError
 from regard.files.data_record import DATA, data_problem
 from regard.files.records import read_record_if_present
 
-_TEXT: tuple[type, ...] = (str,)
-_LIST: tuple[type, ...] = (list,)
-_MAPPING: tuple[type, ...] = (dict, type(None))
-_NUMBER: tuple[type, ...] = (int, float, type(None))
-_INTEGER: tuple[type, ...] = (int, type(None))
-_OPTIONAL_TEXT = (str, type(None))
-
 _OUTCOME = {
-    "status": _TEXT, "key": _TEXT, "metrics": _MAPPING, "environment": _MAPPING, "data": _MAPPING, "probes": _MAPPING,
-    "seconds": _NUMBER, "parameters": _INTEGER, "macs": _INTEGER, "bits": _OPTIONAL_TEXT,
-    "samples": _OPTIONAL_TEXT, "sampled": _OPTIONAL_TEXT, "details": _MAPPING, "chance": _NUMBER,
-    "error": _OPTIONAL_TEXT, "study": _OPTIONAL_TEXT, "row": _OPTIONAL_TEXT, "scale": _OPTIONAL_TEXT,
-    "spelling": _OPTIONAL_TEXT, "seed": _INTEGER, "step": _INTEGER, "memory_bytes": _INTEGER, "model": _MAPPING,
-    "peak_memory_bytes": _INTEGER,  # of the whole process, in older runs
-    "best": _MAPPING, "images_per_second": _NUMBER, "inference_per_second": _NUMBER,
-    "others": _NUMBER, "finished": _OPTIONAL_TEXT,
-    "sources": _MAPPING, "notes": (list, type(None)), "code": _OPTIONAL_TEXT, "diverged": (bool, type(None)),
+    "status": str, "key": str, "metrics": dict | None, "environment": dict | None, "data": dict | None,
+    "probes": dict | None, "seconds": int | float | None, "parameters": int | None, "macs": int | None,
+    "bits": str | None, "samples": str | None, "sampled": str | None, "details": dict | None,
+    "chance": int | float | None, "error": str | None, "study": str | None, "row": str | None, "scale": str | None,
+    "spelling": str | None, "seed": int | None, "step": int | None, "memory_bytes": int | None, "model": dict | None,
+    "peak_memory_bytes": int | None,  # of the whole process, in older runs
+    "best": dict | None, "images_per_second": int | float | None, "inference_per_second": int | float | None,
+    "others": int | float | None, "finished": str | None, "sources": dict | None, "notes": list | None,
+    "code": str | None, "diverged": bool | None,
 }  # fmt: skip
 OUTCOME_FIELDS = frozenset(_OUTCOME)
 """All that an outcome may have."""
@@ -42,24 +35,23 @@ PERCENT = frozenset(
 )
 """Metrics in percent."""
 _SNAPSHOT = {
-    "study": _TEXT, "scale": _TEXT, "metric": _TEXT, "baseline": _TEXT, "rows": _LIST, "runs": _LIST,
-    "claims": _LIST, "notes": _LIST, "data": _MAPPING, "title": _TEXT, "variant": _TEXT, "task": _TEXT, "recipe": _TEXT,
-    "decide": _MAPPING, "source": _TEXT, "question": _TEXT, "pooled": (bool,),
+    "study": str, "scale": str, "metric": str, "baseline": str, "rows": list, "runs": list, "claims": list,
+    "notes": list, "data": dict | None, "title": str, "variant": str, "task": str, "recipe": str,
+    "decide": dict | None, "source": str, "question": str, "pooled": bool,
 }  # fmt: skip
 _ROW = {
-    "label": _TEXT, "spelling": _TEXT, "host": _TEXT, "paper": _MAPPING, "exact": _MAPPING, "notes": _LIST,
-    "parameters": _INTEGER, "macs": _INTEGER, "card": _MAPPING, "against": _OPTIONAL_TEXT,
-    "control": (bool,),
+    "label": str, "spelling": str, "host": str, "paper": dict | None, "exact": dict | None, "notes": list,
+    "parameters": int | None, "macs": int | None, "card": dict | None, "against": str | None, "control": bool,
 }  # fmt: skip
-_CARD = {"title": _TEXT}
+_CARD = {"title": str}
 _FACTS = {field.name for field in fields(Card) if field.type in (bool, "bool")}
 """Entries of a card that are true or false."""
-_DATA = {"name": _OPTIONAL_TEXT, "train": _INTEGER, "test": _INTEGER, "unit": _OPTIONAL_TEXT}
-_DECIDE = {"pairs": _LIST, "shares": _LIST, "level": (float,)}
-_RUN = {"key": _TEXT, "row": _TEXT, "seed": (int,)}
+_DATA = {"name": str | None, "train": int | None, "test": int | None, "unit": str | None}
+_DECIDE = {"pairs": list, "shares": list, "level": float}
+_RUN = {"key": str, "row": str, "seed": int}
 _CLAIM = {
-    "a": _TEXT, "b": _TEXT, "metric": _TEXT, "within": _NUMBER, "by": _NUMBER, "than": (list, type(None)),
-    "late": (bool,),
+    "a": str, "b": str, "metric": str, "within": int | float | None, "by": int | float | None, "than": list | None,
+    "late": bool,
 }  # fmt: skip
 _NAME_CHARACTERS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.+")
 
@@ -266,17 +258,18 @@ def _check_key(path: Path, key: str) -> None:
         raise StoreError(f"{path}: a run has the key {key!r}; expected 12 hexadecimal digits")
 
 
-def _check(path: Path, item: str, value: Any, types: Mapping[str, tuple[type, ...]], required: Sequence[str]) -> None:
+def _check(path: Path, item: str, value: Any, types: Mapping[str, Any], required: Sequence[str]) -> None:
     """The value is a mapping with the required fields, and its fields have the right types."""
     if not isinstance(value, dict):
         raise StoreError(f"{path} has {type(value).__name__} instead of {item}; it is damaged or not a file of regard")
     missing = [name for name in required if name not in value]
     if missing:
         raise StoreError(f"{path}: {item} lacks {', '.join(missing)}; the file is damaged or was not written by regard")
-    for name, allowed in types.items():
-        if name in value and (
-            not isinstance(value[name], allowed) or (isinstance(value[name], bool) and bool not in allowed)
-        ):
-            expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
-            actual = type(value[name]).__name__
+    for name, kind in types.items():
+        if name not in value:
+            continue
+        given, allowed = value[name], get_args(kind) or (kind,)
+        if not isinstance(given, kind) or (isinstance(given, bool) and bool not in allowed):
+            expected = " or ".join("null" if each is type(None) else each.__name__ for each in allowed)
+            actual = type(given).__name__
             raise StoreError(f"{path}: {name} of {item} is of type {actual}, expected {expected}; the file is damaged")

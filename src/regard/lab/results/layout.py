@@ -5,9 +5,7 @@ The setting's name is the part after the study's name: "desk", or "desk+imagenet
 
 import hashlib
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from regard.core import ConfigError
 
@@ -15,10 +13,9 @@ MAX_LENGTH = 32
 """Of a text in a file name."""
 
 
-def setting_name_of(snapshot: Mapping[str, Any]) -> str:
-    """The setting's name of a snapshot: its scale, and what was changed."""
-    variant = str(snapshot.get("variant") or "")
-    return f"{snapshot.get('scale')}" + (f"+{variant}" if variant else "")
+def setting_name(scale: str, variant: str | None) -> str:
+    """The name of a setting: its scale, and what was changed."""
+    return f"{scale}+{variant}" if variant else scale
 
 
 SCALES = ("smoke", "desk", "paper")
