@@ -20,7 +20,7 @@ STEERING = "\x1b]0;title\x07\x1b[2J\u202egnp.exe\r"
 def test_tables_and_errors_show_escapes_instead_of_following_them(capsys: pytest.CaptureFixture[str]) -> None:
     show([{"name": STEERING, "n": 1}], notes=[f"first {STEERING}\nsecond"])
     assert run(["data", "check", f"no{STEERING}"]) != 0  # its message has the name as it is
-    with study_display.Display(live=False) as display, run_display.progress() as (_, say):
+    with study_display.Display() as display, run_display.progress() as (_, say):
         display.print_line(STEERING)
         say(STEERING)
     shown = capsys.readouterr()

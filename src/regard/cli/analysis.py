@@ -1,6 +1,6 @@
 """`regard study show|run|export` for an analysis: a table or figure that trains nothing."""
 
-import json
+import sys
 from pathlib import Path
 
 from regard.core import check_known
@@ -8,8 +8,6 @@ from regard.lab.results.results import Results
 from regard.lab.studies import load_analysis
 
 from .tables import show
-
-_FORMATS = ("csv", "json", "md")
 
 
 def show_analysis(name: str, scale: str, results: Path, as_json: bool) -> None:
@@ -27,12 +25,12 @@ def show_analysis(name: str, scale: str, results: Path, as_json: bool) -> None:
 
 def run_and_print_analysis(name: str, scale: str, results: Path, as_json: bool) -> None:
     """Compute, store and print it."""
-    from regard.lab.engine.analysis import analysis_path, run_analysis
+    from regard.lab.engine.analysis import analysis_path, json_text, run_analysis
 
     analysis = load_analysis(name)
     value = run_analysis(analysis, Results(results), scale)
     if as_json:
-        print(json.dumps(value, indent=1, ensure_ascii=False))
+        sys.stdout.write(json_text(value))
         return
     for sheet in value["sheets"]:
         lines = [dict(zip(sheet["columns"], row, strict=True)) for row in sheet["rows"]]
@@ -46,9 +44,7 @@ def analysis_text(name: str, scale: str, results: Path, format: str) -> str:
     """The stored result as text. Raises: ConfigError for an unknown format; StoreError without a result."""
     from regard.lab.engine import analysis as stored
 
-    check_known(format, _FORMATS, f"no format {format!r} for an analysis")
+    check_known(format, stored.FORMATS, f"no format {format!r} for an analysis")
     analysis = load_analysis(name)
-    value = stored.load_analysis(stored.analysis_path(results, name, scale if analysis.of else ""))
-    if format == "json":
-        return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-    return stored.markdown(value) if format == "md" else stored.csv_text(value)
+    path = stored.analysis_path(results, name, scale if analysis.of else "")
+    return stored.FORMATS[format](stored.load_analysis(path))

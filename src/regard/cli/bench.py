@@ -8,11 +8,10 @@ import typer
 
 from regard.core import ConfigError, Extra
 from regard.files.atomic import check_writable
-from regard.files.paths import user_path
 
 from .given import Context, refuse_given
 from .imports import Imports, imported_items
-from .run_options import check_page, find_device
+from .run_options import check_page, find_device, path_option
 from .sizes import check_heads, read_grids, read_size
 from .tables import AsJson, show
 from .user_model import host_of, progress
@@ -49,8 +48,8 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seconds: Annotated[float, typer.Option(help="Seconds for each mechanism on each grid.")] = 2.0,
     page: Annotated[
-        str, typer.Option(help="Write an offline page with curves, of forward passes and of training, to this file.")
-    ] = "",
+        Path | None, path_option("Write an offline page with curves, of forward passes and of training, to this file.")
+    ] = None,
     as_json: AsJson = False,
     modules: Imports = None,
 ) -> None:  # fmt: skip
@@ -60,8 +59,7 @@ def bench(
     if page:  # before minutes of timing: a missing extra, and a page that cannot be written
         from regard.pages.bench_page import write_bench
 
-        page = str(user_path(page))
-        check_page(Path(page))
+        check_page(page)
         check_writable(page)
     if model:
         reason = "is of one mechanism: leave it out with --model, and give --size, the size of images"

@@ -66,8 +66,7 @@ def cost(
                 if config is None:
                     raise ConfigError(f"{name} is the host's own attention: it needs --host")
                 layer = config.cost(site, accounting)
-                row = _row(name, layer.params, layer.macs, rows[start:])
-                rows.append({"grid": short_grid(site.grid)} | row)
+                rows.append({"grid": short_grid(site.grid)} | _row(name, layer.params, layer.macs, rows[start:]))
         note = f"one layer, {dim} channels, {heads} heads; MACs for one image; FLOPs are twice as many"
     show(rows, as_json, notes=[note])
 

@@ -10,6 +10,7 @@ import typer
 
 from regard.core import DataProblems
 from regard.files.paths import printable
+from regard.pages.phrasing import count
 
 from .run_options import path_option
 from .tables import AsJson, show
@@ -76,6 +77,6 @@ def check(
             notes += [f"{len(found) - SHOWN} further {kind}s; --json has all"] if len(found) > SHOWN else []
         show(report.rows, title=f"{data}: {report.kind}", notes=[*(notes or ["no problems"]), *report.hints])
     if report.problems:
-        number = f"{len(report.problems)} {'problems' if len(report.problems) > 1 else 'problem'}"
+        number = count(len(report.problems), "problem")
         print(f"regard: {number} would stop a training, the first: {printable(report.problems[0])}", file=sys.stderr)
         raise typer.Exit(1)

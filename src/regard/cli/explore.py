@@ -34,9 +34,7 @@ def explore(
     from regard.explorer.page import make_page
     from regard.files.atomic import check_writable
 
-    if out.suffix.lower() not in (".html", ".htm") or any(
-        os.path.realpath(out) == os.path.realpath(p) for p in pictures
-    ):
+    if out.suffix.lower() not in (".html", ".htm") or os.path.realpath(out) in map(os.path.realpath, pictures):
         raise ConfigError(f"--out names a new file that ends in .html, not {out}")
     if mixer and plan:
         raise ConfigError("--mixer and --plan both name the second model: leave one out")

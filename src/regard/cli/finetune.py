@@ -14,15 +14,7 @@ from regard.files.paths import named_folder, user_path
 
 from .given import expand_groups
 from .run_display import execute_run
-from .run_options import (
-    RunOptions,
-    TrainingOptions,
-    find_task,
-    make_run,
-    optional_run,
-    saved_model,
-    use_data,
-)
+from .run_options import RunOptions, TrainingOptions, find_task, make_run, optional_run, saved_model, use_data
 from .sizes import read_size
 from .user_model import MeanOption, ModelOptions, StdOption, WeightsOption, progress
 

@@ -8,6 +8,7 @@ import typer
 
 from regard.core import ConfigError
 from regard.files.paths import named_folder
+from regard.pages.phrasing import count
 
 from .given import expand_groups
 from .run_options import optional_run, path_option
@@ -66,7 +67,7 @@ def maps(
         layers=names, last=last, part=head, credit=credit,
     )  # fmt: skip
     write_atomically(out, drawn)
-    typer.echo(f"{out}: {view} of {'1 layer' if len(layers) == 1 else f'{len(layers)} layers'}")
+    typer.echo(f"{out}: {view} of {count(len(layers), 'layer')}")
     others = [name for name in views.available_views(network) if name != view]
     if show == "auto" and others:
         typer.echo(f"note: this model has {', '.join(others)} too; --show draws them", err=True)

@@ -33,8 +33,9 @@ def list_runs(
     as_json: AsJson = False,
 ) -> None:
     """List the runs: state, task, data, score, date of the end (UTC), size, and days since the last change."""
-    runs = _select(_store(results), state, older, larger)
-    _show(runs, as_json, f"{len(runs)} runs, {_megabytes(runs)} MB")
+    runs = _select(results, state, older, larger)
+    lines = [asdict(run) if as_json else _line(run) for run in runs]
+    show(lines, as_json, notes=[f"{len(runs)} runs, {_megabytes(runs)} MB"])
 
 
 @results_app.command("prune")
@@ -50,12 +51,11 @@ def prune(
 
     Without --state these are runs that failed or were stopped before the end; finished ones need --state done.
     """
-    store = _store(results)
-    runs = _select(store, state, older, larger)
+    store, runs = Results(results), _select(results, state, older, larger)
     kept: dict[str, str] = {}
     if runs:
         if not as_json:
-            _show(runs, False, "")
+            show(list(map(_line, runs)))
         _confirm(f"Delete these {len(runs)} runs ({_megabytes(runs)} MB) in {results}?", yes)
         kept = {run.key: reason for run in runs if (reason := remove(store, run))}
     deleted = [run for run in runs if run.key not in kept]
@@ -68,18 +68,13 @@ def prune(
         print(f"kept {key}: {reason}")
 
 
-def _store(results: Path) -> Results:
-    """Raises: ConfigError if there is no such folder."""
+def _select(results: Path, states: str, days: float, megabytes: float) -> list[StoredRun]:
+    """Raises: ConfigError if there is no such folder, and for an unknown state."""
     check_results(results)
-    return Results(results)
-
-
-def _select(store: Results, states: str, days: float, megabytes: float) -> list[StoredRun]:
-    """Raises: ConfigError for an unknown state."""
     names = [name.strip() for name in states.split(",")]
     for name in names:
         check_known(name, STATES, f"--state has no {name!r}")
-    return select_runs(stored_runs(store), names, days, megabytes * 1e6)
+    return select_runs(stored_runs(Results(results)), names, days, megabytes * 1e6)
 
 
 def _confirm(question: str, yes: bool) -> None:
@@ -98,11 +93,6 @@ def _confirm(question: str, yes: bool) -> None:
 
 def _megabytes(runs: list[StoredRun]) -> str:
     return f"{sum(run.size for run in runs) / 1e6:.1f}"
-
-
-def _show(runs: list[StoredRun], as_json: bool, note: str) -> None:
-    """As a table, or as JSON with all that is known."""
-    show([asdict(run) if as_json else _line(run) for run in runs], as_json, notes=[note] if note else [])
 
 
 def _line(run: StoredRun) -> dict[str, Any]:

@@ -51,10 +51,9 @@ def execute_run(run: "Run", results: Path, options: TrainingOptions, as_json: bo
         try:
             outcome = execute(run, store, options.devices, device=torch_device.type, watch=watch)
         except Interrupted as stop:
-            folder = store.folder(run.key)
             if launched.first:
-                text = f"{stop}; the checkpoint is in {folder}. The same command continues from there."
-                typer.echo(text, err=True)
+                folder = store.folder(run.key)
+                typer.echo(f"{stop}; the checkpoint is in {folder}. The same command continues from there.", err=True)
             raise typer.Exit(130) from None
         except FirstFailed:
             raise typer.Exit(1) from None
@@ -98,8 +97,7 @@ def progress() -> "Iterator[Any]":
             if progress.step * progress.epochs % progress.steps == 0 or time.monotonic() - shown > SILENCE:
                 shown = time.monotonic()
                 new = progress.evaluated == progress.epoch
-                line = progress_line(progress if new else dataclasses.replace(progress, metrics={}))
-                say(line)
+                say(progress_line(progress if new else dataclasses.replace(progress, metrics={})))
 
         yield print_epoch, say
         return

@@ -1,6 +1,5 @@
 """`regard study run --all --decide --hours N`: carry out the most promising studies."""
 
-import sys
 from dataclasses import asdict
 
 from regard.core import ConfigError
@@ -22,13 +21,9 @@ def run_all(work: WorkOptions, workers: int | None) -> int:
         raise ConfigError(f"--hours is a positive number, not {hours:g}")
     studies = [load_study(name) for name in STUDIES]
     number = usual_workers() if workers is None else workers
-    with Display(sys.stderr.isatty()) as display:
-        try:
-            spent = decide_all(studies, work.scale, Results(work.results), hours=hours, workers=number,
-                               compile=work.compile, watch=display.show_event, report=display.print_line)  # fmt: skip
-        except KeyboardInterrupt:
-            display.print_line("stopped; finished work is kept, and the same command plans anew with it")
-            raise
+    with Display(", and the same command plans anew with it") as display:
+        spent = decide_all(studies, work.scale, Results(work.results), hours=hours, workers=number,
+                           compile=work.compile, watch=display.show_event, report=display.print_line)  # fmt: skip
     rounded = [{**asdict(each), "hours": round(each.hours, 2), "expected": round(each.expected, 2)} for each in spent]
     total = f"{sum(each.hours for each in spent):.2f} hours, {sum(each.decided for each in spent)} claims decided"
     show(rounded, work.as_json, "What the hours went to", [total, _EXPECTED])

@@ -21,23 +21,21 @@ if TYPE_CHECKING:
 
 def print_table(results: Path, name: str, scale: str, as_json: bool) -> None:
     """Print the table of a study with its claims. Raises: ConfigError without results."""
-    from regard.lab.engine.export import json_text
+    from regard.lab.engine.export import json_text, statistics_cells
     from regard.lab.engine.table import Table
 
     table = Table.load(results, name, scale)
     if as_json:
         sys.stdout.write(json_text(table))
         return
-    lines = []
-    for line in table.rows:
-        difference = line.difference
-        against = line.against and f" (minus {line.against})"
-        lines.append({
-            "row": line.label, "n": line.n, table.metric: _short(line.mean), "interval": _span(line.low, line.high),
-            f"minus {table.baseline}": "" if difference is None else _short(difference.mean, "+") + against,
-            "paired interval": "" if difference is None else _span(difference.low, difference.high, "+"),
+    names = (table.metric, "interval", f"minus {table.baseline}", "paired interval")
+    lines = [
+        {
+            "row": line.label, "n": line.n, **dict(zip(names, statistics_cells(line, 1), strict=True)),
             "seconds": None if line.seconds is None else round(line.seconds, 1), "parameters": line.parameters,
-        })  # fmt: skip
+        }
+        for line in table.rows
+    ]  # fmt: skip
     notes = [table.gate.sentence, table.headline, *(claim.sentence for claim in table.claims), *table.warnings]
     show(lines, False, f"{table.title} ({table.caption})", notes)
 
@@ -56,21 +54,21 @@ def show_prospects(
     found: Sequence["Prospect"], seeds: Sequence[int], hours: float | None, workers: int, as_json: bool
 ) -> None:
     """Print what a study can decide; with `hours`, in that time."""
+    from regard.lab.engine.export import number_text
+
     if as_json:
         sys.stdout.write(json.dumps([asdict(prospect) for prospect in found], indent=1) + "\n")
         return
     lines = []
     for prospect in found:
-        deviation = f"{prospect.sd:.2f} [{prospect.low:.2f}, {prospect.high:.1f}]"
-        line: dict[str, Any] = {"claim": prospect.text, "pilot": prospect.pilot}
-        line |= {"difference": _short(prospect.mean, "+"), "deviation": deviation}
-        line |= {f"{n} seeds decide": _short(prospect.decides.get(n)) for n in seeds}
-        needed = (
-            "decided"
-            if prospect.decided
-            else prospect.seeds or ("unknown" if prospect.sd == 0 else f"> {prospect.most}")
-        )
-        line |= {"seeds for it": needed, "hours": "" if prospect.decided else _short(prospect.hours)}
+        needed = prospect.seeds or ("unknown" if prospect.sd == 0 else f"> {prospect.most}")
+        line: dict[str, Any] = {
+            "claim": prospect.text, "pilot": prospect.pilot, "difference": number_text(prospect.mean, 1, "+"),
+            "deviation": f"{prospect.sd:.2f} [{prospect.low:.2f}, {prospect.high:.1f}]",
+            **{f"{n} seeds decide": number_text(prospect.decides.get(n), 1) for n in seeds},
+            "seeds for it": "decided" if prospect.decided else needed,
+            "hours": "" if prospect.decided else number_text(prospect.hours, 1),
+        }  # fmt: skip
         if hours is not None:
             chance = "" if prospect.chance is None else f"{100 * prospect.chance:.0f} %"
             line |= {f"seeds in {hours:g} h": "" if prospect.decided else prospect.reachable, "chance": chance}
@@ -94,24 +92,19 @@ def show_prospects(
     show(lines, False, "", notes)
 
 
-def _short(value: float | None, sign: str = "") -> str:
-    return "" if value is None else f"{value:{sign}.1f}"
-
-
-def _span(low: float | None, high: float | None, sign: str = "") -> str:
-    return "" if low is None or high is None else f"[{low:{sign}.1f}, {high:{sign}.1f}]"
-
-
 class Display:
-    """Progress on standard error: a bar on a terminal, elsewhere a line for each run."""
+    """Progress on standard error: a bar on a terminal, elsewhere a line for each run.
 
-    def __init__(self, live: bool) -> None:
-        self.live = live
+    stopped: what follows "stopped; finished work is kept" after Ctrl-C.
+    """
+
+    def __init__(self, stopped: str = "") -> None:
+        self.stopped = stopped
         self.bar: Any = None
         self.task: Any = None
 
     def __enter__(self) -> "Display":
-        if self.live:
+        if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -121,7 +114,9 @@ class Display:
             self.task = self.bar.add_task("starting", total=None)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self.print_line(f"stopped; finished work is kept{self.stopped}")
         if self.bar is not None:
             self.bar.stop()
 

@@ -129,32 +129,29 @@ def _execute(
         for line in too_few_seeds(study, work.scale, work.seeds):
             progress(line)
     command = _same_command(study.name, work.scale, sys.argv[1:])
-    with _lost_clusters(), Display(sys.stderr.isatty()) as display:
-        try:
-            if not decide:
-                return run_study(study, work.scale, store, rows=work.rows, seeds=work.seeds, workers=workers,
-                                 retry=work.retry, fresh=work.fresh, devices=work.devices, compile=work.compile,
-                                 place=place, only=work.only, watch=display.show_event)  # fmt: skip
-            decision = add_seeds(study, work.scale, store, hours=6.0 if work.hours is None else work.hours,
-                                 workers=workers, compile=work.compile, devices=work.devices, place=place,
-                                 rows=further, retry=work.retry, watch=display.show_event)  # fmt: skip
-        except KeyboardInterrupt:
-            display.print_line(f"stopped; finished work is kept. Continue with: {command}")
-            raise
+    with _lost_clusters(), Display(f". Continue with: {command}") as display:
+        if not decide:
+            return run_study(study, work.scale, store, rows=work.rows, seeds=work.seeds, workers=workers,
+                             retry=work.retry, fresh=work.fresh, devices=work.devices, compile=work.compile,
+                             place=place, only=work.only, watch=display.show_event)  # fmt: skip
+        decision = add_seeds(study, work.scale, store, hours=6.0 if work.hours is None else work.hours,
+                             workers=workers, compile=work.compile, devices=work.devices, place=place,
+                             rows=further, retry=work.retry, watch=display.show_event)  # fmt: skip
         display.print_line(f"ended: {decision.reason}")
         return {state: decision.counts.get(state, 0) for state in STATES}
 
 
 def _warn_of_looks(study: "Study", scale: str, store: Results, seeds: int | None) -> None:
     """Say so where seeds are added to a study of fixed seeds that had verdicts already."""
-    from regard.lab.engine.table import finished_runs, load_snapshot, snapshot_path
+    from regard.lab.engine.table import Table, stored_snapshot
     from regard.measure.intervals import FEWEST
 
-    if not snapshot_path(store.root, study.name, study.setting_name(scale)).exists():
+    name = study.setting_name(scale)
+    if (earlier := stored_snapshot(store.root, study.name, name)) is None:
         return
-    earlier = load_snapshot(store.root, study.name, study.setting_name(scale))
     listed = {run["seed"] for run in earlier["runs"] if run["row"] == earlier["baseline"]}
-    seen = {run["seed"] for run in finished_runs(store.root, earlier) if run["row"] == earlier["baseline"]}
+    finished = Table.load(store.root, study.name, name).runs
+    seen = {run["seed"] for run in finished if run["row"] == earlier["baseline"]}
     planned = len(study.setting(scale).numbers) if seeds is None else seeds
     if earlier["claims"] and scale != "smoke" and len(seen) >= FEWEST and planned > len(listed):
         progress(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regard.advice.judges import Judge
+    from regard.advice.user_model import UserModel
     from regard.lab.results.results import Results
     from regard.lab.tasks.base import Task
 
@@ -93,34 +94,19 @@ def say_numbers(text: str, trained: Trained) -> None:
         progress(f"{text} has no names of classes: labels are the numbers of its outputs, from 0")
 
 
-def _scores_alone(network: "nn.Module", judge: "Judge") -> "nn.Module":
-    """A network that gives the class scores among its outputs."""
+def _as_of_task(user: "UserModel", judge: "Judge") -> "nn.Module":
+    """The network as of a task: of clips (B, C, frames, H, W), as `--task video` gives them, and with scores alone."""
     from torch import nn
 
-    class Scores(nn.Module):
+    class OfTask(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.network = network
+            self.network = user.network
 
-        def forward(self, images: "Tensor") -> "Tensor":
-            return judge.read(self.network(images))
+        def forward(self, inputs: "Tensor") -> "Tensor":
+            return judge.read(self.network(inputs.transpose(1, 2) if user.frames_first else inputs))
 
-    return Scores().eval()
-
-
-def _channels_first(network: "nn.Module") -> "nn.Module":
-    """A network of clips (B, frames, C, H, W) as one of clips (B, C, frames, H, W), as `--task video` gives them."""
-    from torch import nn
-
-    class ChannelsFirst(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = network
-
-        def forward(self, clips: "Tensor") -> "Tensor":
-            return self.network(clips.transpose(1, 2))
-
-    return ChannelsFirst().eval()
+    return OfTask().eval()
 
 
 def _of_user(text: str, options: ModelOptions, extra: Extra, any_output: bool) -> Trained:
@@ -152,7 +138,6 @@ def _of_user(text: str, options: ModelOptions, extra: Extra, any_output: bool) -
         task: Classification = Video(data="own", frames=user.frames, **about)
     else:
         task = Classification(data=user.data.get("name", text), **about)
-    network = user.network if isinstance(output, Tensor) else _scores_alone(user.network, judge)
-    network = _channels_first(network) if user.frames_first else network
+    network = user.network if isinstance(output, Tensor) and not user.frames_first else _as_of_task(user, judge)
     record["class_names"] = known
     return Trained(network, task, record, "32-true", lambda: (user.example,), named=bool(names), example=user.example)
