@@ -57,8 +57,7 @@ class Distilled:
 
     def __repr__(self) -> str:
         """What changed after each step, as lines of text."""
-        lines = [change_text(step, change, self.judge) for step, change in self.changes.items()]
-        return "\n".join([*lines, self.note])
+        return "\n".join([*(change_text(*each, self.judge) for each in self.changes.items()), self.note])
 
     @property
     def note(self) -> str:

@@ -119,8 +119,7 @@ class Fidelity:
                 _answer(judge, [judge.change(*map(concatenate, zip(*row, strict=True)))] if judge.whole else row)
                 for judge, row in zip(self.judges, found, strict=True)
             ]
-        names = list(map(str, self.judges[1:]))
-        return replace(changes[0], others=dict(zip(names, changes[1:], strict=True)))
+        return replace(changes[0], others=dict(zip(map(str, self.judges[1:]), changes[1:], strict=True)))
 
     def alone(
         self, report: Callable[[str, MixerConfig], None] | None = None

@@ -80,7 +80,7 @@ def _built_for(own: nn.Module, layers: Mapping[MixerConfig, Port]) -> Any:
 
 
 def _measure(
-    layers: Mapping[MixerConfig | None, nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float
+    layers: Mapping[Any, nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float
 ) -> dict[MixerConfig | None, Usage]:
     device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
     runs = [torch.no_grad()(partial(layer, *args, **kwargs)) for layer in layers.values()]

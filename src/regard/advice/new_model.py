@@ -151,8 +151,11 @@ def new_site(tokens: int, dim: int, heads: int = 0, sides: tuple[int, int] | Non
 def _time(times: dict[str, Any], name: str, wanted: NewModel) -> float | None:
     """The ratio at a number of tokens, between the measured ones on logarithmic scales; beyond them, at the nearest."""
     values = times["training" if wanted.backward else "forward"].get(name) or ()
-    points = [(math.log(n), math.log(v)) for n, v in zip(times["tokens"], values, strict=False) if v]
-    return math.exp(np.interp(math.log(wanted.site.grid.tokens), *zip(*points, strict=True))) if points else None
+    measured = [pair for pair in zip(times["tokens"], values, strict=False) if pair[1]]
+    if not measured:
+        return None
+    tokens, ratios = np.log(measured).T
+    return math.exp(np.interp(math.log(wanted.site.grid.tokens), tokens, ratios))
 
 
 def _missing_abilities(probes: Sequence[dict[str, Any]], config: MixerConfig) -> tuple[str, ...] | None:

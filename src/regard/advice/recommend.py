@@ -89,8 +89,7 @@ def recommend(
     names = [] if folder is None or (folder / STATE).exists() else [folder / name for name in (PLAN, PAGE)]
     if others := [str(path) for path in names if path.exists()]:
         raise ConfigError(f"{others[0]} is there already, and of no advice in its folder: choose another folder")
-    judges = model.judges()
-    work = _Work(model, judges, images, question, folder, report or (lambda text: None))
+    work = _Work(model, model.judges(), images, question, folder, report or (lambda text: None))
     try:
         result = work.answer()
     finally:

@@ -307,8 +307,7 @@ def _as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
     """Grey images as colour ones, or the other way round."""
     if pixels.shape[-1] == channels:
         return pixels
-    grey = pixels.mean(-1, keepdims=True).round().astype(np.uint8)
-    return grey.repeat(channels, -1)
+    return pixels.mean(-1, keepdims=True).round().astype(np.uint8).repeat(channels, -1)
 
 
 def split_images(images: Images) -> tuple[Images, Images]:

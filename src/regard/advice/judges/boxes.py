@@ -51,8 +51,7 @@ class QueryBoxes(Judge):
         weight = self._probabilities(old).amax(-1)
         boxes = (weight * (after - before)[..., -4:].abs().sum(-1)).sum() / weight.sum().clamp_min(1e-12)
         if self.sigmoid:
-            classes = torch.nn.functional.binary_cross_entropy_with_logits(new, old.sigmoid())
-            return classes + 5 * boxes
+            return torch.nn.functional.binary_cross_entropy_with_logits(new, old.sigmoid()) + 5 * boxes
         return divergence(old.log_softmax(-1).movedim(-1, 1), new.log_softmax(-1).movedim(-1, 1)).mean() + 5 * boxes
 
 

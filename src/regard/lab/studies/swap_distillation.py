@@ -110,8 +110,7 @@ def _trained_from_the_start(source: Source, mixer: MixerConfig) -> dict[str, dic
 def _line(
     mixer: MixerConfig, step: str, values: dict[int, float], before: dict[int, float], swapped: dict[int, float]
 ) -> tuple[Cell, ...]:
-    paired = sorted(values.keys() & before.keys())
-    change = interval([values[seed] - before[seed] for seed in paired])
+    change = interval([values[seed] - before[seed] for seed in sorted(values.keys() & before.keys())])
     lost = fmean(before.values()) - fmean(swapped.values())
     mean = fmean(values.values())
     given = round(100 * (mean - fmean(swapped.values())) / lost, 1) if lost > 0 and step != "trained" else None

@@ -81,8 +81,7 @@ def overhead(layout: Layout, config: MixerConfig | None, deformable: bool = Fals
         site = Site(dim=dim, heads=8, grid=grid, qkv_bias=False)
         total += number * (config.cost(site, accounting).macs if config is not None else 0)
         if deformable and index < layout.blocks:
-            offsets = DeformableConv().cost(site, accounting).macs - Conv().cost(site, accounting).macs
-            total += number * offsets
+            total += number * (DeformableConv().cost(site, accounting).macs - Conv().cost(site, accounting).macs)
     return total / 1e9
 
 

@@ -31,13 +31,13 @@ from regard.advice.search import read_budget
 from regard.advice.substitutes import Substitutes
 from regard.advice.user_model import UserModel, as_user_model, tensors
 from regard.core.eval_mode import eval_mode
-from regard.explain.pictures import png
 from regard.files.records import read_record_if_present, write_record
 from regard.images.imagenet import NORMAL
 from regard.images.images import Images, read_image
 from regard.images.normalise import normalise
 from regard.lab.data import catalog
 from regard.lab.engine.analysis import Analysis, Source, analysis_path
+from regard.lab.studies.overlays import as_text
 from regard.measure.intervals import Interval, interval
 from regard.mixers.spelling import parse
 from regard.pages.sheets import Cell, Picture, Sheet
@@ -238,8 +238,7 @@ class _Size:
             say("judged")
             found["rows"].append((*about, "distilled", *cells, round(found["seconds"] / 60, 1)))
             for step, each in taught.changes.items():
-                shares = (round(each.loss, 4), round(each.agreement.mean or 0.0, 2))
-                found["steps"].append((*about[:2], step, *shares))
+                found["steps"].append((*about[:2], step, round(each.loss, 4), round(each.agreement.mean or 0.0, 2)))
             found["map"] = _sample_map(model, self.size)
             self._keep()
             shutil.rmtree(folder)
@@ -318,11 +317,7 @@ def _sample_map(model: FocusViT, size: int) -> str:
         return ""
     image = normalise(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None], NORMAL, torch.device("cpu"))
     grey = (255 * model(image)[0, 0].numpy()).astype(np.uint8)
-    return _encode(np.repeat(grey[..., None], 3, -1))
-
-
-def _encode(pixels: np.ndarray) -> str:
-    return base64.b64encode(png(np.ascontiguousarray(pixels))).decode()
+    return as_text(np.repeat(grey[..., None], 3, -1))
 
 
 def _draw(sizes: Sequence[_Size]) -> list[Picture]:
@@ -336,7 +331,7 @@ def _draw(sizes: Sequence[_Size]) -> list[Picture]:
             maps = {"original": _sample_map(one.model, one.size)} | maps
             strip = [pixels, *(np.asarray(Image.open(io.BytesIO(base64.b64decode(text)))) for text in maps.values())]
             names = ", ".join(["picture", *maps])
-            drawn = _encode(np.concatenate(strip, 1))
+            drawn = as_text(np.concatenate(strip, 1))
             found.append(Picture(title=f"Saliency at {one.size} pixels: {names}", image=drawn))
     return found
 

@@ -5,6 +5,7 @@ from statistics import fmean
 
 from regard.core import ConfigError, StoreError
 from regard.lab.engine.analysis import Analysis, Source, trained_runs
+from regard.lab.engine.claims import metric_of
 from regard.lab.studies.papers import MITA_SOURCE
 from regard.measure.intervals import paired_interval
 from regard.pages.sheets import Cell, Picture, Sheet
@@ -22,9 +23,8 @@ def _accuracies(source: Source, study: str) -> dict[str, dict[int, float]]:
     except (ConfigError, StoreError):
         return {}
     for label, seed, key in runs:
-        value = source.outcome(key).get("metrics", {}).get("top1")
-        if isinstance(value, int | float):
-            found.setdefault(label, {})[seed] = float(value)
+        if (value := metric_of(source.outcome(key), "top1")) is not None:
+            found.setdefault(label, {})[seed] = value
     return found
 
 

@@ -96,8 +96,7 @@ def map_statistics(maps: Maps) -> MapStatistics:
     """Effective cells, distance and dependence on query and image of one layer."""
     grid, rows = maps.grid, maps.weights.double()
     rows = rows / rows.sum(-1, keepdim=True).clamp_min(1e-30)
-    axes = [torch.arange(side, dtype=rows.dtype) for side in (grid.height, grid.width)]
-    centres = torch.cartesian_prod(*axes)
+    centres = torch.cartesian_prod(*map(torch.arange, grid.sides)).double()
     return MapStatistics(
         cells=float(effective_cells(rows).mean()),
         distance=float((rows * torch.cdist(centres, centres)).sum(-1).mean()),

@@ -5,6 +5,7 @@ from statistics import fmean
 
 from regard.explain.codes import Book, code_books, compare, transfer
 from regard.lab.engine.analysis import Analysis, Source, trained_runs
+from regard.lab.engine.claims import metric_of
 from regard.lab.studies.controls import CONTROLS
 from regard.lab.studies.papers import SNE_PAPER
 from regard.lab.tasks.base import Task
@@ -83,9 +84,8 @@ def accuracies(source: Source) -> Sequence[Sheet | Picture]:
         if label in controls or run.mixer is None:  # networks of others
             continue
         for name, key in (("before", start.key), (_series(run.task), run.key)):
-            value = source.outcome(key).get("metrics", {}).get("top1")
-            if isinstance(value, int | float):
-                values.setdefault(label, {}).setdefault(name, []).append(float(value))
+            if (value := metric_of(source.outcome(key), "top1")) is not None:
+                values.setdefault(label, {}).setdefault(name, []).append(value)
     means = {label: {name: fmean(seeds) for name, seeds in sets.items()} for label, sets in values.items()}
     line = transfer(means, "before")
     rows = tuple((label, part["name"], x, y) for part in line["sets"]

@@ -9,18 +9,7 @@ from regard.lab.studies.controls import CANVAS, CIFAR, CIFAR_RECIPE, CONTROLS, D
 from regard.lab.studies.papers import SNE_PAPER
 from regard.mixers import Softmax
 
-from .models import (
-    BATCH,
-    EMBEDDINGS,
-    HOSTS,
-    IMAGENET,
-    RATE_NOTE,
-    RECIPE_NOTE,
-    SMALL,
-    XCIT_RECIPE,
-    recipe_fields,
-    xcit,
-)
+from .models import BATCH, EMBEDDINGS, HOSTS, IMAGENET, RATE_NOTE, RECIPE_NOTE, SMALL, XCIT_RECIPE, recipe_fields, xcit
 
 _ROWS = (*(Row(label, Softmax(projection=projection)) for label, projection in SMALL.items()), *CONTROLS)
 
