@@ -117,11 +117,6 @@ class Recommendation:
         return "\n".join([*plans, *answer(self), *(f"not sure: {line}" for line in self.doubts)])
 
 
-def agreement_text(result: Recommendation, agreement: str) -> str:
-    """What a plan keeps of the model's answers, as text. agreement: in percent."""
-    return result.judge.sentence.format(agreement)
-
-
 def answer(result: Recommendation) -> list[str]:
     """The recommendation as sentences."""
     best = result.best
@@ -132,7 +127,7 @@ def answer(result: Recommendation) -> list[str]:
     plan = _describe(best, len(result.costs))
     return [
         f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {plan}.",
-        f"It needs {costs}, and {agreement_text(result, interval_text(best.agreement))} "
+        f"It needs {costs}, and {result.judge.sentence.format(interval_text(best.agreement))} "
         f"(divergence {interval_text(best.divergence)}{result.judge.unit}).",
     ]
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from regard.swapping.layer_plan import spell_or_none
 
-from .answer import Recommendation, agreement_text
+from .answer import Recommendation
 from .layer_costs import OWN
 from .search import cost_of
 from .user_model import UserModel
@@ -75,9 +75,10 @@ def _hard_budget(result: Recommendation) -> list[str]:
             f"layers have none within {result.budget}: a budget of {math.ceil(20 * least) / 20:.2f}x or more keeps it"
         )
     if (agreement := best.agreement.mean or 0.0) < KEPT:
+        kept = result.judge.sentence.format(f"{agreement:.0f}")
         lines.append(
-            f"the recommended plan {agreement_text(result, f'{agreement:.0f}')} only: teach it (regard distill) and "
-            "fine-tune it before you use it, or ask for less"
+            f"the recommended plan {kept} only: teach it (regard distill) and fine-tune it before you use it, or ask "
+            "for less"
         )
     near = [plan for plan in result.plans if share < plan.share(kind) <= share + NEAR]
     plan = min(near, key=lambda plan: plan.loss, default=None)

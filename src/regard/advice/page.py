@@ -2,10 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from regard.core import MixerConfig
-from regard.files.atomic import write_atomically
 from regard.pages.analysis_page import render_sheets
 from regard.pages.sheets import Cell, Chart, Sheet
 from regard.swapping.removed import Removed
@@ -14,12 +12,6 @@ from .answer import Recommendation, answer, label, short_plan
 from .attention_use import summary
 
 LABELS = "ABCDEFGHIJKLMNOP"
-
-
-def write_advice(path: Path | str, result: Recommendation) -> Path:
-    """Write the page; returns the file. Raises: StoreError."""
-    write_atomically(Path(path), render_advice(result))
-    return Path(path)
 
 
 def render_advice(result: Recommendation) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, Extra
+from regard.files.atomic import write_atomically
 
 from .given import Context, expand_groups, refuse_given
 from .imports import read_mixer
@@ -114,7 +115,7 @@ def advise(
     use_data(data_root)
     from regard.advice.answer import Question, answer, short_plan
     from regard.advice.distill import PLAN
-    from regard.advice.page import write_advice
+    from regard.advice.page import render_advice
     from regard.advice.recommend import PAGE, recommend
     from regard.advice.search import Budget, read_budget
 
@@ -131,11 +132,11 @@ def advise(
         raise ConfigError(f"times are measured on cpu or cuda, not on {place.type}: give --device cpu")
     user.network.to(place)
     result = recommend(user, read_images(user, data, images), question, folder=out, report=progress)
-    page = write_advice(out / PAGE, result)
+    write_atomically(out / PAGE, render_advice(result))
     if as_json:
         show(_rows(result, lambda plan: plan.spelling or "as it was"), as_json)
         return
-    hints = [f"page: {page}"]
+    hints = [f"page: {out / PAGE}"]
     if (plan := out / PLAN).exists():
         hints.append(f"plan: {plan}; regard.swap(model, {str(plan)!r}) applies it")
         if user.trained:

@@ -11,8 +11,8 @@ from .study_options import WorkOptions
 from .tables import show
 
 
-def run_all(work: WorkOptions, workers: int | None) -> int:
-    """Carry out the most promising studies until the hours are spent; returns the exit code. Raises: ConfigError."""
+def run_all(work: WorkOptions, workers: int | None) -> None:
+    """Carry out the most promising studies until the hours are spent. Raises: ConfigError."""
     from regard.lab.engine.executors.local import usual_workers
     from regard.lab.engine.priorities import decide_all
 
@@ -27,7 +27,6 @@ def run_all(work: WorkOptions, workers: int | None) -> int:
     rounded = [{**asdict(each), "hours": round(each.hours, 2), "expected": round(each.expected, 2)} for each in spent]
     total = f"{sum(each.hours for each in spent):.2f} hours, {sum(each.decided for each in spent)} claims decided"
     show(rounded, work.as_json, "What the hours went to", [total, _EXPECTED])
-    return 0
 
 
 _EXPECTED = (

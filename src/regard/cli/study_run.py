@@ -64,7 +64,8 @@ def run(
     _check_options(context, name, every, dry_run, decide, place.on)
     use_data(options.data_root)
     if every:
-        raise typer.Exit(run_all(work, place.workers))
+        run_all(work, place.workers)
+        return
     if name in ANALYSES:
         run_and_print_analysis(name, work.scale, work.results, work.as_json)
         return

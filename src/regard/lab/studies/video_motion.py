@@ -5,10 +5,9 @@ which digit stood beside it, follows from what it looks like and from how it mov
 frames, does not tell.
 """
 
-from regard.lab.engine.study import Claim, Row, Setting, Study
+from regard.lab.engine.study import Claim, Row, Study
 from regard.lab.studies.probes.names import BASELINE
-from regard.lab.studies.probes.study import CONTROLS, METRIC, recipe_of
-from regard.lab.tasks.cells import Cells
+from regard.lab.studies.probes.study import CONTROLS, METRIC, setting_on
 from regard.mixers import SKA, Agent, Linear, MiTA, Window
 
 _ROWS = (
@@ -21,13 +20,7 @@ _ROWS = (
     Row("Window", Window(size=(3, 3, 3))),
     Row("SKA", SKA()),
 )
-
-
-def _setting(boards: str, seeds: int, **small: int | str) -> Setting:
-    data = f"{boards}(ability=motion)"
-    task = Cells(data=data, **{**Cells.defaults(data)["task"], **small})
-    return Setting(task, recipe_of(task), _ROWS, seeds)
-
+_BOARDS = "digit_boards(ability=motion)"
 
 STUDY = Study(
     name="video_motion",
@@ -37,8 +30,8 @@ STUDY = Study(
     baseline=BASELINE,
     metric=METRIC,
     settings={
-        "smoke": _setting("digit_boards", 2, host="vit_desk_video(frames=3, patch=14, dim=16, depth=1)", limit=64),
-        "desk": _setting("digit_boards", 4),
+        "smoke": setting_on(_BOARDS, _ROWS, 2, host="vit_desk_video(frames=3, patch=14, dim=16, depth=1)", limit=64),
+        "desk": setting_on(_BOARDS, _ROWS, 4),
     },
     claims=(
         Claim("MiTA", BASELINE, METRIC, within=3),

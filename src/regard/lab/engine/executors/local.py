@@ -41,8 +41,7 @@ class Local:
     nodes: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if self.workers is not None:
-            check_workers(self.workers)
+        check_workers(self.workers)
 
     def slots(self, devices: int) -> int:
         """Runs at the same time."""

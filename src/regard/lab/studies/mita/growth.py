@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from regard.lab.engine.study import Claim, Row, Setting, Study
 from regard.lab.studies.controls import CONTROLS
-from regard.lab.studies.probes.study import METRIC, recipe_of
-from regard.lab.tasks.cells import Cells
+from regard.lab.studies.probes.study import METRIC, setting_on
 from regard.mixers import MiTA, Softmax
 
 SIDES = (6, 12, 24)
@@ -44,9 +43,7 @@ def _rows(boards: str, sides: tuple[int, ...]) -> tuple[Row, ...]:
 
 def recall(boards: str, side: int, rows: tuple[Row, ...], seeds: int, **small: int | str) -> Setting:
     """Recall by content on boards of a side. small: fields of the task that make it smaller."""
-    data = _data(side, boards)
-    task = Cells(data=data, **{**Cells.defaults(data)["task"], **small})
-    return Setting(task, recipe_of(task), rows, seeds)
+    return setting_on(_data(side, boards), rows, seeds, **small)
 
 
 STUDY = Study(

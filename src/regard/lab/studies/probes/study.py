@@ -109,6 +109,12 @@ def recipe_of(task: Cells) -> Recipe:
     return Recipe(**Cells.defaults(task.data)["recipe"])
 
 
+def setting_on(data: str, rows: tuple[Row, ...], seeds: int, **small: int | str) -> Setting:
+    """The setting of rows on boards that are no probe's. small: fields of the task that make it smaller."""
+    task = Cells(data=data, **{**Cells.defaults(data)["task"], **small})
+    return Setting(task, recipe_of(task), rows, seeds)
+
+
 def setting_of(task: Cells, rows: tuple[Row, ...], scale: str) -> Setting:
     """The setting of rows at desk scale, or at smoke scale, which tests in seconds that everything runs."""
     if scale == "desk":
