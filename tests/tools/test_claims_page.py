@@ -27,7 +27,7 @@ def test_every_claim_of_a_study_is_in_one_entry(name: str) -> None:
 
 
 def test_every_judge_of_an_entry_exists() -> None:
-    claims = [(name, claim) for name in OF_PAPERS for claim in load_study(name).claims]
+    claims = [(name, claim) for name in STUDIES for claim in load_study(name).claims]
     for paper, entry in ENTRIES:
         for judge in entry.judges:
             alone = PaperClaim(entry.id, entry.place, entry.says, judges=(judge,))

@@ -1,7 +1,6 @@
-"""Mixture-of-Top-k Attention, Table 6, asked by recall: a run takes minutes, and attention decides the score."""
+"""A question of our own: what of MiTA's Table 6 holds for recall, where a run takes minutes and attention decides?"""
 
 from regard.lab.engine.study import Claim, Row, Study
-from regard.lab.studies.papers import MITA_SOURCE
 from regard.lab.studies.probes.study import METRIC
 from regard.mixers import MiTA, Softmax
 
@@ -18,7 +17,7 @@ def _rows(number: int, pairs: tuple[tuple[int, int], ...]) -> tuple[Row, ...]:
 STUDY = Study(
     name="mita_recall",
     title="Landmarks, branches and experts of MiTA, by recall",
-    source=f"{MITA_SOURCE}, Table 6",
+    source="Regard",
     question="Which landmarks does recall by content need, how many, which branches, and how many experts?",
     baseline="avg2d",
     metric=METRIC,
