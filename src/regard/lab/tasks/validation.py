@@ -1,33 +1,36 @@
 """The validation part: training samples that choose weights and learning rates, and are not trained on."""
 
-import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from regard.core import ConfigError
 from regard.images.streams import generator
 
+from .base import Task
+
 if TYPE_CHECKING:
     from typing import Self
 
 
-class ValidationPart:
-    """What tasks with the fields split, val and val_seed have in common.
+@dataclass(frozen=True, kw_only=True)
+class ValidationPart(Task):
+    """What tasks with a validation part have in common.
 
     val: share of the training samples that are validated on, drawn by val_seed; 0 = none. Data that reserve samples for
     it, which are neither trained on nor tested, have these in the place of the share. part_name: the `split` that is
-    this part.
+    this part. Raises: ConfigError for an impossible share or seed.
     """
 
     part_name: ClassVar[str] = "held"
 
-    split: Any
-    val: float
-    val_seed: int
+    split: str
+    val: float = 0.0
+    val_seed: int = 0
 
-    def check_validation(self) -> None:
-        """Raises: ConfigError for an impossible share or seed."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.val_seed and not self.val:
             raise ConfigError("val_seed draws the share val of the training samples: val is 0")
         if not 0 <= self.val < 1 or self.val_seed < 0:
@@ -39,8 +42,7 @@ class ValidationPart:
         """The same task, scored on the validation part; None without one."""
         if not self.val or self.split == self.part_name:
             return None
-        changed: Self = dataclasses.replace(self, split=self.part_name)  # type: ignore[type-var]
-        return changed
+        return replace(self, split=self.part_name)
 
     def divide(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """(rows that are trained on, rows that are validated on), both rising. Raises: ConfigError if one is empty."""

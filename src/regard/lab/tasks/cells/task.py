@@ -33,7 +33,7 @@ from regard.lab.data.boards import (
 from regard.lab.data.catalog import folder_in_use
 from regard.models.segmentation import CellScores, make_cell_scores, pixel_loss
 
-from ..base import Record, Score, Task, Training, Trial
+from ..base import Record, Score, Training, Trial
 from ..validation import ValidationPart
 from ..weights import Init
 
@@ -48,7 +48,7 @@ _SOURCES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cells(ValidationPart, Task):
+class Cells(ValidationPart):
     """A class for each asking cell of a board, with a host of one token a cell, of each frame.
 
     data: a set of boards, `regard.lab.data.boards`. init: as in `Classification`. split: that is evaluated, "test" or
@@ -74,12 +74,9 @@ class Cells(ValidationPart, Task):
     split: Literal["test", "val"] = "test"
     limit: int = 0
     download: bool = False
-    val: float = 0.0
-    val_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_validation()
         object.__setattr__(self, "data", str(read_boards(self.data)))
         if self.limit < 0:
             raise ConfigError(f"limit is 0 or more, not {self.limit}")

@@ -76,8 +76,6 @@ class Classification(ValidationPart, ImageTask):
     classes: int = 0
     init: Init = "zero"
     split: Literal["test", "held", "val"] = "test"
-    val: float = 0.0
-    val_seed: int = 0
     limit: int = 0
     cut: bool = False
     corrupt: Literal["stop", "skip"] = "stop"
@@ -88,7 +86,6 @@ class Classification(ValidationPart, ImageTask):
         super().__post_init__()
         if self.classes < 0 or self.limit < 0:
             raise ConfigError(f"classes and limit are 0 or more, not {self.classes} and {self.limit}")
-        self.check_validation()
         if self.split == "val" and not self.val:
             raise ConfigError('split="val" needs a share of the training images: val is 0')
         if any(not weight >= 0 for weight in self.class_weights) or not any(self.class_weights or (1,)):

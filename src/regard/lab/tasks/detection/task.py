@@ -89,12 +89,9 @@ class Boxes(ValidationPart, ImageTask):
     limit: int = 0
     corrupt: Literal["stop", "skip"] = "stop"
     exif: Literal["", "keep", "turn"] = ""
-    val: float = 0.0
-    val_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_validation()
         if self.detector not in self.detectors:
             raise ConfigError(f"detector is one of {', '.join(self.detectors)}, not {self.detector!r}")
         if min(self.limit, self.detections, self.candidates) < 0:

@@ -81,12 +81,9 @@ class Segmentation(ValidationPart, ImageTask):
     exif: Literal["", "keep", "turn"] = ""
     split: Literal["test", "val", "held"] = "test"
     limit: int = 0
-    val: float = 0.0
-    val_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_validation()
         if not 0 < self.scales[0] <= self.scales[1]:
             raise ConfigError(f"scales are the smallest and the largest factor, such as 0.5,2.0, not {self.scales}")
         if not 0 < self.stride <= 1:

@@ -21,7 +21,7 @@ from regard.models.catalog import user_ports
 from regard.models.create import create_model, parse_host
 from regard.swapping.swap import remove
 
-from ..base import Prediction, Record, Samples, Score, Task, Training, Trial
+from ..base import Prediction, Record, Samples, Score, Training, Trial
 from ..class_scores import best_classes, check_classes, majority, top1_score
 from ..text_inputs import file_of, read_lines
 from ..validation import ValidationPart
@@ -45,7 +45,7 @@ TEXT_HOST = "sequence_encoder(grams=5, merge=4)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sequences(ValidationPart, Task):
+class Sequences(ValidationPart):
     """Top-1 accuracy of a host on sequences of symbols, or on pairs of them.
 
     host: a model of token ids with the options num_classes, length, vocabulary, pairs and mask; "sequence_encoder" is
@@ -73,12 +73,9 @@ class Sequences(ValidationPart, Task):
     split: Literal["test", "held"] = "test"
     limit: int = 0
     tested: int = 0
-    val: float = 0.0
-    val_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_validation()
         if min(self.length, self.limit, self.tested) < 0:
             raise ConfigError(
                 f"length, limit and tested are 0 or more, not {self.length}, {self.limit} and {self.tested}"

@@ -17,7 +17,7 @@ from regard.core import ConfigError, MixerConfig, UnsupportedError, nearest
 from regard.images.order import Part
 from regard.models.create import parse_host
 
-from ..base import Prediction, Record, Score, Task, Training, Trial
+from ..base import Prediction, Record, Score, Training, Trial
 from ..jackknife import jackknife_values
 from ..text_inputs import file_of, read_lines
 from ..validation import ValidationPart
@@ -39,7 +39,7 @@ DRAWN = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Translation(ValidationPart, Task):
+class Translation(ValidationPart):
     """BLEU of translations by beam search.
 
     host: "translator" with options, see `regard.lab.tasks.translation.networks.translator`; or a function in `extra`
@@ -73,12 +73,9 @@ class Translation(ValidationPart, Task):
     beam: int = 4
     penalty: float = 0.6
     limit: int = 0
-    val: float = 0.0
-    val_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_validation()
         texts.check_languages(self.source, self.target)
         if self.vocabulary < 1:
             raise ConfigError(f"vocabulary is a number of tokens, at least 1, not {self.vocabulary}")
