@@ -61,6 +61,23 @@ def build_sized(
     return create_model(text, mixer, extra=extra, **overrides)
 
 
+def build_host(
+    text: str, mixer: MixerConfig | None, size: tuple[int, int], extra: Extra = (), **overrides: Any
+) -> nn.Module:
+    """`build_sized`, unless the spelling has a size. Raises: as `create_model`."""
+    if parse_host(text)[1].keys() & {"img_size", "size"}:
+        return create_model(text, mixer, extra=extra, **overrides)
+    return build_sized(text, mixer, size, extra, **overrides)
+
+
+def unspelled(text: str, channels: int, pretrained: bool) -> dict[str, Any]:
+    """Options for images of so many channels, unless the spelling has them; pretrained: False takes published weights
+    from it."""
+    spelled = parse_host(text)[1]
+    options: dict[str, Any] = {} if "in_chans" in spelled else {"in_chans": channels}
+    return options | ({"pretrained": False} if "pretrained" in spelled and not pretrained else {})
+
+
 def loads_weights(text: str, pretrained: bool, extra: Extra = ()) -> bool:
     """Whether a spelled host comes with trained weights; of a model of the user's own that is taken for granted."""
     name, options = parse_host(text)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.core import ConfigError, Extra, MixerConfig, nearest
 from regard.core.eval_mode import eval_mode
 from regard.models.catalog import user_ports
-from regard.models.create import build_sized, create_model, parse_host
+from regard.models.create import build_host, parse_host, unspelled
 from regard.swapping.inspect import explain_inputs
 from regard.swapping.swap import plan_swap, remove
 
@@ -168,26 +168,14 @@ def _encoder(
     host: str, size: tuple[int, int], channels: int, number: int, pretrained: bool, extra: Extra
 ) -> TokenMaps | Pyramid:
     """A host that returns its last maps. number: of maps."""
-    spelled = parse_host(host)[1]
-    options: dict[str, Any] = {} if "in_chans" in spelled else {"in_chans": channels}
-    if "pretrained" in spelled and not pretrained:
-        options["pretrained"] = False
-    if "output_stride" not in spelled and "features_only" not in spelled:
-        weightless = {"pretrained": False} if "pretrained" in spelled else {}
+    options, weightless = unspelled(host, channels, pretrained), unspelled(host, channels, False)
+    if not parse_host(host)[1].keys() & {"output_stride", "features_only"}:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            probe = _build_host(host, size, {**options, "num_classes": 0, **weightless}, extra)
+            probe = build_host(host, None, size, extra, **weightless, num_classes=0)
         if all(hasattr(probe, part) for part in ("blocks", "patch_embed", "forward_intermediates")):
-            return TokenMaps(_build_host(host, size, {**options, "num_classes": 0}, extra), number)
+            return TokenMaps(build_host(host, None, size, extra, **options, num_classes=0), number)
     maps = {"features_only": True, "out_indices": tuple(range(-number, 0))}
     try:
-        return Pyramid(_build_host(host, size, {**options, **maps}, extra))
+        return Pyramid(build_host(host, None, size, extra, **options, **maps))
     except TypeError as error:
         raise ConfigError(f"{host} cannot be the encoder of a segmenter: {error}") from error
-
-
-def _build_host(host: str, size: tuple[int, int], options: dict[str, Any], extra: Extra) -> nn.Module:
-    """The host for this image size, unless its spelling has one."""
-    spelled = parse_host(host)[1]
-    if "img_size" in spelled or "size" in spelled:
-        return create_model(host, None, extra=extra, **options)
-    return build_sized(host, None, size, extra, **options)

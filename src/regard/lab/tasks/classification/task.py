@@ -37,7 +37,7 @@ from regard.lab.data.catalog import (
 from regard.lab.data.streamed.feed import Stream, StreamBatches
 from regard.lab.data.streamed.names import is_stream
 from regard.models.catalog import user_ports
-from regard.models.create import build_sized, create_model, parse_host
+from regard.models.create import build_host, parse_host, unspelled
 from regard.swapping.inspect import explain_inputs, input_channels
 from regard.swapping.swap import remove
 
@@ -229,17 +229,9 @@ class Classification(ValidationPart, ImageTask):
         the pretrained weights that the host's spelling names.
         """
         host = self.spelled_host
-        spelled = parse_host(host)[1]
-        options: dict[str, Any] = {"num_classes": outputs}
-        if "in_chans" not in spelled:
-            options["in_chans"] = colours
-        if "pretrained" in spelled and not pretrained:
-            options["pretrained"] = False
-        if "size" in spelled or "img_size" in spelled:
-            self._check_size(spelled)
-            model = create_model(host, mixer, extra=self.extra, **options)
-        else:
-            model = build_sized(host, mixer, self.size, self.extra, **options)
+        self._check_size(parse_host(host)[1])
+        options = {"num_classes": outputs, **unspelled(host, colours, pretrained)}
+        model = build_host(host, mixer, self.size, self.extra, **options)
         return remove(model, ports=user_ports(self.extra)) if removed else model
 
     def _check_size(self, options: dict[str, Any]) -> None:
@@ -247,7 +239,7 @@ class Classification(ValidationPart, ImageTask):
         sides = options.get("img_size", options.get("size"))
         sides = (sides, sides) if isinstance(sides, int) else sides
         if not isinstance(sides, tuple) or len(sides) != 2:
-            return  # not a size: the host raises an error
+            return  # no size, or not one: the host raises an error
         if sides != tuple(self.size) and not options.get("dynamic_img_size") and options.get("strict_img_size", True):
             raise ConfigError(
                 f"{self.host} takes images of {sides[0]}x{sides[1]}, the task has {self.size[0]}x{self.size[1]}; "

@@ -14,7 +14,7 @@ from torchvision.ops import FeaturePyramidNetwork
 
 from regard.core import ConfigError, Extra, MixerConfig, SwapError
 from regard.models.catalog import user_ports
-from regard.models.create import build_sized, create_model, parse_host
+from regard.models.create import build_host, unspelled
 from regard.swapping.swap import remove
 
 
@@ -94,13 +94,8 @@ def detection_backbone(
     """
     if not strides or any(2 * fine != coarse for fine, coarse in pairwise(strides)):
         raise ConfigError(f"strides are each the double of the one before, such as (8, 16, 32), not {tuple(strides)}")
-    options: dict[str, Any] = {"features_only": True}
-    spelled = parse_host(host)[1]
-    if "in_chans" not in spelled:
-        options["in_chans"] = channels
-    if "pretrained" in spelled and not pretrained:
-        options["pretrained"] = False
-    own = _own_strides(host, size, options, extra)
+    options = {"features_only": True, **unspelled(host, channels, pretrained)}
+    own = _own_strides(host, size, options | unspelled(host, channels, False), extra)
     plain = len(set(own)) == 1
     indices = (len(own) - 1,) if plain else tuple(i for i, stride in enumerate(own) if stride in strides)
     computed = len(strides) if plain else len(indices)
@@ -112,7 +107,7 @@ def detection_backbone(
         if any(max(own[0], stride) % min(own[0], stride) for stride in strides):
             raise ConfigError(f"{host} has patches of {own[0]} pixels; strides={tuple(strides)} are no multiples of it")
     try:
-        body = _build_host(host, mixer, size, {**options, "out_indices": indices}, extra)
+        body = build_host(host, mixer, size, extra, **options, out_indices=indices)
     except SwapError as error:
         if len(indices) == len(own):
             raise
@@ -125,21 +120,11 @@ def detection_backbone(
     return Backbone(body, fpn, width, strides, computed)
 
 
-def _build_host(
-    host: str, mixer: MixerConfig | None, size: tuple[int, int], options: dict[str, Any], extra: Extra
-) -> nn.Module:
-    spelled = parse_host(host)[1]
-    if "img_size" in spelled or "size" in spelled:
-        return create_model(host, mixer, extra=extra, **options)
-    return build_sized(host, mixer, size, extra, **options)
-
-
 def _own_strides(host: str, size: tuple[int, int], options: dict[str, Any], extra: Extra) -> list[int]:
-    """The strides of all maps of a host, which is built without weights. Raises: ConfigError if it has no maps."""
+    """The strides of all maps of a host. options: without weights. Raises: ConfigError if it has no maps."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        weightless = {"pretrained": False} if "pretrained" in parse_host(host)[1] else {}
         try:
-            model = _build_host(host, None, size, {**options, **weightless}, extra)
+            model = build_host(host, None, size, extra, **options)
         except TypeError as error:
             raise ConfigError(f"{host} cannot be the backbone of a detector: {error}") from error
     info = getattr(model, "feature_info", None)
