@@ -24,8 +24,8 @@ class Rows(Sequence[Any]):
         """One item; row: 0 .. len - 1."""
 
     def __getitem__(self, row: Any) -> Any:
-        rows = np.arange(len(self))[row]
-        return self.item(int(rows)) if rows.ndim == 0 else self.take(rows)
+        rows = range(len(self))[row]
+        return self.item(rows) if isinstance(rows, int) else self.take(np.array(rows, np.int64))
 
 
 class Paths(Rows):
