@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from regard.core import DataError
 
 from .images import TURNED, header
 from .notes import Notes
 
+Size = tuple[int, int]
+"""(height, width)."""
 KEPT = "pictures that EXIF data turn, annotated as they are stored, so that no picture of these data is turned"
 UNKNOWN = (
     "pictures that EXIF data turn and are turned, as nothing tells how they were annotated (--exif keep: as stored)"
@@ -15,20 +18,21 @@ UNKNOWN = (
 
 
 def annotated_as_stored(
-    root: Path, images: Iterable[tuple[Path, Callable[[], tuple[int, int] | None]]], exif: str, notes: Notes
+    root: Path, images: Iterable[tuple[Path, Any]], size_of: Callable[[Any], Size | None], exif: str, notes: Notes
 ) -> bool:
     """Whether no image of these data is to be turned upright.
 
-    images: files, and what returns the (height, width) of their annotation or mask, None = not known. exif: "keep" or
-    "turn" say so, "" = by the images that EXIF data turn by 90 degrees and whose sides differ: their annotations have
-    the sides as they are stored, or exchanged. Raises: DataError if some have the one and some the other.
+    images: files, and their annotations or masks, of which `size_of` returns the (height, width), None = not known.
+    exif: "keep" or "turn" say so, "" = by the images that EXIF data turn by 90 degrees and whose sides differ: their
+    annotations have the sides as they are stored, or exchanged. Raises: DataError if some have the one and some the
+    other.
     """
     if exif:
         return exif == "keep"
     turned: list[Path] = []
     stored: list[Path] = []
     upright: list[Path] = []
-    for file, size_of_annotation in images:
+    for file, annotation in images:
         try:
             sides, orientation = header(file)
         except DataError:  # said where the image is decoded
@@ -37,7 +41,7 @@ def annotated_as_stored(
             continue
         turned.append(file)
         if orientation in TURNED and sides[0] != sides[1]:
-            size = size_of_annotation()
+            size = size_of(annotation)
             stored += [file] if size == sides else []
             upright += [file] if size == sides[::-1] else []
     if stored and upright:

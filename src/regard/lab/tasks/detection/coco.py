@@ -167,8 +167,7 @@ def _size(file: Path, number: Any, image: Mapping[str, Any], source: Path, readi
     """(height, width) as annotated, or of the image's header where nothing is annotated. Raises: DataError."""
     sides: tuple[Any, Any] = (image.get("height"), image.get("width"))
     if sides == (None, None):
-        reading.measured.add(source)
-        return size_of(AsStored(source) if reading.exif == "keep" else source)
+        return reading.measure(source)
     whole = [int(side) if isinstance(side, float) and side.is_integer() else side for side in sides]
     if not all(isinstance(side, int) and not isinstance(side, bool) and 0 < side <= LARGEST_SIDE for side in whole):
         raise DataError(f"{file}: image {number} has no valid file_name, width and height")
@@ -241,6 +240,15 @@ class Reading:
         self.mended = self.renamed = False
         self.named: set[Path] = set()
         self.measured: set[Path] = set()
+
+    def measure(self, source: Path) -> tuple[int, int]:
+        """(height, width) of an image whose size is not annotated, from its header. Raises: DataError."""
+        self.measured.add(source)
+        return size_of(AsStored(source) if self.exif == "keep" else source)
+
+    def annotated_size(self, scene: Scene) -> tuple[int, int] | None:
+        """(height, width) as annotated; None if nothing is."""
+        return None if scene.source in self.measured else scene.size
 
     def note(self, kind: str, place: object) -> None:
         """Count something that is read now, and was refused or skipped by older versions."""

@@ -141,10 +141,8 @@ def read_own(path: Path, choices: Choices, whole: bool = False) -> OwnSplits:
         categories, splits = format_of(path).read(path, reading)
         reading.notes.add_unnamed(path / voc.IMAGES if voc.is_voc(path) else path, reading.named)
         _note_shared(splits, reading.notes)
-        sizes = (
-            (scene.file, partial(_annotated_size, scene, reading)) for scenes in splits.values() for scene in scenes
-        )
-        as_stored = annotated_as_stored(path, sizes, choices.exif, reading.notes)
+        images = ((scene.file, scene) for scenes in splits.values() for scene in scenes)
+        as_stored = annotated_as_stored(path, images, reading.annotated_size, choices.exif, reading.notes)
         if as_stored:
             splits = {split: [_keep_as_stored(scene, reading) for scene in scenes] for split, scenes in splits.items()}
         divided = not whole and len(splits) == 1
@@ -161,15 +159,10 @@ def read_own(path: Path, choices: Choices, whole: bool = False) -> OwnSplits:
     return OwnSplits(categories, splits, reading.mended, reading.renamed, as_stored, divided)
 
 
-def _annotated_size(scene: Scene, reading: Reading) -> tuple[int, int] | None:
-    return None if scene.source in reading.measured else scene.size
-
-
 def _keep_as_stored(scene: Scene, reading: Reading) -> Scene:
     """A scene whose image is not turned."""
     source = AsStored(scene.file)
-    size = size_of(source) if scene.source in reading.measured else scene.size
-    return replace(scene, source=source, size=size)
+    return replace(scene, source=source, size=reading.annotated_size(scene) or size_of(source))
 
 
 def _note_shared(splits: Splits, notes: Notes) -> None:

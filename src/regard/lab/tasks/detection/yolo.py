@@ -14,7 +14,7 @@ from regard.core import DataError
 from regard.files.atomic import without_repetition
 from regard.files.paths import files_below, printable, text_lines, visible, words_in
 from regard.images.folders import split_of_name
-from regard.images.images import SUFFIXES, AsStored, size_of
+from regard.images.images import SUFFIXES
 
 from .coco import Categories, Content, Reading, splits_of
 from .scenes import Scene
@@ -227,11 +227,10 @@ def _content(path: Path, images: list[Path], points: bool, reading: Reading) -> 
         if not label.is_file():
             reading.notes.add(UNLABELLED, image)
         try:
-            height, width = size_of(AsStored(image) if reading.exif == "keep" else image)
+            height, width = reading.measure(image)
         except DataError as error:
             reading.wrong(str(error), annotation=False)
             continue
-        reading.measured.add(image)
         entries.append(
             {"id": number, "file_name": image.relative_to(path).as_posix(), "height": height, "width": width}
         )

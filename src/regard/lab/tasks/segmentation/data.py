@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -275,8 +276,7 @@ def layout_of(path: Path, void: int, exif: str, whole: bool = False) -> tuple[La
     try:
         layout = read_layout(path, notes, void)
         pairs = layout.pairs if whole else divide(path, layout.pairs)
-        files = [(image, partial(_mask_size, mask)) for part in layout.pairs.values() for image, mask in part]
-        keep = annotated_as_stored(path, files, exif, notes)
+        keep = annotated_as_stored(path, chain(*layout.pairs.values()), _mask_size, exif, notes)
         read: dict[int, Photographs] = {  # "test" may be "val"
             id(part): [(AsStored(file) if keep else file, mask) for file, mask in part] for part in pairs.values()
         }
