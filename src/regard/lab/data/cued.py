@@ -7,8 +7,10 @@ set, split and index. Items of different splits are different images.
 """
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
@@ -107,6 +109,21 @@ def canvas(data: str, split: str, index: int) -> Canvas:
         top, left = SIDE * (places[item] // SLOTS), SIDE * (places[item] % SLOTS)
         instance[top : top + SIDE, left : left + SIDE] = tiles[item] > 0
     return Canvas(image, instances)
+
+
+class Canvases(Sequence[Any]):
+    """A split, whose samples are made when they are indexed: `sample` of the data set, the split and the index."""
+
+    def __init__(self, data: str, split: str, sample: Callable[[str, str, int], Any]) -> None:
+        self.data, self.split, self.sample = data, split, sample
+
+    def __len__(self) -> int:
+        return COUNTS[self.split]
+
+    def __getitem__(self, index: int) -> Any:  # type: ignore[override]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.sample(self.data, self.split, index)
 
 
 def checksum(data: str) -> str:

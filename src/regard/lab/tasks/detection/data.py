@@ -16,9 +16,7 @@ from regard.images.notes import Notes
 from regard.images.streams import BY_NAME, held_out
 from regard.images.turned import annotated_as_stored
 from regard.lab.data.catalog import folder_in_use, folder_of, own_path
-from regard.lab.data.cued import COUNTS, CUED, SOURCES, canvas
-from regard.lab.data.cued import SIZE as CUED_SIZE
-from regard.lab.data.cued import checksum as cued_checksum
+from regard.lab.data import cued
 from regard.lab.data.generated import with_revision
 
 from ..class_scores import check_subset
@@ -30,7 +28,7 @@ from .scenes import Scene, SceneSet, objects_of
 
 FOLDERS = {name: f"REGARD_DATA/{name}" for name in ("bccd", "nuclei", "coco")}
 """Named sets, which are folders of COCO's format in the data folder."""
-NAMED = {**SOURCES, **FOLDERS}
+NAMED = {**cued.SOURCES, **FOLDERS}
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def load(data: str, with_masks: bool, corrupt: str, kind: str = "", exif: str = 
 
     whole: without a division and without the checks of what a training needs, to be scored. Raises: DataError.
     """
-    if data in CUED:
+    if data in cued.CUED:
         return _load_cued(data, with_masks, folder_in_use())
     choices = Choices(with_masks, corrupt, exif, kind)
     path = folder_of(data) if data in FOLDERS else path_of(data)
@@ -293,26 +291,16 @@ def _annotations(path: Path) -> dict[str, Path]:
     return digests.relative(path, format_of(path).files(path))
 
 
-class _Canvases(Sequence[Scene]):
-    """The canvases of a generated set, made when they are indexed."""
-
-    def __init__(self, data: str, split: str, with_masks: bool) -> None:
-        self.data, self.split, self.with_masks = data, split, with_masks
-
-    def __len__(self) -> int:
-        return COUNTS[self.split]
-
-    def __getitem__(self, index: int) -> Scene:  # type: ignore[override]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        made = canvas(self.data, self.split, index)
-        rles = masks.encode(made.instances)
-        areas = [float(instance.sum()) for instance in made.instances]
-        objects = objects_of(made.boxes.tolist(), [0] * len(rles), (), areas, rles if self.with_masks else None)
-        return Scene(f"{self.data} {self.split} {index}", made.image, CUED_SIZE, objects, index + 1)
+def _scene(with_masks: bool, data: str, split: str, index: int) -> Scene:
+    made = cued.canvas(data, split, index)
+    rles = masks.encode(made.instances)
+    areas = [float(instance.sum()) for instance in made.instances]
+    objects = objects_of(made.boxes.tolist(), [0] * len(rles), (), areas, rles if with_masks else None)
+    return Scene(f"{data} {split} {index}", made.image, cued.SIZE, objects, index + 1)
 
 
 @lru_cache(maxsize=4)
 def _load_cued(data: str, with_masks: bool, folder: str) -> SceneSet:
-    splits: dict[str, Sequence[Scene]] = {split: _Canvases(data, split, with_masks) for split in COUNTS}
-    return SceneSet(data, ("match",), (1,), 1, splits, cued_checksum(data))
+    sample = partial(_scene, with_masks)
+    splits: dict[str, Sequence[Scene]] = {split: cued.Canvases(data, split, sample) for split in cued.COUNTS}
+    return SceneSet(data, ("match",), (1,), 1, splits, cued.checksum(data))

@@ -83,22 +83,6 @@ class MaskSet:
         return mean_and_deviation(train[row].image.reshape(-1, self.channels) for row in rows)
 
 
-@dataclass(frozen=True, eq=False)
-class Canvases(Sequence[Sample]):
-    """A split of a cued set."""
-
-    data: str
-    split: str
-
-    def __len__(self) -> int:
-        return cued.COUNTS[self.split]
-
-    def __getitem__(self, row: int) -> Sample:  # type: ignore[override]
-        if not 0 <= row < len(self):
-            raise IndexError(row)
-        return _canvas(self.data, self.split, row)
-
-
 @lru_cache(maxsize=64)
 def _canvas(data: str, split: str, row: int) -> cued.Canvas:
     return cued.canvas(data, split, row)
@@ -219,7 +203,7 @@ def path_of(data: str) -> Path:
 
 @lru_cache(maxsize=2)
 def _load_cued(data: str, folder: str) -> MaskSet:
-    splits: dict[str, Sequence[Sample]] = {split: Canvases(data, split) for split in cued.COUNTS}
+    splits: dict[str, Sequence[Sample]] = {split: cued.Canvases(data, split, _canvas) for split in cued.COUNTS}
     return MaskSet(data, cued.CLASSES, 1, splits, cued.checksum(data), ignored=(0,))
 
 
