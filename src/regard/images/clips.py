@@ -20,8 +20,8 @@ from regard.core import DataError, Problems, require
 from regard.files.paths import files_below, printable, subfolders, visible
 
 from . import digest as digests
-from .folders import BESIDE, NOTES, Split, split_folders
-from .images import SUFFIXES, Images, ImageSet, Several, Source, check_labels, read_image, size_before_crop
+from .folders import BESIDE, NOTES, split_folders
+from .images import SUFFIXES, Images, ImageSet, Several, Source, Split, check_labels, read_image, size_before_crop
 from .own import DIVIDED, RESERVED, divide, from_files, image_set
 
 log = logging.getLogger("regard.data")
@@ -208,9 +208,9 @@ def load_scored(
     part = "test" if "test" in found else "train"
     paths, labels = found[part]
     check_labels(f"the {part} split of {path}", labels, len(classes), least=1)
-    sources, names = [Clip(clip, frames) for clip in paths], [str(clip) for clip in paths]
+    split = [Clip(clip, frames) for clip in paths], paths, labels
     key = f"clips-{digest(path, kind)}-scored-{frames}"
-    return classes, from_files(sources, names, labels, size_before_crop(size), corrupt, key, channels=COLOURS * frames)
+    return classes, from_files(split, size_before_crop(size), corrupt, key, channels=COLOURS * frames)
 
 
 def load(
@@ -229,9 +229,9 @@ def _load(
     path: Path, frames: int, size: tuple[int, int], corrupt: str, total: str, kind: str, reserved: bool
 ) -> ImageSet:
     classes, found = read_splits(path, reserved)
-    splits: dict[str, Split] = {}
-    for split, (paths, labels) in found.items():
-        splits[split] = [Clip(clip, frames) for clip in paths], [str(clip) for clip in paths], labels
+    splits: dict[str, Split] = {
+        split: ([Clip(clip, frames) for clip in paths], paths, labels) for split, (paths, labels) in found.items()
+    }
     if len(splits) == 1:
         splits = divide(*splits["train"])
 

@@ -1,7 +1,7 @@
 """Folders of class folders: their splits, classes and images, and what lies beside them."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from regard.core import DataError, Problems
 from regard.files.paths import files_below, subfolders, visible
 
-from .images import SUFFIXES, Source, kinds_of_images
+from .images import SUFFIXES, Split, kinds_of_images
 
 log = logging.getLogger("regard.data")
 
@@ -46,10 +46,6 @@ def split_of_name(name: str) -> str:
     """The split that a folder or file is named after, also with a year behind it ("train2017"); "" for none."""
     word = name.lower().rstrip("0123456789")
     return next((split for split, names in SPLITS.items() if word in names), "")
-
-
-Split = tuple[Sequence[Source], Sequence[str], np.ndarray]
-"""Sources, names and labels of the images of a split."""
 
 
 def warn_of_other_files(path: Path) -> None:
@@ -101,7 +97,7 @@ def from_folders(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], d
     if not reserved:
         roots.pop("val", None)
     for folder in (folder for root in roots.values() for folder in subfolders(root)):
-        if folder.name.lower() in (*TRAINS, *TESTS) and _has_subfolders(folder):
+        if folder.name.lower() in (*TRAINS, *TESTS) and subfolders(folder):
             raise DataError(
                 f"{folder} has the name of a split and subfolders, but is where class folders are expected; "
                 f"expected {path}/train/CLASS and, if there is a test, {path}/test/CLASS (or val)"
@@ -140,7 +136,7 @@ def split_folders(path: Path) -> dict[str, Path]:
     """
     folders = {folder: folder.name.lower() for folder in subfolders(path)}
     splits = by_split(folders)
-    if "train" in splits and (_has_subfolders(splits["train"]) or set(folders.values()) <= {*TRAINS, *TESTS}):
+    if "train" in splits and (subfolders(splits["train"]) or set(folders.values()) <= {*TRAINS, *TESTS}):
         _refuse_others(path, [folder for folder, name in folders.items() if name not in (*TRAINS, *TESTS)], splits)
         return splits
     return {"train": path}
@@ -163,28 +159,21 @@ def _refuse_others(path: Path, others: list[Path], splits: dict[str, Path]) -> N
         )
 
 
-def _has_subfolders(path: Path) -> bool:
-    return bool(subfolders(path))
-
-
 def by_split(paths: dict[Path, str]) -> dict[str, Path]:
     """The paths of training and test, from paths with their lower-case names, and of "val" beside a test.
 
     Raises: DataError if two names clash.
     """
     splits: dict[str, Path] = {}
-    for split, groups in (("train", (TRAINS,)), ("test", tuple((name,) for name in TESTS))):
-        for group in groups:
-            matches = [path for path, name in paths.items() if name in group]
-            if len(matches) > 1:
-                raise DataError(f"{matches[0]} and {matches[1].name} name the same split; remove or rename one of them")
-            if not matches:
-                continue
-            first = splits.setdefault(split, matches[0])
-            if first == matches[0]:
-                continue
-            if "val" not in splits and group[0] in SPLITS["val"] and paths[first] in SPLITS["test"]:
-                splits["val"] = matches[0]
+    for split, group in (("train", TRAINS), *(("test", (name,)) for name in TESTS)):
+        matches = [path for path, name in paths.items() if name in group]
+        if len(matches) > 1:
+            raise DataError(f"{matches[0]} and {matches[1].name} name the same split; remove or rename one of them")
+        for path in matches:
+            if split not in splits:
+                splits[split] = path
+            elif "val" not in splits and group[0] in SPLITS["val"] and paths[splits["test"]] in SPLITS["test"]:
+                splits["val"] = path
             else:
-                log.warning("%s is not used: the test is %s", matches[0], splits[split].name)
+                log.warning("%s is not used: the test is %s", path, splits["test"].name)
     return splits

@@ -3,7 +3,7 @@
 import io
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -61,6 +61,10 @@ class Several(ABC):
 
 Source = bytes | Path | AsStored | np.ndarray | Several
 """An encoded image, the path of its file, pixels, or several of these."""
+Split = tuple[Sequence[Source], Sequence[object], np.ndarray]
+"""Sources, names and labels of the images of a split."""
+Check = Callable[[], None]
+"""Raises an error if a key of the cache is no longer that of the files."""
 
 
 class Chosen:
@@ -78,8 +82,7 @@ class Chosen:
         return Chosen(self.pixels, self.rows[rows])
 
     def __getitem__(self, rows: Any) -> np.ndarray:
-        found: np.ndarray = self.pixels[self.rows[rows]]
-        return found
+        return self.pixels[self.rows[rows]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,36 +318,26 @@ def fit(image, size: tuple[int, int]):
     return ImageOps.fit(image, (size[1], size[0]), method=Image.Resampling.BICUBIC)
 
 
-def decode_all(
-    sources: Sequence[Source],
-    labels: np.ndarray,
-    name_of: Callable[[int], str],
-    size: tuple[int, int] | None,
-    channels: int,
-    corrupt: str = "stop",
-) -> Images:
+def decode_all(split: Split, size: tuple[int, int] | None, channels: int, corrupt: str = "stop") -> Images:
     """Decode a split. corrupt: "stop" at the first image that cannot be read, or "skip" it with a warning.
 
     Raises: DataError with the name of a damaged image; if images differ in size without `size`; if none is readable.
     """
-    shape: tuple[int, ...] | None = None
-    pixels, kept, row = np.empty(0, np.uint8), [], 0
-    for i, image in _decode_readable(sources, name_of, size, channels, corrupt):
-        if shape is None:
-            shape = image.shape
-            pixels = np.empty((len(sources), *shape), np.uint8)
-        if image.shape != shape:
+    (sources, names, labels), kept = split, list[int]()
+    for row, image in _decode_readable(sources, names, size, channels, corrupt):
+        if not kept:
+            pixels = np.empty((len(sources), *image.shape), np.uint8)
+        if image.shape != (shape := pixels.shape[1:]):
             raise DataError(
-                f"{name_of(i)} has shape {image.shape}, the others {shape}; all images need the same size here"
+                f"{names[row]} has shape {image.shape}, the others {shape}; all images need the same size here"
             )
-        pixels[row] = image
-        kept.append(i)
-        row += 1
-    return Images(pixels[:row], labels[kept])
+        pixels[len(kept)] = image
+        kept.append(row)
+    return Images(pixels[: len(kept)], labels[kept])
 
 
 def _decode_readable(
-    sources: Sequence[Source], name_of: Callable[[int], str], size: tuple[int, int] | None, channels: int, corrupt: str
+    sources: Sequence[Source], names: Sequence[object], size: tuple[int, int] | None, channels: int, corrupt: str
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Index and pixels of the readable images. Raises: DataError as `decode_all`."""
     any_read = False
@@ -354,8 +347,8 @@ def _decode_readable(
         except Exception as error:  # Pillow raises various errors for a damaged file
             if corrupt != "skip":
                 hint = 'repair or remove it, or pass corrupt="skip"'
-                raise DataError(f"{name_of(row)} cannot be read as an image ({error}); {hint}") from error
-            log.warning("skipped %s: %s", name_of(row), error)
+                raise DataError(f"{names[row]} cannot be read as an image ({error}); {hint}") from error
+            log.warning("skipped %s: %s", names[row], error)
             continue
         any_read = True
         yield row, image
@@ -388,14 +381,9 @@ def load_or_make(key: str, make: Callable[[], Images]) -> Images:
     if (found := _read_cache(pixels, labels)) is not None:
         return found
     images = make()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, array in ((pixels, images.pixels), (labels, images.labels)):
-            write_array(path, array)
-    except OSError as error:
-        log.warning("decoded images are not cached: %s", error)
-        return images
-    return Images(np.load(pixels, mmap_mode="r"), images.labels)
+    if _keep({pixels: images.pixels, labels: images.labels}, "decoded images are"):
+        return Images(np.load(pixels, mmap_mode="r"), images.labels)
+    return images
 
 
 def _read_cache(pixels: Path, labels: Path) -> Images | None:
@@ -405,25 +393,29 @@ def _read_cache(pixels: Path, labels: Path) -> Images | None:
 
 
 def readable_rows(
-    key: str,
-    sources: Sequence[Source],
-    name_of: Callable[[int], str],
-    channels: int,
-    check: Callable[[], None] = lambda: None,
+    key: str, sources: Sequence[Source], names: Sequence[object], channels: int, check: Check = lambda: None
 ) -> np.ndarray:
     """The indices of the images that can be decoded, each tried once; stored as a .npy file like `load_or_make`.
 
-    check: called before they are stored; raises an error if the key is no longer theirs. There is a warning for each
-    damaged image. Raises: DataError if no image can be decoded.
+    check: called before they are stored. There is a warning for each damaged image. Raises: DataError if no image can
+    be decoded.
     """
     path = cache_folder() / "images" / f"{key}.rows.npy"
     if (found := read_array(path)) is not None:
         return found
-    rows = np.array([row for row, _ in _decode_readable(sources, name_of, None, channels, "skip")], np.int64)
+    rows = np.array([row for row, _ in _decode_readable(sources, names, None, channels, "skip")], np.int64)
     check()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_array(path, rows)
-    except OSError as error:
-        log.warning("the list of readable images is not cached: %s", error)
+    _keep({path: rows}, "the list of readable images is")
     return rows
+
+
+def _keep(arrays: Mapping[Path, np.ndarray], what: str) -> bool:
+    """Whether arrays were written to the cache; without that there is a warning."""
+    try:
+        for path, array in arrays.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_array(path, array)
+    except OSError as error:
+        log.warning("%s not cached: %s", what, error)
+        return False
+    return True

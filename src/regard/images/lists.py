@@ -17,8 +17,8 @@ from regard.core import DataError, Problems
 from regard.files.atomic import without_repetition
 from regard.files.paths import files_below, printable, readable, subfolders, visible
 
-from .folders import SPLITS, Split, split_of_name
-from .images import SUFFIXES, kinds_of_images
+from .folders import SPLITS, split_of_name
+from .images import SUFFIXES, Split, kinds_of_images
 from .notes import ELSEWHERE, Notes
 
 FILES = ("file_name", "filename", "file", "image", "img", "path", "filepath", "file_path", "image_path", "image_name")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +24,6 @@ from .folders import (
     SPLITS,
     TESTS,
     TRAINS,
-    Split,
     by_split,
     from_folders,
     image_files,
@@ -33,9 +32,11 @@ from .folders import (
 )
 from .images import (
     SUFFIXES,
+    Check,
     Images,
     ImageSet,
     Source,
+    Split,
     check_labels,
     decode,
     decode_all,
@@ -78,7 +79,7 @@ class Lazy:
     """For a damaged image."""
 
     def __init__(
-        self, sources: Sequence[Source], names: Sequence[str | Path], size: tuple[int, int], channels: int = 3
+        self, sources: Sequence[Source], names: Sequence[object], size: tuple[int, int], channels: int = 3
     ) -> None:
         self.sources, self.names, self.size = sources, names, size
         self.shape = (len(sources), *size, channels)
@@ -121,8 +122,8 @@ def digest(path: Path, kind: str = "", reserved: bool = False, whole: bool = Fal
     archives, tables, texts = shards.files_of(path), _tables(path), lists.lists_of(path)
     splits = tables or (["all", ""] if whole else _given_splits(path, reserved)[1])
     if tables:
-        files = {_name_of(split, part, file): file for split, part in tables.items() for file in part
-                 if reserved or split != "val"}  # fmt: skip
+        files = {split if len(part) == 1 else f"{split}/{file.name}": file
+                 for split, part in tables.items() if reserved or split != "val" for file in part}  # fmt: skip
     elif texts:
         images = {image for part in lists.rows_of(path).values() for image, _ in part}
         files = digests.relative(path if path.is_dir() else path.parent, sorted(images))
@@ -131,10 +132,6 @@ def digest(path: Path, kind: str = "", reserved: bool = False, whole: bool = Fal
     named = {file.name if path.is_file() else file.relative_to(path).as_posix(): file for file in texts}
     total = digests.identity_of(path, files, kind, named) if texts else digests.identity_of(path, files, kind)
     return f"{DIVIDED if len(splits) == 1 and not whole else ''}{total}{RESERVED * (reserved and 'val' in splits)}"
-
-
-def _name_of(split: str, part: Sequence[Path], file: Path) -> str:
-    return split if len(part) == 1 else f"{split}/{file.name}"
 
 
 def present_digest(path: Path, kind: str = "", reserved: bool = False) -> str:
@@ -181,15 +178,14 @@ def image_set(
             raise DataError(f"the files of {path} have changed since they were first read: start again")
 
     images, divided = {}, total.startswith(DIVIDED)
-    for split, (sources, names, labels) in splits.items():
+    for split, part in splits.items():
+        labels = part[2]
         drawn = ", a fifth of its images," if split == "test" and divided else ""
         check_labels(f"the {split} split of {path}{drawn}", labels, len(classes))
         check_classes(path, classes, labels, splits["train"][2])
-        before_crop = size_before_crop(size)
-        images[split] = from_files(sources, names, labels, before_crop, corrupt, key.format(split), check, channels)
+        images[split] = from_files(part, size_before_crop(size), corrupt, key.format(split), check, channels)
         check_readable(path, split, classes, labels, images[split].labels)
-    own_set = ImageSet(f"own:{total}", classes, images["train"], images["test"], total, images.get("val"))
-    return replace(own_set, divided=divided)
+    return ImageSet(f"own:{total}", classes, images["train"], images["test"], total, images.get("val"), divided=divided)
 
 
 def read_splits(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], dict[str, Split]]:
@@ -298,24 +294,17 @@ def too_large(number: int, size: tuple[int, int], channels: int = 3) -> bool:
 
 
 def from_files(
-    sources: Sequence[Source],
-    names: Sequence[str | Path],
-    labels: np.ndarray,
-    size: tuple[int, int],
-    corrupt: str,
-    key: str,
-    check: Callable[[], None] = lambda: None,
-    channels: int = 3,
+    split: Split, size: tuple[int, int], corrupt: str, key: str, check: Check = lambda: None, channels: int = 3
 ) -> Images:
     """Images of one size, decoded and cached, or decoded when they are used if they need more than `IN_MEMORY`.
 
-    key: identifies the files in the cache. check: called before anything is cached; raises an error if the key is no
-    longer that of the files. Raises: DataError.
+    key: identifies the files in the cache. check: called before anything is cached. Raises: DataError.
     """
+    sources, names, labels = split
     number = len(sources)
     if too_large(number, size, channels):
         if corrupt == "skip":
-            rows = readable_rows(key, sources, lambda row: str(names[row]), channels, check)
+            rows = readable_rows(key, sources, names, channels, check)
             warn_of_skipped(number, len(rows), names)
             sources, names, labels = subset(sources, rows), subset(names, rows), labels[rows]
         log.warning(
@@ -328,7 +317,7 @@ def from_files(
         return Images(Lazy(sources, names, size, channels), labels)
 
     def make() -> Images:
-        images = decode_all(sources, labels, lambda row: str(names[row]), size, channels, corrupt)
+        images = decode_all(split, size, channels, corrupt)
         check()
         return images
 
@@ -337,14 +326,14 @@ def from_files(
     return images
 
 
-def warn_of_skipped(number: int, readable: int, names: Sequence[str | Path]) -> None:
+def warn_of_skipped(number: int, readable: int, names: Sequence[object]) -> None:
     """Also where the readable images are in the cache, and none is tried again."""
     if readable < number:
         text = "%d of %d images, from %s to %s, cannot be read and are left out (`regard data check` names your own)"
         log.warning(text, number - readable, number, names[0], names[number - 1])
 
 
-def divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray) -> dict[str, Split]:
+def divide(sources: Sequence[Source], names: Sequence[object], labels: np.ndarray) -> dict[str, Split]:
     """A random fifth of the images of each class, and at least one where it has two, is for the test."""
     order = generator("own", "split").permutation(len(sources))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -452,19 +441,19 @@ def _from_tables(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str,
         tables.pop("val", None)
     first = next(iter(tables.values()))[0]
     for split, files in tables.items():
-        parts: list[tuple[list[Source], list[str], np.ndarray]] = []
+        sources, rows, parts = list[Source](), list[str](), list[np.ndarray]()
         for file in files:
             table = read_table(file)
             image, label = (_column(file, table, *kind) for kind in ((IMAGES, "Image"), (LABELS, "ClassLabel")))
-            sources = image_column(file, table[image])
+            images = image_column(file, table[image])
             names = class_names(file) or hub_names(file, hub_features(schema_metadata(file)), label)
             if classes and names and names != classes:
                 raise DataError(f"{file} has other class_names than {first.name}; make them equal")
             classes = classes or names
-            rows = [f"row {row} of {file}" for row in range(len(sources))]
-            parts.append((sources, rows, _whole_labels(file, label, table[label])))
-        all_sources, all_rows, all_labels = zip(*parts, strict=True)
-        splits[split] = (sum(all_sources, []), sum(all_rows, []), np.concatenate(all_labels))
+            sources += images
+            rows += [f"row {row} of {file}" for row in range(len(images))]
+            parts.append(_whole_labels(file, label, table[label]))
+        splits[split] = sources, rows, np.concatenate(parts)
     labels = next(iter(splits.values()))[2]  # of the training, unless there is a test alone
     if not len(labels):
         raise DataError(f"{first} has no rows")

@@ -763,7 +763,7 @@ def test_pixels_without_a_known_range_are_refused(tmp_path: Path) -> None:
     file = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).random((8, 8), np.float32)).save(file, "TIFF")
     with pytest.raises(DataError, match="digit 0 cannot be read as an image .* 32 bits, whose range is not known"):
-        decode_all([file.getvalue()], np.zeros(1, np.int64), lambda row: f"digit {row}", (8, 8), 3)
+        decode_all(([file.getvalue()], ["digit 0"], np.zeros(1, np.int64)), (8, 8), 3)
 
 
 @pytest.mark.untyped

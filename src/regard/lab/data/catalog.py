@@ -223,9 +223,8 @@ def load_scored(
     total = own.digest(path, kind, whole=True)
     if trained.removeprefix("own:").removesuffix(own.RESERVED) in (total, own.DIVIDED + total):
         return (), None
-    classes, (sources, names, labels) = own.read_scored(path)
-    key = f"own4-{total}-scored"
-    return classes, own.from_files(sources, names, labels, size_before_crop(size), corrupt, key)
+    classes, split = own.read_scored(path)
+    return classes, own.from_files(split, size_before_crop(size), corrupt, f"own4-{total}-scored")
 
 
 _load_stream = lru_cache(maxsize=2)(streamed.load)
@@ -274,7 +273,7 @@ def digits(size: tuple[int, int] | None = None, *, canvas: tuple[int, int] | Non
     labels = bunch.target[order].astype(np.int64)
     checksum = hashlib.sha256(pixels.tobytes() + labels.tobytes()).hexdigest()
     if size is not None:
-        pixels = decode_all(list(pixels), labels, lambda row: f"digit {row}", size, 1).pixels
+        pixels = decode_all((list(pixels), range(len(pixels)), labels), size, 1).pixels
     train, test = Images(pixels[:898], labels[:898]), Images(pixels[898:], labels[898:])
     if canvas is not None:
         from regard.images.augment import place_on_canvas
@@ -310,7 +309,7 @@ def parquet_set(name: str, size: tuple[int, int] | None, corrupt: str) -> ImageS
 def _parquet_split(name: str, file: Path, total: str, rows: int, size: tuple[int, int] | None, corrupt: str) -> Images:
     spec = PARQUET[name]
 
-    def read_sources() -> tuple[list[Source], np.ndarray]:
+    def read_sources() -> tuple[list[Source], list[str], np.ndarray]:
         table = own.read_table(file)
         if len(table) != rows:
             raise DataError(f"{file} has {len(table)} rows, {name} has {rows}; download the file again")
@@ -319,16 +318,13 @@ def _parquet_split(name: str, file: Path, total: str, rows: int, size: tuple[int
         sources = own.image_column(file, table["img"])
         if spec.raw is not None:
             sources = [np.frombuffer(cast(bytes, source), np.uint8).reshape(*spec.raw, 1) for source in sources]
-        return sources, labels
+        return sources, names, labels
 
     key, names = f"{name}-{file.stem}-{total[:16]}", [f"row {row} of {file}" for row in range(rows)]
     if size is not None and own.too_large(rows, size, spec.channels):
-        sources, labels = read_sources()
-        return own.from_files(sources, names, labels, size, corrupt, key, channels=spec.channels)
+        return own.from_files(read_sources(), size, corrupt, key, channels=spec.channels)
     side = "native" if size is None else f"{size[0]}x{size[1]}"
-    images = load_or_make(
-        f"{key}-{side}-{corrupt}", lambda: decode_all(*read_sources(), names.__getitem__, size, spec.channels, corrupt)
-    )
+    images = load_or_make(f"{key}-{side}-{corrupt}", lambda: decode_all(read_sources(), size, spec.channels, corrupt))
     own.warn_of_skipped(rows, len(images), names)
     return images
 
@@ -382,9 +378,8 @@ def torchvision_set(name: str, size: tuple[int, int], cut: bool, corrupt: str, d
             files, labels = _files(dataset)
             digest = _files_checksum(files, labels)
             total.update(digest.encode())
-            names, sources = [str(file) for file in files], cast(list[Source], files)
             file_size, key = size_before_crop(size) if cut else size, f"{name}-{split}-{digest[:16]}-upright"
-            part = own.from_files(sources, names, labels, file_size, corrupt, key)
+            part = own.from_files((files, files, labels), file_size, corrupt, key)
         check_labels(name, part.labels, count)
         splits.append(part)
     classes = tuple(map(str, getattr(dataset, "classes", range(count))))
@@ -397,9 +392,10 @@ def _array_split(name: str, dataset: Any, size: tuple[int, int] | None) -> Image
     pixels = [np.asarray(image.convert("RGB")) for image, _ in items]
     if size is None:
         size = (max(32, pixels[0].shape[0]), max(32, pixels[0].shape[1]))
+    names = [f"image {row} of {name}" for row in range(len(pixels))]
     if own.too_large(len(pixels), size):
-        return Images(own.Lazy(pixels, [f"image {row} of {name}" for row in range(len(pixels))], size), labels)
-    return decode_all(pixels, labels, lambda row: f"image {row} of {name}", size, CHANNELS)
+        return Images(own.Lazy(pixels, names, size), labels)
+    return decode_all((pixels, names, labels), size, CHANNELS)
 
 
 def _files(dataset: Any) -> tuple[list[Path], np.ndarray]:

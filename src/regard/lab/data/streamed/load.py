@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import IO
@@ -17,7 +17,6 @@ from regard.images import own
 from regard.images import shards as archives
 from regard.images.images import ImageSet, size_before_crop
 from regard.images.progress import ProgressLine
-from regard.images.rows import Rows
 from regard.images.shards import Members
 
 from .feed import Stream
@@ -69,29 +68,12 @@ def load(data: str, size: tuple[int, int], kind: str = "") -> ImageSet:
     before = size_before_crop(size)
     stamps = [stamp(file) for file in found.splits["test"]]
     key = "stream1-" + hashlib.sha256(f"{found.identity} {stamps}".encode()).hexdigest()[:16]
-    sources, names, labels = _test_split(found, counted["test"], key)
-    test = own.from_files(sources, names, labels, before, "stop", f"{key}-test")
+    test = own.from_files(_test_split(found, counted["test"], key), before, "stop", f"{key}-test")
     stream = Stream.of(train, len(classes), before)
     return ImageSet(found.identity, classes, stream, test, hashlib.sha256(found.identity.encode()).hexdigest())
 
 
-class Numbers(Rows):
-    """The names of the images of a test split: their numbers."""
-
-    def __init__(self, title: str, rows: np.ndarray) -> None:
-        self.title, self.rows = title, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def take(self, rows: np.ndarray) -> "Numbers":
-        return Numbers(self.title, self.rows[rows])
-
-    def item(self, row: int) -> str:
-        return f"image {self.rows[row]} of the test split of {self.title}"
-
-
-def _test_split(found: Found, shards: Shards, key: str) -> tuple[Rows, Rows, np.ndarray]:
+def _test_split(found: Found, shards: Shards, key: str) -> tuple[Members, Sequence[str], np.ndarray]:
     """Images, names and labels of a test split, of which every image can be read by its number.
 
     `.tar` files of this machine are read in place; all others are copied into one file in the cache.
@@ -106,7 +88,7 @@ def _test_split(found: Found, shards: Shards, key: str) -> tuple[Rows, Rows, np.
         table = _copy(shards, path, index)
     start, length, labels = table.T.copy()
     members = Members((path,), np.zeros(len(table), np.int32), start, length)
-    return members, Numbers(found.title, np.arange(len(table))), labels
+    return members, [f"image {row} of the test split of {found.title}" for row in range(len(table))], labels
 
 
 def _copy(shards: Shards, path: Path, index: Path) -> np.ndarray:

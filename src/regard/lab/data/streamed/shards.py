@@ -103,19 +103,17 @@ def count(found: Found, split: str, columns: Columns | None) -> Shards:
     """
     files = found.splits[split]
     cache = _Cache(found, split, columns)
-    progress, line = 0, ProgressLine()
+    line = ProgressLine()
     try:
         with ThreadPoolExecutor(THREADS) as pool:
-            for part in pool.map(lambda file: cache.of(file), files):
-                cache.found[part[0]] = part[1]
-                progress += 1
+            for progress, (file, entry) in enumerate(pool.map(cache.of, files), 1):
+                cache.found[file] = entry
                 line.show(f"counting the images of {found.title}: {progress} of {len(files)} files")
     finally:
         cache.save()
     rows = [(number, *row) for number, file in enumerate(files) for row in cache.found[file]["counts"]]
     table = np.array(rows, np.int64).reshape(-1, 5).T
-    file, group, counts, low, high = (column.copy() for column in table)
-    return Shards(found.title, files, file, group, counts, low, high, columns)
+    return Shards(found.title, files, *(column.copy() for column in table), columns)
 
 
 def _count(file: str, columns: Columns | None) -> list[Count]:

@@ -147,8 +147,8 @@ def read_pixels(scene: Scene, channels: int) -> UInt8[np.ndarray, "h w C"]:
 
 def readable(scenes: Sequence[Scene], channels: int, key: str) -> list[Scene]:
     """The scenes whose images can be decoded; there is a warning for each other one. key: identifies the images."""
-    sources = [scene.source for scene in scenes]
-    rows = readable_rows(f"detection-{key}", sources, lambda row: scenes[row].name, channels)
+    sources, names = [scene.source for scene in scenes], [scene.name for scene in scenes]
+    rows = readable_rows(f"detection-{key}", sources, names, channels)
     return [scenes[int(row)] for row in rows]
 
 
