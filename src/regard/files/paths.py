@@ -106,6 +106,13 @@ def readable(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read: {problem}; save it with the encoding UTF-8") from problem
 
 
+def stamp(file: Path) -> tuple[int, int]:
+    """Size of a file, and its time of change in nanoseconds. Raises: DataError."""
+    with readable(file):
+        status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
 def text_lines(file: Path) -> list[str]:
     """The lines of a UTF-8 file. Raises: DataError."""
     with readable(file):

@@ -3,7 +3,7 @@
 import codecs
 import csv
 import json
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -15,7 +15,7 @@ import numpy as np
 
 from regard.core import DataError, Problems
 from regard.files.atomic import without_repetition
-from regard.files.paths import files_below, printable, readable, subfolders, visible
+from regard.files.paths import files_below, printable, readable, stamp, subfolders, visible
 
 from .folders import SPLITS, split_of_name
 from .images import SUFFIXES, Split, kinds_of_images
@@ -174,9 +174,7 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> tuple[Rows, list[t
     """The rows; names and images of those that are not where the list says."""
     root = path if path.is_dir() else path.parent
     problems = Problems()
-    below: dict[str, list[Path]] = {}
-    for image in files_below(root, SUFFIXES):
-        below.setdefault(image.name, []).append(image)
+    below = images_by_name(root)
     splits: Rows = {}
     elsewhere: list[tuple[str, Path]] = []
     said: dict[Path, tuple[str, str, str]] = {}
@@ -184,29 +182,27 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> tuple[Rows, list[t
         columns = _columns(file)
         assert columns is not None
         for number, row in enumerate(rows_in(file), 1 + (file.suffix.lower() != ".jsonl")):
-            name, label = row.get(columns[0]), row.get(columns[1])
+            place, name, label = f"{file}, line {number}", row.get(columns[0]), row.get(columns[1])
             lacks = str(label).strip().lower() in ("", "none", "nan")  # as tools write a cell without a value
             if name in (None, "") or lacks or isinstance(label, list | dict):
-                problems.append(f"{file}, line {number}: {_EXPECTED}, not {printable(str(row))[:80]}")
+                problems.append(f"{place}: {_EXPECTED}, not {printable(str(row))[:80]}")
                 continue
             own = _split_of(row)
             if split and own != split and any(str(name).strip().lower() == "split" for name in row):
-                problems.append(
-                    f"{file}, line {number}: its column split does not say {split}, as the file's name does"
-                )
+                problems.append(f"{place}: its column split does not say {split}, as the file's name does")
                 continue
             given = split or own
             found = find_image(file, root, str(name), below)
             if not given:
-                problems.append(f"{file}, line {number}: its split is none of {', '.join(SPLITS)}")
+                problems.append(f"{place}: its split is none of {', '.join(SPLITS)}")
             elif isinstance(found, str):
-                problems.append(f"{file}, line {number}: {found}")
+                problems.append(f"{place}: {found}")
             else:
-                here = (str(label).strip(), given, f"{file}, line {number}")
+                here = (str(label).strip(), given, place)
                 before = said.setdefault(found, here)
                 if before[:2] != here[:2]:
                     problems.append(
-                        f"{here[2]}: {found} is {printable(here[0])!r} of {given}, but {printable(before[0])!r} of "
+                        f"{place}: {found} is {printable(here[0])!r} of {given}, but {printable(before[0])!r} of "
                         f"{before[1]} in {before[2]}; keep one"
                     )
                 splits.setdefault(given, []).append((found, here[0]))
@@ -219,6 +215,14 @@ def _split_of(row: dict[str, str]) -> str:
     """The split in the column `split`, "train" without that column, "" for another word or none."""
     given = next((value for name, value in row.items() if str(name).strip().lower() == "split"), "train")
     return next((split for split, names in SPLITS.items() if str(given).strip().lower() in names), "")
+
+
+def images_by_name(folder: Path) -> dict[str, list[Path]]:
+    """The images in a folder and its subfolders, by their names. Raises: DataError as `files_below`."""
+    below: dict[str, list[Path]] = defaultdict(list)
+    for image in files_below(folder, SUFFIXES):
+        below[image.name].append(image)
+    return below
 
 
 def find_image(file: Path, root: Path, name: str, below: dict[str, list[Path]]) -> Path | str:
@@ -262,8 +266,7 @@ def rows_of(path: Path) -> Rows:
 
 def _read_again(path: Path) -> tuple[Rows, list[tuple[str, Path]]]:
     """`_read`, anew if the lists have changed."""
-    stats = [file.stat() for file in list_files(path)]
-    return _read(path, tuple((status.st_size, status.st_mtime_ns) for status in stats))
+    return _read(path, tuple(map(stamp, list_files(path))))
 
 
 def lists_of(path: Path) -> dict[Path, str]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from regard.core import DataError, StoreError
 from regard.files.atomic import parse_json
-from regard.files.paths import files_below, printable, readable
+from regard.files.paths import files_below, printable, stamp
 
 from .images import SUFFIXES
 from .rows import Rows
@@ -98,20 +98,12 @@ def read(files: list[Path]) -> tuple[Members, MemberNames, np.ndarray]:
 
     Raises: DataError with shard and member for a shard that is damaged, or a sample without one image and one label.
     """
-    return _read(tuple(files), tuple(map(_status, files)))
-
-
-def _status(file: Path) -> tuple[int, int]:
-    with readable(file):
-        status = file.stat()
-    return status.st_size, status.st_mtime_ns
+    return _read(tuple(files), tuple(map(stamp, files)))
 
 
 @lru_cache(maxsize=3)  # training, test and val: the data's digest and the training both need the index
 def _read(files: tuple[Path, ...], status: tuple[tuple[int, int], ...]) -> tuple[Members, MemberNames, np.ndarray]:
-    samples = [
-        np.array([(*place, label) for _, place, label in index(file)], np.int64).reshape(-1, 3) for file in files
-    ]
+    samples = [np.array([(*at, label) for _, at, label in index(file)], np.int64).reshape(-1, 3) for file in files]
     start, size, labels = np.concatenate(samples).T.copy()
     shard = np.repeat(np.arange(len(files), dtype=np.int32), [len(part) for part in samples])
     members = Members(files, shard, start, size)

@@ -1,13 +1,14 @@
 """Which files a stream has, and what stands for it in the key of a run."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regard.core import DataError, NetworkError, require
+from regard.files import paths
 from regard.files.paths import files_below, readable, user_path
 from regard.images import digest as digests
 from regard.images import own
@@ -98,11 +99,7 @@ def _first_line(error: Exception) -> str:
 
 def stamp(file: str) -> tuple[int, ...]:
     """Size and time of change of a file of this machine; () for an address, whose content its commit says."""
-    if is_remote(file):
-        return ()
-    with readable(Path(file)):
-        status = Path(file).stat()
-    return status.st_size, status.st_mtime_ns
+    return () if is_remote(file) else paths.stamp(Path(file))
 
 
 def find(name: Name, kind: str = "") -> Found:
@@ -168,12 +165,9 @@ def at_commit(name: Name, commit: str) -> Found:
     files = {str(split): tuple(map(str, part)) for split, part in dict(builder.config.data_files or {}).items()}
     chosen = name.choice("test")
     wanted = {"train": own.TRAINS, "test": (chosen,) if chosen else own.TESTS}
-    splits = {split: files[word] for split, words in wanted.items() for word in _first(words, files)}
+    found = {split: next((word for word in words if word in files), "") for split, words in wanted.items()}
+    splits = {split: files[word] for split, word in found.items() if word}
     return Found(f"{name.place} of the Hugging Face hub", f"hf:{name.place}@{commit}{name.chosen}", splits)
-
-
-def _first(words: Sequence[str], files: dict[str, Any]) -> list[str]:
-    return [word for word in words if word in files][:1]
 
 
 def _commit(name: Name) -> str:

@@ -4,13 +4,15 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from regard.core import DataError
 from regard.files.atomic import without_repetition
-from regard.files.paths import check_utf8, files_below, printable, user_path
+from regard.files.paths import check_utf8, printable, user_path
 from regard.images.images import SUFFIXES, AsStored, kinds_of_images, size_of
+from regard.images.lists import images_by_name
 from regard.images.notes import ELSEWHERE, Notes
 
 from . import masks
@@ -59,26 +61,19 @@ def content_of(file: Path) -> dict[str, Any]:
 
 
 def scenes_of(
-    file: Path,
-    content: Mapping[str, list[Any]],
-    folders: list[Path],
-    reading: "Reading",
-    more: Sequence[Path] = (),
-    root: Path | None = None,
-    places: Sequence[str] = (),
+    content: Mapping[str, list[Any]], find: "Finder", places: Sequence[str] = ()
 ) -> tuple[Categories, list[Scene]]:
     """The categories and scenes of the content of an annotation file, or of what another format's reader made of files.
 
-    folders: where the images may be, and more: where else. root: a folder in which an image that is not there is looked
-    for by its name alone. places: of the annotations, for messages; without them they are named by their ids.
+    places: of the annotations, for messages; without them they are named by their ids.
     Raises: DataError that names the file and the annotation.
     """
+    file, reading = find.file, find.reading
     categories, labels = _categories(file, content["categories"])
     images = _by_id(file, "image", content["images"], ("id", "file_name"))
     if not images:
         raise DataError(f"{file} has no images")
     annotations = _by_id(file, "annotation", content["annotations"], ("image_id", "category_id"))
-    find = _Finder(file, folders, more, root, reading)
     sources = {number: source for number, image in images.items() if (source := find(number, image))}
     seen: dict[Path, Any] = {}
     for number, source in sources.items():
@@ -138,8 +133,8 @@ def splits_of(
     scenes: dict[str, list[Scene]] = {}
     for split in (split for split in ("train", "val", "test") if split in found):
         content, places = found[split]
-        given = {**content, "categories": categories}
-        known, scenes[split] = scenes_of(path, given, [path], reading, places=places)
+        find = Finder(path, [path], reading)
+        known, scenes[split] = scenes_of({**content, "categories": categories}, find, places)
     return known, scenes
 
 
@@ -241,6 +236,11 @@ class Reading:
         self.named: set[Path] = set()
         self.measured: set[Path] = set()
 
+    def note(self, kind: str, place: object) -> None:
+        """Count something that is read now, and was refused or skipped by older versions."""
+        self.notes.add(kind, place)
+        self.mended = True
+
     def measure(self, source: Path) -> tuple[int, int]:
         """(height, width) of an image whose size is not annotated, from its header. Raises: DataError."""
         self.measured.add(source)
@@ -249,11 +249,6 @@ class Reading:
     def annotated_size(self, scene: Scene) -> tuple[int, int] | None:
         """(height, width) as annotated; None if nothing is."""
         return None if scene.source in self.measured else scene.size
-
-    def note(self, kind: str, place: object) -> None:
-        """Count something that is read now, and was refused or skipped by older versions."""
-        self.notes.add(kind, place)
-        self.mended = True
 
     def wrong(self, message: str, annotation: bool = True) -> None:
         """annotation: whether an object is wrong, not an image. Raises: DataError."""
@@ -327,14 +322,21 @@ def class_name(value: Any) -> str:
     return str(value)
 
 
-class _Finder:
-    """The files of the images of an annotation file; the arguments are those of `scenes_of`."""
+@dataclass
+class Finder:
+    """The files of the images of an annotation file. folders: where they may be, and more: where else. root: a folder
+    in which an image that is not there is looked for by its name alone."""
 
-    def __init__(
-        self, file: Path, folders: list[Path], more: Sequence[Path], root: Path | None, reading: Reading
-    ) -> None:
-        self.file, self.folders, self.more, self.root, self.reading = file, folders, more, root, reading
-        self.below: dict[str, list[Path]] | None = None
+    file: Path
+    folders: list[Path]
+    reading: Reading
+    more: Sequence[Path] = ()
+    root: Path | None = None
+
+    @cached_property
+    def below(self) -> dict[str, list[Path]]:
+        """All images below the root, by their names."""
+        return {} if self.root is None else images_by_name(self.root)
 
     def __call__(self, number: Any, image: Mapping[str, Any]) -> Path | None:
         """The path of an image, None if it is skipped. Raises: DataError for one that the digest does not cover."""
@@ -354,25 +356,17 @@ class _Finder:
                 if path.is_file():
                     self.reading.mended |= folder not in self.folders or "\\" in given
                     return path
-        elsewhere = self._files_named(name.name) if self.root is not None else []
+        elsewhere = self.below.get(name.name, [])
         if len(elsewhere) == 1:
             self.reading.note(ELSEWHERE, elsewhere[0])
             return elsewhere[0]
         looked = " or ".join(str(folder) for folder in self.folders)
-        found = self.below or {}
-        near = next((files[0].name for key, files in found.items() if key.lower() == name.name.lower()), "")
+        near = next((key for key in self.below if key.lower() == name.name.lower()), "")
         more = f", where {len(elsewhere)} images have its name" if elsewhere else f"; there is {near}" if near else ""
         self.reading.wrong(
             f"{self.file}: image {number}, {printable(given)}, is not in {looked}{more}", annotation=False
         )
         return None
-
-    def _files_named(self, name: str) -> list[Path]:
-        if self.below is None:
-            self.below = {}
-            for path in files_below(self.root or Path(), SUFFIXES):
-                self.below.setdefault(path.name, []).append(path)
-        return self.below.get(name, [])
 
 
 def _check_annotation(

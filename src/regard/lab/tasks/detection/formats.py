@@ -109,7 +109,8 @@ def _read_coco(files: Callable[[Path], dict[str, Path]]) -> Callable[[Path, Read
                      if split_of_name(folder.name) == split]  # fmt: skip
             more = [file.parent, file.parent / "images", *named]
             folders, more = ([folder for folder in part if folder.is_dir()] for part in (folders, more))
-            found, splits[split] = coco.scenes_of(file, coco.content_of(file), folders, reading, more, path)
+            find = coco.Finder(file, folders, reading, more, path)
+            found, splits[split] = coco.scenes_of(coco.content_of(file), find)
             if categories is not None and found != categories:
                 raise DataError(
                     f"{file} has other categories than {next(iter(given.values()))}: {_difference(found, categories)}"

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from regard.core import DataError
-from regard.files.paths import files_below, subfolders, visible
+from regard.files.paths import subfolders, visible
 from regard.images.folders import split_of_name
-from regard.images.images import SUFFIXES, size_of
-from regard.images.lists import FILES, KINDS, find_image, is_elsewhere, rows_in
+from regard.images.images import size_of
+from regard.images.lists import FILES, KINDS, find_image, images_by_name, is_elsewhere, rows_in
 from regard.images.notes import ELSEWHERE
 
 from .coco import FRACTIONS, Categories, Reading, class_name, in_fractions, splits_by_name
@@ -42,9 +42,7 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
     boxes [left, top, width, height] in `bbox` and as many classes in `categories`. Raises: DataError with file and
     line.
     """
-    below: dict[str, list[Path]] = {}
-    for image in files_below(path, SUFFIXES):
-        below.setdefault(image.name, []).append(image)
+    below = images_by_name(path)
     found: dict[str, tuple[dict[Path, int], list[dict[str, Any]], list[str]]] = {}  # images, annotations, places
     tables: dict[tuple[str, Path], Path] = {}
     for file in table_files(path):
