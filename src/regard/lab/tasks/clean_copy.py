@@ -25,6 +25,7 @@ from .detection import data as detection
 from .detection import masks
 from .detection.coco import beyond, box_of
 from .detection.scenes import Scene
+from .detection.score import as_coco
 from .segmentation import data as segmentation
 
 UNCHANGED = {"JPEG": ".jpg", "PNG": ".png"}
@@ -131,12 +132,8 @@ def _write_boxes(path: Path, out: Path, choices: detection.Choices) -> Iterator[
 def _annotations(scene: Scene, image: int, first: int, ids: Sequence[int]) -> list[dict[str, Any]]:
     """The objects of an image as COCO writes them, numbered behind the first."""
     found, objects = [], scene.objects
-    for row, (left, top, right, bottom) in enumerate(objects.boxes.tolist()):
-        entry = {
-            "id": first + row + 1, "image_id": image, "category_id": ids[int(objects.labels[row])],
-            "bbox": [left, top, right - left, bottom - top], "area": float(objects.areas[row]),
-            "iscrowd": int(objects.crowd[row]),
-        }  # fmt: skip
+    for row, label in enumerate(objects.labels.tolist()):
+        entry = as_coco(objects, row, first + row + 1, image, ids[label])
         outline = objects.outlines[row] if objects.outlines else None
         found.append(entry | ({} if outline is None else {"segmentation": _within(outline, scene.size)}))
     return found

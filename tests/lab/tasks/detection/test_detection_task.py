@@ -17,6 +17,7 @@ from regard.lab.tasks.detection import Detection, Instances
 from regard.lab.tasks.detection import data as data_sets
 from regard.lab.tasks.detection.masks import decode
 from regard.lab.tasks.detection.pictures import draw_prediction
+from regard.lab.tasks.detection.predictions import predictions_of
 from regard.lab.tasks.detection.presets import defaults
 from regard.lab.tasks.detection.score import Found, evaluate, results
 from regard.lab.tasks.detection.task import Boxes
@@ -62,10 +63,9 @@ def test_training_and_evaluation_end_to_end(folder: Path, kind: type[Boxes], res
     assert set(score.metrics) == {"map", *kind.further}
     if kind is Instances:
         most = max(map(len, (scene.objects for scene in task.test_scenes())))
-        found = evaluate(
-            task.test_scenes(), task.find_objects(model, CPU), task.data_set().classes, "bbox", max(100, most)
-        )
-        assert score.metrics["box_map"] == found.metrics()["map"]
+        found = predictions_of(task.frame(), model, task.part(task.split), CPU)
+        boxes = evaluate(task.test_scenes(), found, task.data_set().classes, "bbox", max(100, most))
+        assert score.metrics["box_map"] == boxes.metrics()["map"]
     assert inference_speed(model, task.example(), "32") > 0
     assert all(0 <= value <= 100 for value in score.metrics.values())
     assert score.samples.shape == (4,)

@@ -1,6 +1,7 @@
 """Data sets for detection: named ones, and the user's own in the formats of COCO and Pascal VOC."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -15,8 +16,8 @@ from regard.images.images import SUFFIXES, AsStored, size_of
 from regard.images.notes import Notes
 from regard.images.streams import BY_NAME, held_out
 from regard.images.turned import annotated_as_stored
-from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.lab.data import cued
+from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.lab.data.generated import with_revision
 
 from ..class_scores import check_subset
@@ -89,7 +90,10 @@ def _load(path: Path, name: str, choices: Choices, total: str, whole: bool) -> S
     if name:
         corrupt = "leave out" if name == "coco" and choices.corrupt == "stop" else choices.corrupt
         reading = Reading(corrupt, choices.with_masks, "turn")
-        categories, splits = _with_objects(path, *_divide(path, *format_of(path).read(path, reading)))
+        categories, splits = _divide(path, *format_of(path).read(path, reading))
+        for split, scenes in splits.items():
+            if not any(len(scene.objects) for scene in scenes):
+                raise DataError(f"the {split} split of {path} has no objects in any image")
     else:
         own = own_splits(path, choices, whole)
         categories, splits = own.categories, own.splits
@@ -97,13 +101,6 @@ def _load(path: Path, name: str, choices: Choices, total: str, whole: bool) -> S
             marks = f"{total}-{own.mended}-{own.as_stored}-{whole}"
             checksum = hashlib.sha256(marks.encode()).hexdigest()
     return SceneSet(name or f"own:{total}", categories.names, categories.ids, 3, splits, checksum)
-
-
-def _with_objects(path: Path, categories: coco.Categories, splits: Splits) -> tuple[coco.Categories, Splits]:
-    for split, scenes in splits.items():
-        if not any(len(scene.objects) for scene in scenes):
-            raise DataError(f"the {split} split of {path} has no objects in any image")
-    return categories, splits
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,14 +226,10 @@ def training_problems(path: Path, names: tuple[str, ...], splits: Splits) -> lis
     """What a training does not do with: a split without objects, a class without objects to learn."""
     problems = []
     found: dict[str, set[int]] = {}
-    crowds: dict[int, int] = {}
+    crowds = Counter(label for scene in splits["train"] for label in scene.objects.labels[scene.objects.crowd].tolist())
     for split, scenes in splits.items():
         single = [scene.objects.labels[~scene.objects.crowd] for scene in scenes]
         found[split] = {int(label) for labels in single for label in labels}
-        if split == "train":
-            for scene in scenes:
-                for label in scene.objects.labels[scene.objects.crowd].tolist():
-                    crowds[label] = crowds.get(label, 0) + 1
         if not found[split]:
             crowd = any(len(scene.objects) for scene in scenes)
             problems.append(f"the {split} split of {path} has no objects in any image{_INSTEAD * crowd}")

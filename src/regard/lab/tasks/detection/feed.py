@@ -1,8 +1,8 @@
 """Images and targets of one size, and the training batches of a run: pure functions of (seed, number of the batch)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -90,7 +90,6 @@ class Split:
     channels: int
     resize: str = "stretch"
     key: str = ""
-    _decoded: list[Any] = field(default_factory=list, repr=False)
 
     def __len__(self) -> int:
         return len(self.scenes)
@@ -103,13 +102,12 @@ class Split:
 
     def pixels(self, row: int) -> UInt8[np.ndarray, "H W C"]:
         """An image; all images of one size are decoded at the first call if they need at most `IN_MEMORY` bytes."""
-        if not self.in_memory:
-            return self._read(self.scenes[row])
-        if not self._decoded:
-            side = f"{self.size[0]}x{self.size[1]}-{self.resize}"
-            self._decoded.append(load_or_make(f"detection-{self.key}-{side}", self._read_all))
-        image: np.ndarray = self._decoded[0].pixels[row]
-        return image
+        return self._decoded.pixels[row] if self.in_memory else self._read(self.scenes[row])
+
+    @cached_property
+    def _decoded(self) -> Images:
+        side = f"{self.size[0]}x{self.size[1]}-{self.resize}"
+        return load_or_make(f"detection-{self.key}-{side}", self._read_all)
 
     def _read_all(self) -> Images:
         pixels = np.empty((len(self), *self.size, self.channels), np.uint8)

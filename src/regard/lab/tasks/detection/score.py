@@ -17,8 +17,8 @@ from regard.core import DataError, require
 from regard.lab.tasks.jackknife import jackknife
 
 from ..base import Score
-from .masks import as_text
-from .scenes import Rle, Scene
+from .masks import as_text, encode
+from .scenes import Objects, Rle, Scene
 
 AREAS = {"all": (0.0, 1e10), "small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, 1e10)}
 """COCO's sizes of objects: areas in pixels of the original image."""
@@ -52,9 +52,7 @@ class Evaluation:
         """Average precision in percent; None if no class has objects. threshold: index; None = the mean of all."""
         values = self.precision[..., size]
         values = values if threshold is None else values[threshold]
-        values = values if label is None else values[..., label]
-        values = values[values > -1]
-        return 100 * float(values.mean()) if values.size else None
+        return _percent(values if label is None else values[..., label])
 
     def metrics(self) -> dict[str, float]:
         """map, ap50 and ap75. Raises: DataError without any object."""
@@ -82,20 +80,21 @@ def ground_truth(scenes: Sequence[Scene], classes: Sequence[str]) -> dict[str, A
     for number, scene in enumerate(scenes, 1):
         images.append({"id": number, "file_name": scene.name, "height": scene.size[0], "width": scene.size[1]})
         objects = scene.objects
-        for row in range(len(objects)):
-            annotation = {
-                "id": len(annotations) + 1,
-                "image_id": number,
-                "category_id": int(objects.labels[row]) + 1,
-                "bbox": xywh(objects.boxes[row]),
-                "area": float(objects.areas[row]),
-                "iscrowd": int(objects.crowd[row]),
-            }
+        for row, label in enumerate(objects.labels.tolist()):
+            annotation = as_coco(objects, row, len(annotations) + 1, number, label + 1)
             if objects.masks is not None:
                 annotation["segmentation"] = as_text(objects.masks[row])
             annotations.append(annotation)
     categories = [{"id": number, "name": name} for number, name in enumerate(classes, 1)]
     return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def as_coco(objects: Objects, row: int, number: int, image: int, category: int) -> dict[str, Any]:
+    """An object as an annotation of COCO without its mask. number, image, category: the ids."""
+    return {
+        "id": number, "image_id": image, "category_id": category, "bbox": xywh(objects.boxes[row]),
+        "area": float(objects.areas[row]), "iscrowd": int(objects.crowd[row]),
+    }  # fmt: skip
 
 
 def results(
@@ -137,12 +136,15 @@ def evaluate(
     truth = COCO(ground_truth(scenes, classes))
     entries = results(found)
     if not entries:  # the package cannot load an empty list: a box outside of the image finds nothing
-        entries = [{"image_id": 1, "category_id": 1, "bbox": [-2.0, -2.0, 1.0, 1.0], "score": 0.0}]
-        entries[0] |= {"segmentation": {"size": list(scenes[0].size), "counts": _empty(scenes[0].size)}}
+        empty = as_text(encode(np.zeros((1, *scenes[0].size), bool))[0])
+        box = [-2.0, -2.0, 1.0, 1.0]
+        entries = [{"image_id": 1, "category_id": 1, "bbox": box, "score": 0.0, "segmentation": empty}]
     if kind == "segm":  # with a box too, sizes would be those of boxes
         entries = [{name: value for name, value in entry.items() if name != "bbox"} for entry in entries]
     with contextlib.redirect_stdout(io.StringIO()):
-        evaluator = COCOeval_faster(truth, truth.loadRes(entries), kind, print_function=_quiet, separate_eval=True)
+        evaluator = COCOeval_faster(
+            truth, truth.loadRes(entries), kind, print_function=lambda *_: None, separate_eval=True
+        )
         evaluator.params.maxDets = [detections]
         evaluator.params.areaRng = [list(limits) for limits in AREAS.values()]
         evaluator.params.areaRngLbl = list(AREAS)
@@ -159,18 +161,12 @@ def evaluate(
         return np.asarray(values).reshape(len(params.iouThrs), len(params.recThrs), len(classes), sizes)
 
     def without(rows: np.ndarray) -> float:
-        values = precision(np.delete(np.arange(numbers), rows), 1)
-        values = values[values > -1]
-        return 100 * float(values.mean()) if values.size else 0.0
+        return _percent(precision(np.delete(np.arange(numbers), rows), 1)) or 0.0
 
     return Evaluation(precision(np.arange(numbers), len(AREAS)), classes, numbers, without)
 
 
-def _quiet(*words: object) -> None:
-    """Prints nothing."""
-
-
-def _empty(size: tuple[int, int]) -> str:
-    from .masks import encode
-
-    return str(as_text(encode(np.zeros((1, *size), bool))[0])["counts"])
+def _percent(precision: np.ndarray) -> float | None:
+    """The mean in percent where there are objects; None without any."""
+    known = precision[precision > -1]
+    return 100 * float(known.mean()) if known.size else None

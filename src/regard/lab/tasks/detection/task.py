@@ -31,14 +31,14 @@ from ..validation import ValidationPart
 from . import data as data_sets
 from . import presets
 from .data import tiny, with_classes
-from .feed import AUGMENTS, Batch, Batches, Split, canvas, readable, resize_image, scaled_size
+from .feed import AUGMENTS, Batch, Batches, Split, canvas, read_pixels, readable, resize_image, scaled_size
 from .networks import Detector, Heads, detection_backbone, make_detector
 from .networks.padding import cannot_hide
 from .networks.rcnn import Targets
 from .predictions import Frame, as_json, found_in, predictions_of
 from .scenes import Scene, SceneSet
 from .score import Found, evaluate
-from .trivial import trivial_answer
+from .trivial import components
 
 log = logging.getLogger("regard.data")
 
@@ -168,7 +168,7 @@ class Boxes(ValidationPart, ImageTask):
         return {
             **self.record_of(len(self.part("train")), len(self.test_scenes())),
             "category_ids": list(scene_set.category_ids),
-            "detections": self.detections or _most(self, scene_set),
+            "detections": _most(self, scene_set),
         }
 
     # the model
@@ -272,14 +272,11 @@ class Boxes(ValidationPart, ImageTask):
 
     # evaluation
 
-    def find_objects(self, model: nn.Module, device: torch.device) -> list[Found]:
-        """The model's predictions in the images of the evaluated split, in their order."""
-        return predictions_of(self.frame(), model, self.part(self.split), device)
-
     def score(self, model: nn.Module, device: torch.device) -> Score:
         """Average precision of boxes (masks) in the original images; `Score.samples` are jackknife values."""
-        most = self.detections or _most(self, self.data_set())
-        return self._score(self.test_scenes(), self.find_objects(model, device), self.data_set().classes, most)
+        part, scene_set = self.part(self.split), self.data_set()
+        found = predictions_of(self.frame(), model, part, device)
+        return self._score(part.scenes, found, scene_set.classes, _most(self, scene_set))
 
     def _score(self, scenes: Sequence[Scene], found: list[Found], classes: tuple[str, ...], most: int) -> Score:
         score = evaluate(scenes, found, classes, self.kind, most).score()
@@ -384,24 +381,18 @@ def _statistics(train: Split) -> Statistics:
     rows = range(0, len(train), -(-len(train) // 500))
     values = [np.asarray(train.pixels(row), np.float32)[: inside[0], : inside[1]].reshape(-1, train.channels) / 255
               for row in rows for inside in [train.inside(train.scenes[row])]]  # fmt: skip
-    means, squares = (np.stack([part(v) for v in values]).mean(0) for part in (_mean, _square))
+    means = np.stack([value.mean(0, dtype=np.float64) for value in values]).mean(0)
+    squares = np.stack([(value.astype(np.float64) ** 2).mean(0) for value in values]).mean(0)
     std = np.sqrt(np.maximum(squares - means**2, 1e-6))
     return [round(float(value), 6) for value in means], [round(float(value), 6) for value in std]
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
-    return values.mean(0, dtype=np.float64)
-
-
-def _square(values: np.ndarray) -> np.ndarray:
-    return (values.astype(np.float64) ** 2).mean(0)
-
-
 @lru_cache(maxsize=8)
 def _most(task: Boxes, scene_set: SceneSet) -> int:
-    """100, as COCO counts, or one and a half of the largest number in a training image where that is above 100."""
-    if task.data.startswith("cued"):
-        return 100
+    """The task's own, else 100, as COCO counts, or one and a half of the largest number in a training image where that
+    is above 100."""
+    if task.detections or task.data.startswith("cued"):
+        return task.detections or 100
     most = max(len(scene.objects) for scene in task.part("train").scenes)
     return 100 if most <= 100 else -(-most * 3 // 2 // 50) * 50
 
@@ -413,7 +404,8 @@ def _trivial_map(task: Boxes, scene_set: SceneSet) -> float:
         labels = np.concatenate([scenes[row].objects.labels for row in range(first, min(first + 1000, len(scenes)))])
         if len(labels):
             break
-    most, label = task.detections or _most(task, scene_set), int(np.bincount(labels, minlength=1).argmax())
+    most, label = _most(task, scene_set), int(np.bincount(labels, minlength=1).argmax())
     scenes = task.test_scenes()
-    found = trivial_answer(scenes, scene_set.channels, label, most, task.kind == "segm")
+    pixels = (read_pixels(scene, scene_set.channels) for scene in scenes)
+    found = [components(image, label, most, task.kind == "segm") for image in pixels]
     return evaluate(scenes, found, scene_set.classes, task.kind, most).mean() or 0.0

@@ -1,13 +1,9 @@
 """The trivial answer: every connected component of Otsu's threshold is an object of the most frequent class."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from jaxtyping import UInt8
 
-from .feed import read_pixels
 from .masks import encode
-from .scenes import Scene
 from .score import Found
 
 SMALLEST = 10
@@ -44,8 +40,3 @@ def components(pixels: UInt8[np.ndarray, "h w C"], label: int, most: int, with_m
         np.ones(len(chosen), np.float32),
         masks if with_masks else None,
     )
-
-
-def trivial_answer(scenes: Sequence[Scene], channels: int, label: int, most: int, with_masks: bool) -> list[Found]:
-    """`components` of every scene."""
-    return [components(read_pixels(scene, channels), label, most, with_masks) for scene in scenes]

@@ -38,7 +38,7 @@ class CascadeHeads(nn.Module):
 
     def __init__(self, stages: list[RoIHeads]) -> None:
         super().__init__()
-        self.stages = nn.ModuleList(stages)
+        self.stages: Any = nn.ModuleList(stages)
 
     def forward(
         self,
@@ -48,20 +48,11 @@ class CascadeHeads(nn.Module):
         targets: list[dict[str, Tensor]] | None = None,
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
         """Predictions of each image in evaluation mode, losses in training."""
-        if self.training:
-            assert targets is not None
-            return [], self._losses(features, proposals, image_shapes, targets)
-        return self._predictions(features, proposals, image_shapes), {}
-
-    def _losses(
-        self,
-        features: dict[str, Tensor],
-        proposals: list[Tensor],
-        image_shapes: list[tuple[int, int]],
-        targets: list[dict[str, Tensor]],
-    ) -> dict[str, Tensor]:
+        if not self.training:
+            return self._predictions(features, proposals, image_shapes), {}
+        assert targets is not None
         losses: dict[str, Tensor] = {}
-        for number, (stage, weight) in enumerate(zip(self._stages, WEIGHTS, strict=True)):
+        for number, (stage, weight) in enumerate(zip(self.stages, WEIGHTS, strict=True)):
             proposals, matched, labels, codes = stage.select_training_samples(proposals, targets)
             logits, deltas = predict(stage, features, proposals, image_shapes)
             classes, all_codes = torch.cat(labels), torch.cat(list(codes))
@@ -70,14 +61,19 @@ class CascadeHeads(nn.Module):
             losses[f"loss_classifier_{number}"] = weight * F.cross_entropy(logits, classes)
             losses[f"loss_box_reg_{number}"] = weight * box_loss / max(len(classes), 1)
             if number == 0 and stage.has_mask():
-                losses["loss_mask"] = _mask_loss(stage, features, proposals, image_shapes, targets, labels, matched)
+                rows = [part > 0 for part in labels]
+                boxes = [part[row] for part, row in zip(proposals, rows, strict=True)]
+                found = [part[row] for part, row in zip(matched, rows, strict=True)]
+                masks, kinds = ([target[name] for target in targets] for name in ("masks", "labels"))
+                masked = mask_logits(stage, features, boxes, image_shapes)
+                losses["loss_mask"] = maskrcnn_loss(masked, boxes, masks, kinds, found)
             proposals = refine(stage, deltas, proposals, image_shapes)
-        return losses
+        return [], losses
 
     def _predictions(
         self, features: dict[str, Tensor], proposals: list[Tensor], image_shapes: list[tuple[int, int]]
     ) -> list[dict[str, Tensor]]:
-        scores, stages = [], self._stages
+        scores, stages = [], self.stages
         for number, stage in enumerate(stages):
             logits, deltas = predict(stage, features, proposals, image_shapes)
             scores.append(logits.softmax(-1))
@@ -94,26 +90,20 @@ class CascadeHeads(nn.Module):
                 result["masks"] = masks
         return results
 
-    @property
-    def _stages(self) -> list[Any]:
-        return list(self.stages)
-
 
 def predict(
     stage: Any, features: dict[str, Tensor], proposals: list[Tensor], image_shapes: list[tuple[int, int]]
 ) -> tuple[Tensor, Tensor]:
     """Class logits and box codes of a stage for all proposals of the batch."""
     pooled = stage.box_roi_pool(features, proposals, image_shapes)
-    logits, deltas = stage.box_predictor(stage.box_head(pooled))
-    return logits, deltas
+    return stage.box_predictor(stage.box_head(pooled))
 
 
 def mask_logits(
     stage: Any, features: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]
 ) -> Tensor:
     """Mask logits (n, classes, 28, 28) of a stage for all boxes of the batch."""
-    logits: Tensor = stage.mask_predictor(stage.mask_head(stage.mask_roi_pool(features, boxes, image_shapes)))
-    return logits
+    return stage.mask_predictor(stage.mask_head(stage.mask_roi_pool(features, boxes, image_shapes)))
 
 
 @torch.no_grad()
@@ -131,21 +121,3 @@ def _at_least_one_pixel(boxes: Tensor, shape: tuple[int, int]) -> Tensor:
     boxes = clip_boxes_to_image(boxes, shape)
     first = torch.minimum(boxes[:, :2], boxes.new_tensor([shape[1] - 1.0, shape[0] - 1.0]))
     return torch.cat([first, torch.maximum(boxes[:, 2:], first + 1)], 1)
-
-
-def _mask_loss(
-    stage: Any,
-    features: dict[str, Tensor],
-    proposals: list[Tensor],
-    image_shapes: list[tuple[int, int]],
-    targets: list[dict[str, Tensor]],
-    labels: list[Tensor],
-    matched: list[Tensor],
-) -> Tensor:
-    positive = [part > 0 for part in labels]
-    boxes = [part[rows] for part, rows in zip(proposals, positive, strict=True)]
-    indices = [part[rows] for part, rows in zip(matched, positive, strict=True)]
-    logits = mask_logits(stage, features, boxes, image_shapes)
-    masks, classes = [target["masks"] for target in targets], [target["labels"] for target in targets]
-    loss: Tensor = maskrcnn_loss(logits, boxes, masks, classes, indices)
-    return loss

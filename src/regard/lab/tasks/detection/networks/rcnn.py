@@ -21,8 +21,6 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.poolers import initLevelMapper
 
-from regard.core import ConfigError
-
 from .backbone import Backbone
 from .cascade import CODES, OVERLAPS, AgnosticPredictor, CascadeHeads
 from .padding import Padding, hide_padding
@@ -131,24 +129,12 @@ class Detector(nn.Module):
         features = {name: level.float() if level.itemsize == 2 else level for name, level in features.items()}
         each = targets.each if isinstance(targets, Targets) else targets
         with nullcontext() if images.is_meta else torch.autocast(images.device.type, enabled=False):
-            return self._boxes(images, features, each, sizes, counted)
-
-    def _boxes(
-        self,
-        images: Tensor,
-        features: dict[str, Tensor],
-        targets: list[dict[str, Tensor]] | None,
-        sizes: list[tuple[int, int]],
-        counted: bool,
-    ) -> Any:
-        whole = (images.shape[-2], images.shape[-1])
-        if counted:
-            return features, self._largest_outputs(features, len(images), whole)
-        if self.training and targets is None:
-            raise ValueError("a detector in training mode needs targets; use eval() for predictions")
-        batch = ImageList(images, sizes)
-        proposals, proposal_losses = self.rpn(batch, features, targets)
-        predictions, losses = self.roi_heads(features, proposals, sizes, targets)
+            if counted:
+                return features, self._largest_outputs(features, len(images))
+            if self.training and each is None:
+                raise ValueError("a detector in training mode needs targets; use eval() for predictions")
+            proposals, proposal_losses = self.rpn(ImageList(images, sizes), features, each)
+            predictions, losses = self.roi_heads(features, proposals, sizes, each)
         return {**losses, **proposal_losses} if self.training else predictions
 
     def _features(
@@ -166,11 +152,10 @@ class Detector(nn.Module):
                 padding.end()
         return features
 
-    def _largest_outputs(self, features: dict[str, Tensor], images: int, size: tuple[int, int]) -> list[Any]:
+    def _largest_outputs(self, features: dict[str, Tensor], images: int) -> list[Any]:
         """The outputs of all heads on the largest number of boxes, all equal."""
         outputs: list[Any] = [self.rpn.head(list(features.values()))]
-        heads: Any = self.roi_heads
-        stages: list[Any] = list(heads.stages) if isinstance(heads, CascadeHeads) else [heads]
+        stages: Any = self.roi_heads.stages if isinstance(self.roi_heads, CascadeHeads) else [self.roi_heads]
         level = next(iter(features.values()))
         boxes = images * self.rpn._post_nms_top_n["testing"]
         for stage in stages:
@@ -184,9 +169,7 @@ class Detector(nn.Module):
 
 
 def make_detector(kind: str, backbone: Backbone, options: Heads) -> Detector:
-    """A detector of a kind in `DETECTORS`. Raises: ConfigError."""
-    if kind not in DETECTORS:
-        raise ConfigError(f"detector is one of {', '.join(DETECTORS)}, not {kind!r}")
+    """A detector of a kind in `DETECTORS`."""
     anchors = Anchors(backbone.strides, options.anchor, options.ratios)
     train, test = options.proposals
     head = RPNHead(backbone.out_channels, len(options.ratios))
