@@ -90,11 +90,10 @@ def check_data(
     kind = kind or kind_of(path, source, target)
     _refuse_unused(data, kind, given)
     report = DataReport(kind)
-    if kind == "translation":
-        _translation(path, source, target, report)
-        return report
     with _collect_into(report):
-        if kind in ("detection", "instances"):
+        if kind == "translation":
+            _translation(path, source, target, report)
+        elif kind in ("detection", "instances"):
             _detection(path, TASK_OF[kind], exif or "", report)
         elif kind == "segmentation":
             _segmentation(path, 255 if void is None else void, classes or 0, exif or "", report)
@@ -359,7 +358,7 @@ def _segmentation(path: Path, void: int, classes: int, exif: str, report: DataRe
             if read is not None:
                 masks[split].append(_Mask(file, set(np.unique(mask).tolist()), read))
     if masks["train"]:  # else the cause has been told
-        _labels(path, layout, segmentation.place_of(pairs["train"]), masks, void, classes, report)
+        _labels(path, layout, masks, void, classes, report)
     pictures.compare()
 
 
@@ -373,20 +372,15 @@ class _Mask:
 
 
 def _labels(
-    path: Path,
-    layout: layouts.Layout,
-    folder: Path,
-    masks: dict[str, list[_Mask]],
-    void: int,
-    classes: int,
-    report: DataReport,
+    path: Path, layout: layouts.Layout, masks: dict[str, list[_Mask]], void: int, classes: int, report: DataReport
 ) -> None:
-    """The classes of the masks of each split, and what a training would refuse in them. folder: of training masks."""
+    """The classes of the masks of each split, and what a training would refuse in them."""
+    folder = segmentation.place_of(masks["train"][0].file)
     train = set[int]().union(*(mask.labels for mask in masks["train"]))
     names: dict[int, str] = {}
     unused: int | None = void
     try:
-        spelled, labels, unused = segmentation.class_labels(path, folder, lambda: train, void, classes, layout=layout)
+        spelled, labels, unused = segmentation.class_labels(path, folder, lambda: train, layout, void, classes)
         names = dict(zip(labels, spelled, strict=True))
     except DataError as error:
         report.problems.append(str(error))

@@ -1,12 +1,11 @@
 """Images with masks: the user's own folders, camvid, and the generated cued sets."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,12 +24,10 @@ from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.models.segmentation import VOID
 
 from ..class_scores import check_subset
-from .layouts import LAYOUT, Drawn, Layout, Mask, divide, grey, is_whole, read_layout, read_mask
+from .layouts import LAYOUT, NO_COLOURS, Colours, Drawn, Layout, Mask, divide, grey, is_whole, read_layout, read_mask
 
-Colours = Mapping[tuple[int, int, int], int]
 Photographs = list[tuple[Path | AsStored, Mask]]
 """Images and masks of a split."""
-NO_COLOURS: Colours = MappingProxyType({})
 
 CAMVID = (
     "sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist",
@@ -124,26 +121,21 @@ class Photo:
 class Photos(Sequence[Sample]):
     """The photos of a split; all are decoded and checked here if they fit into `IN_MEMORY`, else when they are used.
 
-    labels: of the classes, in their order. void: the label of pixels that do not count, None = there is none. others:
-    whether further labels do not count either. Raises: as `Photo`.
+    labels: of the classes, in their order. void: the label of pixels that do not count, None = there is none. layout:
+    its colours, and whether further labels do not count either. Raises: as `Photo`.
     """
 
     def __init__(
-        self,
-        pairs: Sequence[tuple[Path | AsStored, Mask]],
-        labels: Sequence[int],
-        void: int | None,
-        others: bool = False,
-        colours: Colours = NO_COLOURS,
+        self, pairs: Sequence[tuple[Path | AsStored, Mask]], labels: Sequence[int], void: int | None, layout: Layout
     ) -> None:
-        self.pairs, self.colours = pairs, colours
-        self.table = np.full(256, VOID if others else -1, np.int16)
+        self.pairs, self.colours = pairs, layout.colours
+        self.table = np.full(256, VOID if layout.others else -1, np.int16)
         self.table[list(labels)] = np.arange(len(labels))
         if void is not None:
             self.table[void] = VOID
         self.decoded: list[Photo] | None = None
         if sum(_bytes(image) for image, _ in pairs) <= IN_MEMORY:
-            self.decoded = [Photo(*pair, self.table, colours) for pair in pairs]
+            self.decoded = [Photo(*pair, self.table, self.colours) for pair in pairs]
             for photo in self.decoded:
                 _ = photo.image, photo.mask
 
@@ -185,9 +177,8 @@ def load(data: str, void: int, classes: int, kind: str = "", exif: str = "", who
         return _load_cued(data, folder_in_use())
     named = data in FOLDERS
     path = folder_of(data, LAYOUT) if named else path_of(data)
-    names = CAMVID if data == "camvid" else ()
     total = _named_digest(path) if named else own_digest(path, kind, whole)
-    return own_set(path, void, classes, total, names, data if named else "", "turn" if named else exif, whole)
+    return own_set(path, void, classes, total, data if named else "", "turn" if named else exif, whole)
 
 
 @lru_cache(maxsize=4)
@@ -208,22 +199,17 @@ def _load_cued(data: str, folder: str) -> MaskSet:
 
 
 def class_labels(
-    path: Path,
-    folder: Path,
-    found: Callable[[], set[int]],
-    void: int,
-    classes: int,
-    names: tuple[str, ...] = (),
-    layout: Layout | None = None,
+    path: Path, folder: Path, found: Callable[[], set[int]], layout: Layout, void: int, classes: int
 ) -> tuple[tuple[str, ...], list[int], int | None]:
     """Names and labels of the classes, and the label of void, None if there is none; see `own_set`.
 
     folder: of the training masks. found: reads their labels; called only where nothing else tells the classes, and for
-    two classes. layout: whose names and labels have precedence over those of the masks. Raises: DataError.
+    two classes. layout: whose names and labels have precedence over those of the masks; names without labels also over
+    those of classes.txt. Raises: DataError.
     """
-    names = names or _names(path)
+    names = (() if layout.labels else layout.names) or _names(path)
     first = 1 if void == 0 else 0
-    if layout is not None and layout.labels:
+    if layout.labels:
         labels = list(layout.labels)
         if names and len(names) != len(labels):
             raise DataError(f"{path / 'classes.txt'} has {len(names)} lines, but the data have {len(labels)} classes")
@@ -278,14 +264,7 @@ def _mask_size(mask: Mask) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=2)
 def own_set(
-    path: Path,
-    void: int,
-    classes: int,
-    digest: str,
-    names: tuple[str, ...] = (),
-    name: str = "",
-    exif: str = "",
-    whole: bool = False,
+    path: Path, void: int, classes: int, digest: str, name: str = "", exif: str = "", whole: bool = False
 ) -> MaskSet:
     """The user's own images and masks.
 
@@ -296,11 +275,11 @@ def own_set(
     """
     layout, pairs = layout_of(path, void, exif, whole)
     if name:  # its masks and classes are known
-        layout = replace(layout, labels=(), colours=NO_COLOURS)
+        layout = replace(layout, names=CAMVID if name == "camvid" else (), labels=(), colours=NO_COLOURS)
     train = pairs.get("train") or next(iter(pairs.values()))
     labels_in = partial(_labels_in, train, layout.colours)
-    names, labels, unused = class_labels(path, place_of(train), labels_in, void, classes, names, layout)
-    files = {id(items): Photos(items, labels, unused, layout.others, layout.colours) for items in pairs.values()}
+    names, labels, unused = class_labels(path, place_of(train[0][1]), labels_in, layout, void, classes)
+    files = {id(items): Photos(items, labels, unused, layout) for items in pairs.values()}
     splits: dict[str, Sequence[Sample]] = {
         split: files[id(items)] for split, items in pairs.items()
     }  # "test" may be "val"
@@ -309,9 +288,8 @@ def own_set(
     return MaskSet(name or f"own:{digest}", names, 3, splits, digest)
 
 
-def place_of(pairs: Sequence[tuple[Any, Mask]]) -> Path:
-    """The folder of masks, for messages."""
-    mask = pairs[0][1]
+def place_of(mask: Mask) -> Path:
+    """The folder of a mask, for messages."""
     return mask.parent if isinstance(mask, Path) else Path(mask.scene.name).parent
 
 

@@ -4,6 +4,7 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,9 @@ class Drawn:
 
 
 Mask = Path | Drawn
+Colours = Mapping[tuple[int, int, int], int]
+"""The label of each colour, red, green and blue."""
+NO_COLOURS: Colours = MappingProxyType({})
 Pairs = dict[str, list[tuple[Path, Mask]]]
 """Images and masks of splits."""
 
@@ -77,14 +81,14 @@ class Layout:
     names: tuple[str, ...] = ()
     labels: tuple[int, ...] = ()
     others: bool = False
-    colours: Mapping[tuple[int, int, int], int] = field(default_factory=dict)
+    colours: Colours = field(default_factory=dict)
     texts: Sequence[Path] = ()
     renamed: bool = False
 
 
 def read_layout(path: Path, notes: Notes, void: int = VOID) -> Layout:
     """The images and masks of a folder, in the first layout that it has. Raises: DataError."""
-    known = next((read for _, has, read in LAYOUTS if has(path)), None)
+    known = next((read for has, read in LAYOUTS if has(path)), None)
     if known is None:
         raise DataError(
             f"{path} needs folders of images and masks for training and test; found none: {LAYOUT}; or polygons of "
@@ -95,19 +99,17 @@ def read_layout(path: Path, notes: Notes, void: int = VOID) -> Layout:
 
 def has_masks(path: Path) -> bool:
     """Whether a folder has files of masks in one of the layouts; polygons are for detection first."""
-    return any(has(path) for name, has, _ in LAYOUTS if name != _POLYGONS)
+    return any(has(path) for has, _ in LAYOUTS if has is not has_annotations)
 
 
 def find_folders(path: Path) -> dict[str, tuple[Path, Path]]:
     """(images, masks) of each split, or of "all"."""
-    children = {child.name.lower(): child for child in subfolders(path)}
+    children = _by_name(path)
     found: dict[str, tuple[Path, Path]] = {}
     images = next((children[name] for name in _IMAGES if name in children), None)
     masks = next((children[name] for name in _MASKS if name in children), None)
     if images is not None and masks is not None:
-        of_images, of_masks = (
-            {child.name.lower(): child for child in subfolders(folder)} for folder in (images, masks)
-        )
+        of_images, of_masks = _by_name(images), _by_name(masks)
         for split, names in SPLITS.items():
             name = next((name for name in names if name in of_images), None)
             if name is not None and name not in of_masks:
@@ -117,7 +119,7 @@ def find_folders(path: Path) -> dict[str, tuple[Path, Path]]:
         return found or {"all": (images, masks)}
     for split, names in SPLITS.items():
         for name in (name for name in names if name in children):
-            inner = {child.name.lower(): child for child in subfolders(children[name])}
+            inner = _by_name(children[name])
             pictures = next((inner[part] for part in _IMAGES if part in inner), children[name])
             flat = pictures == children[name] and not _direct_images(pictures)  # class folders, of which one is "mask"
             beside = [] if flat else [inner[part] for part in _MASKS if part in inner]
@@ -126,6 +128,11 @@ def find_folders(path: Path) -> dict[str, tuple[Path, Path]]:
                 raise DataError(f"{children[name]} has no masks: there is no folder {path / (name + 'annot')}")
             found.setdefault(split, (pictures, beside[0]))
     return found
+
+
+def _by_name(folder: Path) -> dict[str, Path]:
+    """The folders in a folder, by their names in lower case."""
+    return {child.name.lower(): child for child in subfolders(folder)}
 
 
 def _direct_images(folder: Path) -> bool:
@@ -293,11 +300,9 @@ def _read_voc(path: Path, notes: Notes, void: int) -> Layout:
 
 
 def _splits_of(path: Path) -> dict[str, Path]:
-    children = {child.name.lower(): child for child in subfolders(path)}
-    found = {
-        split: next((children[name] for name in names if name in children), None) for split, names in SPLITS.items()
-    }
-    splits = {split: folder for split, folder in found.items() if folder is not None}
+    children = _by_name(path)
+    found = {split: [children[name] for name in names if name in children] for split, names in SPLITS.items()}
+    splits = {split: folders[0] for split, folders in found.items() if folders}
     return splits if "train" in splits else {"all": path}
 
 
@@ -331,14 +336,13 @@ def _read_polygons(path: Path, notes: Notes, void: int) -> Layout:
     return Layout(pairs, known, labels, texts=format_of(path).files(path), renamed=own.renamed)
 
 
-_POLYGONS = "polygons of the formats of detection"
-LAYOUTS: tuple[tuple[str, Callable[[Path], bool], Callable[[Path, Notes, int], Layout]], ...] = (
-    ("folders of images and of masks", _has_folders, _read_folders),
-    ("Pascal VOC", _has_voc, _read_voc),
-    (_POLYGONS, has_annotations, _read_polygons),
-    ("masks beside their images", _has_among, _read_among),
+LAYOUTS: tuple[tuple[Callable[[Path], bool], Callable[[Path, Notes, int], Layout]], ...] = (
+    (_has_folders, _read_folders),
+    (_has_voc, _read_voc),
+    (has_annotations, _read_polygons),
+    (_has_among, _read_among),
 )
-"""Name, whether a folder has the layout, and its reader; the first one that fits is taken."""
+"""Whether a folder has the layout, and its reader; the first one that fits is taken."""
 
 
 def is_whole(pairs: Pairs) -> bool:
@@ -365,7 +369,7 @@ def divide(path: Path, pairs: Pairs) -> Pairs:
     return {**pairs, "test": pairs["val"]} if "test" not in pairs else pairs
 
 
-def read_mask(source: Mask, colours: Mapping[tuple[int, int, int], int] | None = None) -> np.ndarray:
+def read_mask(source: Mask, colours: Colours = NO_COLOURS) -> np.ndarray:
     """The labels (height, width) uint8 of a palette or grey image, or of one in these colours. Raises: DataError."""
     from PIL import ImageOps
 
@@ -373,12 +377,12 @@ def read_mask(source: Mask, colours: Mapping[tuple[int, int, int], int] | None =
         return source.labels()
     with image_errors(source, "mask"), open_image(source) as opened:
         image = ImageOps.exif_transpose(opened)
-        in_colours = image.mode == "P" or (image.mode in ("L", "1") and grey(colours or {}))
-        listed = in_colours and _palette(image) <= (colours or {}).keys()
+        in_colours = image.mode == "P" or (image.mode in ("L", "1") and grey(colours))
+        listed = in_colours and _palette(image) <= colours.keys()
         if image.mode == "F":
             raise DataError(f"{source} has labels in floating-point numbers; save whole ones with 8 bits per pixel")
         if image.mode.partition(";")[0] not in ("L", "P", "1", "I") or listed:
-            return _labels_of_colours(source, image.mode, np.asarray(image.convert("RGBA")), colours or {})
+            return _labels_of_colours(source, image.mode, np.asarray(image.convert("RGBA")), colours)
         labels = np.asarray(image)
     if labels.dtype != np.uint8:
         low, high = int(labels.min(initial=0)), int(labels.max(initial=0))
@@ -389,7 +393,7 @@ def read_mask(source: Mask, colours: Mapping[tuple[int, int, int], int] | None =
     return labels
 
 
-def grey(colours: Mapping[tuple[int, int, int], int]) -> bool:
+def grey(colours: Colours) -> bool:
     """Whether there are colours, each of them a grey: then the values of a grey image may be colours, not labels."""
     return bool(colours) and all(len(set(colour)) == 1 for colour in colours)
 
@@ -399,9 +403,7 @@ def _palette(image: Any) -> set[tuple[int, ...]]:
     return {colour for _, colour in image.convert("RGB").getcolors(256) or []}
 
 
-def _labels_of_colours(
-    file: Path, mode: str, pixels: np.ndarray, colours: Mapping[tuple[int, int, int], int]
-) -> np.ndarray:
+def _labels_of_colours(file: Path, mode: str, pixels: np.ndarray, colours: Colours) -> np.ndarray:
     """The labels of a mask in colour (height, width, 4). Raises: DataError."""
     if (pixels[..., 3] != pixels[0, 0, 3]).any():
         raise DataError(f"{file} has pixels of several opacities ({mode}); save the mask without transparency")
@@ -412,9 +414,10 @@ def _labels_of_colours(
         unknown = np.argwhere(labels < 0)
         if len(unknown):
             y, x = unknown[0]
-            known = f"{', '.join(COLOURS)}"
             shown = ",".join(map(str, pixels[y, x, :3].tolist()))
-            raise DataError(f"{file} has the colour {shown} at row {y}, column {x}, which the list ({known}) has not")
+            raise DataError(
+                f"{file} has the colour {shown} at row {y}, column {x}, which the list ({', '.join(COLOURS)}) has not"
+            )
         return labels.astype(np.uint8)
     if (pixels[..., 0] == pixels[..., 1]).all() and (pixels[..., 1] == pixels[..., 2]).all():
         return pixels[..., 0].copy()

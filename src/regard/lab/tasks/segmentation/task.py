@@ -35,10 +35,6 @@ from .pictures import mask_of, runs, sheet
 from .score import confusion, score_of
 from .windows import classes_of
 
-_CAMVID: dict[str, dict[str, Any]] = {
-    "task": {"host": "vit_desk(patch=16, dim=96, depth=4, heads=3)", "size": (176, 240)},
-    "recipe": {"epochs": 30, "batch": 8, "lr": 1e-3, "augment": "scale", "smoothing": 0.0},
-}
 _CUED: dict[str, dict[str, Any]] = {
     "task": {"host": "vit_desk(patch=7, dim=64, depth=4, heads=2)", "size": cued.SIZE, "head": "pixels"},
     "recipe": {"epochs": 1, "batch": 32, "lr": 2e-3, "augment": "none", "smoothing": 0.0},
@@ -47,6 +43,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "task": {"host": "vit_desk(patch=16, dim=96, depth=4, heads=3)", "size": (224, 224)},
     "recipe": {"epochs": 30, "batch": 8, "lr": 1e-3, "augment": "scale", "smoothing": 0.0},
 }
+_CAMVID = {**_OWN, "task": {**_OWN["task"], "size": (176, 240)}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,10 +153,8 @@ class Segmentation(ValidationPart, ImageTask):
             masks = torch.randint(0, classes, (n, *self.size), dtype=torch.uint8)
             return model(torch.randn(n, channels, *self.size), masks)
 
-        def forward(n: int) -> Tensor:
-            return model(torch.randn(n, channels, *self.size))
-
-        return Trial(model, (torch.randn(1, channels, *self.size),), loss, forward)
+        inputs = (torch.randn(1, channels, *self.size),)
+        return Trial(model, inputs, loss, lambda n: model(torch.randn(n, channels, *self.size)))
 
     def feed(self, recipe: Training, seed: int, part: Part = (0, 1)) -> Batches:
         train = self.part("train")
