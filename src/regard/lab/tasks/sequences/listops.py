@@ -104,23 +104,21 @@ def load(name: str) -> SequenceSet:
     splits = generated_splits(name, spec.sizes, PART, lambda seed: samples(spec, seed, PART))
     seen: set[bytes] = set()
     for index in (2, 1, 0):  # a tree that was drawn twice stays in the test split
-        splits[index], seen = _unseen(splits[index], seen)
-    train, held, test = (
-        split.take(np.arange(min(len(split), size))) for split, size in zip(splits, spec.sizes, strict=True)
-    )
+        splits[index] = splits[index].take(_unseen(splits[index], seen)[: spec.sizes[index]])
+    train, held, test = splits
     return SequenceSet(name, SYMBOLS[:10], train, test, "listops", len(SYMBOLS), True, held)
 
 
-def _unseen(split: Split, seen: set[bytes]) -> tuple[Split, set[bytes]]:
-    """The samples of a split that are not in `seen` and occur once; and `seen` with them."""
+def _unseen(split: Split, seen: set[bytes]) -> np.ndarray:
+    """The rows of samples that are not in `seen`, each once; they are added to it."""
     starts, symbols = split.tokens.starts, split.tokens.symbols
-    rows, seen = [], set(seen)
+    rows = []
     for row in range(len(split)):
         text = symbols[starts[row] : starts[row + 1]].tobytes()
         if text not in seen:
             seen.add(text)
             rows.append(row)
-    return (split if len(rows) == len(split) else split.take(np.array(rows))), seen
+    return np.array(rows)
 
 
 def encode(text: str, name: str) -> np.ndarray:

@@ -142,18 +142,15 @@ def _attempt(rng: np.random.Generator, spec: Pathfinder) -> Scene | None:
     first = middle + rng.uniform(-2, 2, 2) - SEEDS / 2 * (turn := _direction(rng.uniform(0, 2 * math.pi)))
     seeds = (first, first + SEEDS * turn)
     contours = [_Contour(canvas, i, seed, rng.uniform(0, 2 * math.pi), spec.continuity) for i, seed in enumerate(seeds)]
-    for _ in range(spec.dashes):
-        for contour in contours:
-            if not contour.grow(rng):
-                return None
+    if not all(contour.grow(rng) for _ in range(spec.dashes) for contour in contours):
+        return None
     source = int(rng.integers(2))
     if not _same_distance(seeds[source], contours):
         source = 1 - source
         if not _same_distance(seeds[source], contours):
             return None
-    for number in range(2, 2 + DISTRACTORS):
-        if not _distractor(rng, canvas, number, spec):
-            return None
+    if not all(_distractor(rng, canvas, number, spec) for number in range(2, 2 + DISTRACTORS)):
+        return None
     label = int(rng.integers(2))
     target = source if label else 1 - source
     dots = np.stack([seeds[source], contours[target].end])

@@ -38,6 +38,8 @@ log = logging.getLogger("regard.data")
 
 LEFT_TO_DATA = ("num_classes", "length", "vocabulary", "pairs", "mask")
 """Options of the host that the task sets."""
+RECORDED = ("alphabet", "vocabulary", "padded", "pairs")
+"""Fields of `Facts` in the record of a run."""
 EPOCHS = {"listops-mini": 5, "digits": 60, "imdb": 1, "pathfinder": 1, "pathfinder-9": 3, "pathfinder-mini": 3}
 """Of the recipe without options, by data; 10 for others."""
 TEXT_HOST = "sequence_encoder(grams=5, merge=4)"
@@ -153,10 +155,7 @@ class Sequences(ValidationPart):
             "test": len(test),
             "class_names": list(sequences.classes),
             "classes": names_digest(sequences.classes),
-            "alphabet": facts.alphabet,
-            "vocabulary": facts.vocabulary,
-            "padded": facts.padded,
-            "pairs": facts.pairs,
+            **{name: getattr(facts, name) for name in RECORDED},
             "length": self.tokens,
             "truncated": {"train": train.count_truncated(self.tokens), "test": test.count_truncated(self.tokens)},
         }
@@ -172,11 +171,6 @@ class Sequences(ValidationPart):
     def chance(self) -> float:
         return majority(self.test_split().labels)
 
-    @property
-    def bag_of_symbols(self) -> float:
-        """Top-1 accuracy of `bag_of_symbols` on the samples of the task, in percent."""
-        return _bag(self)
-
     # the model
 
     def network(self, mixer: MixerConfig | None, removed: bool = False, record: Record | None = None) -> nn.Module:
@@ -186,8 +180,7 @@ class Sequences(ValidationPart):
         """The facts and the length that a record holds; those of the data without one."""
         if record is None:
             return data_sets.facts_of(self.data_set()), self.tokens
-        names = ("alphabet", "vocabulary", "padded", "pairs")
-        return data_sets.Facts(len(record["class_names"]), *(record[name] for name in names)), record["length"]
+        return data_sets.Facts(len(record["class_names"]), *(record[name] for name in RECORDED)), record["length"]
 
     def build(self, mixer: MixerConfig | None, facts: data_sets.Facts, length: int, removed: bool = False) -> nn.Module:
         """The host with the mechanism for such data; needs none. Raises: ConfigError."""
@@ -240,7 +233,7 @@ class Sequences(ValidationPart):
         """Top-1 accuracy and mean cross-entropy; for texts, `details` has the accuracy of `bag_of_symbols`."""
         score = top1_score(_scores(model, device, self.test_split(), self.tokens))
         if self.data_set().alphabet == "bytes":
-            score.details["bag_of_bytes"] = self.bag_of_symbols
+            score.details["bag_of_bytes"] = _bag(self)
         return score
 
     def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:

@@ -72,9 +72,7 @@ def imdb() -> SequenceSet:
 
 def is_table(path: Path) -> bool:
     """Whether a path is a table, or a folder of tables."""
-    if path.is_dir():
-        return any(_is_file(path / entry.name) for entry in visible(path))
-    return _is_file(path)
+    return _is_file(path) or (path.is_dir() and any(_is_file(path / entry.name) for entry in visible(path)))
 
 
 def _is_file(path: Path) -> bool:
@@ -87,21 +85,17 @@ def tables(path: Path) -> dict[str, Path]:
 
     Raises: DataError if there is no training split, or two files name one split.
     """
-    if not path.exists():
-        raise DataError(f"{path} does not exist; expected a table ({', '.join(SUFFIXES)}), or a folder of tables")
-    if not path.is_dir():
-        if not _is_file(path):
-            raise DataError(f"{path} is no table: expected a file that ends in {', '.join(SUFFIXES)}")
+    if _is_file(path):
         return {"train": path}
+    if not path.is_dir():
+        raise DataError(f"{path} is no table: expected a file that ends in {', '.join(SUFFIXES)}")
     found: dict[str, Path] = {}
-    for file in (path / entry.name for entry in visible(path)):
-        if not _is_file(file):
-            continue
-        for split, names in SPLITS.items():
-            if file.stem.lower() in names:
-                if split in found:
-                    raise DataError(f"{found[split]} and {file.name} name the same split; remove or rename one of them")
-                found[split] = file
+    for file in filter(_is_file, (path / entry.name for entry in visible(path))):
+        split = next((split for split, names in SPLITS.items() if file.stem.lower() in names), "")
+        if split in found:
+            raise DataError(f"{found[split]} and {file.name} name the same split; remove or rename one of them")
+        if split:
+            found[split] = file
     if "train" not in found:
         raise DataError(
             f"{path} has no table of the training split; expected train.csv, train.tsv or train.parquet, and test.* or "
