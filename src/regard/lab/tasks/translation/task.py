@@ -1,6 +1,7 @@
 """Translation of sentences, with an encoder and a decoder around any mechanism that can."""
 
 import dataclasses
+import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -185,10 +186,8 @@ class Translation(ValidationPart):
             scores = model(sentences(n), sentences(n))
             return cross_entropy(scores, sentences(n)) / scores[..., 0].numel()
 
-        def forward(n: int) -> Any:
-            return model(sentences(n), None, self.beam, self.penalty)
-
-        return Trial(model, (sentences(1), sentences(1)), loss, forward)
+        search = (None, self.beam, self.penalty)
+        return Trial(model, (sentences(1), sentences(1)), loss, lambda n: model(sentences(n), *search))
 
     def feed(self, recipe: Training, seed: int, part: Part = (0, 1)) -> Batches:
         """As in `Task`. recipe.batch: as `sentences` of `Batches`."""
@@ -200,11 +199,6 @@ class Translation(ValidationPart):
         """Cross-entropy of the next token, with label smoothing: the mean over the tokens of the batch."""
         source, target, labels = (item.to(device) for item in batch[:3])
         return cross_entropy(model(source, target), labels, recipe.smoothing) / batch[3]
-
-    def translations(self, model: nn.Module, device: torch.device) -> list[str]:
-        """The translations of the test sentences, in their order."""
-        pairs = encode(self.test_sentences(), self.words(), self.longest)
-        return self.words().decode(self._translate(model, device, pairs.source))
 
     def _mean_loss(self, model: nn.Module, device: torch.device, pairs: Encoded) -> float:
         """The mean loss of a token of the references."""
@@ -230,10 +224,8 @@ class Translation(ValidationPart):
         """samples: what each sentence contributes to the BLEU of the set (`jackknife_values`)."""
         words = self.words(record)
         pairs = encode(sentences, words, self.longest)
-        loss, outputs = (
-            self._mean_loss(model, device, pairs),
-            words.decode(self._translate(model, device, pairs.source)),
-        )
+        loss = self._mean_loss(model, device, pairs)
+        outputs = words.decode(self._translate(model, device, pairs.source))
         counts = statistics(outputs, sentences.target, self.target)
         total = counts.sum(0)
         metrics = {"bleu": bleu(total), "chrf": chrf(outputs, sentences.target), "loss": loss}
@@ -251,8 +243,6 @@ class Translation(ValidationPart):
 
     def record(self) -> dict[str, Any]:
         """As in `Task`, and: merges, the vocabulary as text; signature, of sacreBLEU."""
-        import hashlib
-
         words, corpus = self.words(), self.corpus()
         return {
             "name": corpus.name,
@@ -280,13 +270,11 @@ class Translation(ValidationPart):
         """
         sentences: list[tuple[str, str, dict[str, Any]]] = []
         for source in sources:
-            path = file_of(source)
-            if path is None:
+            if (path := file_of(source)) is None:
                 sentences.append((str(source), "the text", {}))
                 continue
-            for line_number, line in enumerate(read_lines(path), 1):
-                place = {"file": str(path), "line": line_number}
-                sentences.append((line, f"{path}, line {line_number}", place))
+            for row, line in enumerate(read_lines(path), 1):
+                sentences.append((line, f"{path}, line {row}", {"file": str(path), "line": row}))
         words = self.words(record)
         tokens = words.encode([line for line, _, _ in sentences])
         for item, (_, where, _) in zip(tokens, sentences, strict=True):
@@ -329,6 +317,4 @@ def _alignment(
     return {"source": words.pieces(source), "target": words.pieces(output), "weights": weights.round(3).tolist()}
 
 
-@lru_cache(maxsize=4)
-def _read_vocabulary(merges: str) -> Vocabulary:
-    return Vocabulary.from_text(merges)
+_read_vocabulary = lru_cache(maxsize=4)(Vocabulary.from_text)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -76,11 +77,11 @@ def load(data: str, source: str, target: str) -> Corpus:
 @lru_cache(maxsize=4)
 def _load(data: str, source: str, target: str, folder: str) -> Corpus:
     check_languages(source, target)
+    if data in NAMED and {source, target} != set(LANGUAGES):
+        raise DataError(f"{data} has the languages {' and '.join(LANGUAGES)}, not {source} and {target}")
     if data == "numbers":
-        _check_named(data, source, target)
         return _numbers(source, target)
     if data in NAMED:
-        _check_named(data, source, target)
         return _from_folder(folder_of(data, "parallel texts"), source, target, data)
     expected = "a folder of parallel texts: train.en, train.de, val.en and val.de or the like"
     return _from_folder(own_path(data, NAMED, expected), source, target, "")
@@ -100,35 +101,26 @@ def check_languages(source: str, target: str) -> None:
         raise ConfigError(f"source and target are two languages, not both {source!r}")
 
 
-def _check_named(data: str, source: str, target: str) -> None:
-    if {source, target} != set(LANGUAGES):
-        raise DataError(f"{data} has the languages {' and '.join(LANGUAGES)}, not {source} and {target}")
-
-
 def _from_folder(folder: Path, source: str, target: str, name: str) -> Corpus:
     splits = {}
     for split, names in SPLITS.items():
         sentences = _split(folder, (*names, _FLICKR) if split == "test" else names, source, target)
         if sentences is not None:
             splits[split] = sentences
-    for split, expected in (("train", "train"), ("test", "val or test")):
-        if split not in splits and not (split == "test" and "val" in splits):
+    if "test" not in splits and "val" in splits:
+        splits["test"] = splits.pop("val")
+    for split, name_of_split, expected in (("train", "train", "train"), ("test", "val or test", "val")):
+        if split not in splits:
             raise DataError(
-                f"{folder} has no {expected} texts; expected {_expected_files(expected.split()[0], source, target)} "
+                f"{folder} has no {name_of_split} texts; expected {expected}.{source} and {expected}.{target} "
                 "(.gz is allowed). Other languages: --set task.source=... --set task.target=..."
             )
-    if "test" not in splits:
-        splits["test"] = splits.pop("val")
     digest = hashlib.sha256()
     for split, sentences in splits.items():
         for lines in (sentences.source, sentences.target):
             digest.update((split + "\0" + "\n".join(lines) + "\0").encode())
     checksum = digest.hexdigest()
     return Corpus(name or f"own:{checksum[:12]}", splits, checksum)
-
-
-def _expected_files(split: str, source: str, target: str) -> str:
-    return f"{split}.{source} and {split}.{target}"
 
 
 def _split(folder: Path, names: tuple[str, ...], source: str, target: str) -> Sentences | None:
@@ -174,9 +166,7 @@ def training_sentences(data: str) -> int:
     """The number of lines of the first training text of a folder, for defaults; 0 if it cannot be read."""
     if data in COUNTS:
         return COUNTS[data][0]
-    for file in sorted(user_path(data, DataError).glob("train.*")):
-        try:
-            return len(read_lines(file))
-        except DataError:
-            return 0
+    files = sorted(user_path(data, DataError).glob("train.*"))
+    with suppress(DataError):
+        return len(read_lines(files[0])) if files else 0
     return 0

@@ -109,10 +109,10 @@ class LayerCache:
     def step(self, x: Float[Tensor, "B 1 C"]) -> Float[Tensor, "B 1 C"]:
         """The layer's output for the next token of each sequence."""
         layer = self.layer
-        if self.attention is not None and layer.norm1 is not None:
-            x = layer.add(x, layer.norm1, layer.drop, self.attention.step)
-        x = layer.add(x, layer.norm2, layer.drop, self.cross.step)
-        return layer.add(x, layer.norm3, layer.drop, layer.mlp)
+        if self.attention is not None:
+            x = layer.add(x, layer.norm1, self.attention.step)
+        x = layer.add(x, layer.norm2, self.cross.step)
+        return layer.add(x, layer.norm3, layer.mlp)
 
     def select(self, rows: Int[Tensor, " R"], same_memory: bool) -> None:
         """As in `CrossCache`."""

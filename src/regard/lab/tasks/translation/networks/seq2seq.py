@@ -127,50 +127,47 @@ class FeedForward(nn.Sequential):
 
 
 class ResidualLayer(nn.Module):
-    """Branches that are added to their input, with post-norm or pre-norm."""
+    """Branches that are added to their input, with post-norm or pre-norm; the first one is self-attention."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, causal: bool) -> None:
         super().__init__()
         self.layer = layer
+        self.self_attn: Any = None if layer.attention is None else SelfBranch(layer, causal)
+        self.norm1 = None if layer.attention is None else nn.LayerNorm(layer.dim)
+        self.drop = nn.Dropout(layer.drop)
 
-    def add(self, x: Tensor, norm: nn.Module, drop: nn.Module, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        """norm(x + drop(branch(x))), or x + drop(branch(norm(x)))."""
+    def add(self, x: Tensor, norm: nn.Module | None, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """norm(x + drop(branch(x))), or x + drop(branch(norm(x))); x itself without a norm."""
+        if norm is None:
+            return x
         if self.layer.norm == "pre":
-            return x + cast(Tensor, drop(branch(norm(x))))
-        return cast(Tensor, norm(x + drop(branch(x))))
+            return x + self.drop(branch(norm(x)))
+        return norm(x + self.drop(branch(x)))
 
 
 class EncoderLayer(ResidualLayer):
     """Self-attention and feed-forward net. Raises: ConfigError and others of the mechanisms."""
 
     def __init__(self, layer: Layer) -> None:
-        super().__init__(layer)
-        self.self_attn = None if layer.attention is None else SelfBranch(layer, causal=False)
-        self.norm1 = None if layer.attention is None else nn.LayerNorm(layer.dim)
+        super().__init__(layer, causal=False)
         self.mlp, self.norm2 = FeedForward(layer.dim, layer.hidden, layer.drop), nn.LayerNorm(layer.dim)
-        self.drop = nn.Dropout(layer.drop)
 
     def forward(self, x: Float[Tensor, "B N C"], keep: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B N C"]:
         """keep: False where a token is padding. Raises: ShapeError."""
         check_tokens(x, keep, self.layer.dim, "x")
-        attention = self.self_attn
-        if attention is not None and self.norm1 is not None:
-            x = self.add(x, self.norm1, self.drop, lambda y: attention(y, keep))
-        return self.add(x, self.norm2, self.drop, self.mlp)
+        x = self.add(x, self.norm1, lambda y: self.self_attn(y, keep))
+        return self.add(x, self.norm2, self.mlp)
 
 
 class DecoderLayer(ResidualLayer):
     """Causal self-attention, attention to the encoder's output and feed-forward net."""
 
     def __init__(self, layer: Layer) -> None:
-        super().__init__(layer)
-        self.self_attn = None if layer.attention is None else SelfBranch(layer, causal=True)
-        self.norm1 = None if layer.attention is None else nn.LayerNorm(layer.dim)
+        super().__init__(layer, causal=True)
         cross = cast(HeadMixerConfig, on_sequences(cast(HeadMixerConfig, layer.cross), causal=False))
         self.cross_attn: CrossMixer = cross.build_cross(layer.site("cross_attn"))
         self.norm2 = nn.LayerNorm(layer.dim)
         self.mlp, self.norm3 = FeedForward(layer.dim, layer.hidden, layer.drop), nn.LayerNorm(layer.dim)
-        self.drop = nn.Dropout(layer.drop)
 
     def forward(
         self,
@@ -182,11 +179,9 @@ class DecoderLayer(ResidualLayer):
         """memory: the encoder's output. keep, memory_keep: False where a token is padding. Raises: ShapeError."""
         check_tokens(x, keep, self.layer.dim, "x")
         check_tokens(memory, memory_keep, self.layer.dim, "memory")
-        attention = self.self_attn
-        if attention is not None and self.norm1 is not None:
-            x = self.add(x, self.norm1, self.drop, lambda y: attention(y, keep))
-        x = self.add(x, self.norm2, self.drop, lambda y: attend(self.cross_attn, y, memory, memory_keep))
-        return self.add(x, self.norm3, self.drop, self.mlp)
+        x = self.add(x, self.norm1, lambda y: self.self_attn(y, keep))
+        x = self.add(x, self.norm2, lambda y: attend(self.cross_attn, y, memory, memory_keep))
+        return self.add(x, self.norm3, self.mlp)
 
 
 def attend(

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from regard.core.eval_mode import eval_mode
 from regard.mixers.convolutions.deformable import DeformableConv
 from regard.mixers.factors.forms import sinusoids
 from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.spelling import parse_mixer, spell
+from regard.mixers.spelling import spell
 
 from .beam_search import beam_search
 from .decoding import LayerCache
@@ -73,8 +73,8 @@ class Translator(nn.Module):
             raise ConfigError(f"vocabulary is above {SPECIAL}, the number of special tokens, not {vocabulary}")
         if positions == "sine" and encoder.dim % 2:
             raise ConfigError(f'positions="sine" needs an even dim, not {encoder.dim}')
-        _check_padding(encoder.attention, "the encoder's self-attention", encoder.length)
-        _check_padding(decoder.cross, "cross-attention", encoder.length)
+        _check_padding(encoder.attention, "the encoder's self-attention")
+        _check_padding(decoder.cross, "cross-attention")
         self.dim, self.positions = encoder.dim, positions
         self.embedding = nn.Embedding(vocabulary, encoder.dim, padding_idx=PAD)
         nn.init.normal_(self.embedding.weight, std=encoder.dim**-0.5)
@@ -156,11 +156,10 @@ class Writer:
             cache.select(rows, same_memory)
 
 
-def _check_padding(config: MixerConfig | str | None, place: str, length: int) -> None:
+def _check_padding(config: Any, place: str) -> None:
     """Raises: UnsupportedError unless the mechanism can mask padding, which batches of sentences have."""
     if config is None:
         return
-    config = cast(MixerConfig, parse_mixer(config) if isinstance(config, str) else config)
     masks = on_sequences(config, causal=False).masks
     if "padding" not in masks:
         can = ", ".join(sorted(masks)) or "none"
