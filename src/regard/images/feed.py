@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -65,9 +66,7 @@ class Batches(LoadedBatches):
         part = part_of(len(rows), self.part)
         labels = torch.from_numpy(self.images.labels[rows[part]])
         if self.transform is not None:
-            return torch.stack(
-                [self._transform_row(self._source(int(row)), step, int(row)) for row in rows[part]]
-            ), labels
+            return torch.stack([self._transform_row(row, step) for row in rows[part].tolist()]), labels
         pixels = self._pixels(rows, part)
         rng = generator("augment", self.seed, step // self.per_epoch, step)
         return to_tensor(augment_batch(pixels, self.size, self.augment, self.canvas, rng)[part]), labels
@@ -81,16 +80,12 @@ class Batches(LoadedBatches):
         pixels[part] = images[rows[part]]
         return pixels
 
-    def _source(self, row: int) -> np.ndarray:
-        """The input of a transform: the image in its original size if the set has it, else its pixels."""
+    def _transform_row(self, row: int, step: int) -> Tensor:
+        """The transform of an image, in its original size if the set has it."""
         pixels = self.images.pixels
-        return pixels.original(row) if isinstance(pixels, OriginalSizes) else pixels[row]
-
-    def _transform_row(self, pixels: np.ndarray, step: int, row: int) -> Tensor:
-        from PIL import Image
-
+        image = Image.fromarray((pixels.original(row) if isinstance(pixels, OriginalSizes) else pixels[row]).squeeze())
         seed_all("sample", self.seed, step // self.per_epoch, row)
-        return self.transform(Image.fromarray(pixels.squeeze()))  # type: ignore[misc]
+        return self.transform(image)  # type: ignore[misc]
 
 
 def iterate(loader: DataLoader) -> Iterator[Any]:

@@ -71,19 +71,15 @@ def _redraw_module(module: nn.Module, name: str, seed: int) -> bool:
     reset = getattr(module, "reset_parameters", None)
     with_children = isinstance(module, Operator | Projection | Codes)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        layer = isinstance(module, _LAYERS)
+        layer, of_torch = isinstance(module, _LAYERS), type(module).__module__.startswith("torch.nn")
         if layer and not _has_own_reset(module):
             for label, parameter in parameters.items():
                 draw(parameter, seed, f"{name}.{label}")
-        elif reset is not None and (layer or with_children or (parameters and _is_of_torch(module))):
+        elif reset is not None and (layer or with_children or (parameters and of_torch)):
             torch.manual_seed(number("init", seed, name))
             reset()
             return with_children
     return False
-
-
-def _is_of_torch(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn")
 
 
 def _has_own_reset(layer: nn.Module) -> bool:

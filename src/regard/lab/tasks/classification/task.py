@@ -99,15 +99,14 @@ class Classification(ValidationPart, ImageTask):
 
     def _check_stream(self) -> None:
         """Raises: ConfigError for what needs single training images, which a stream does not have."""
-        alternatives = {
-            "val": "name a test split of the stream with ?test=NAME",
-            "limit": "make a folder of fewer images",
-            "split": "the test split is evaluated",
-            "corrupt": "write the shards without damaged images",
+        plain = {
+            "val": (0.0, "name a test split of the stream with ?test=NAME"),
+            "limit": (0, "make a folder of fewer images"),
+            "split": ("test", "the test split is evaluated"),
+            "corrupt": ("stop", "write the shards without damaged images"),
         }
-        plain = {"val": 0.0, "limit": 0, "split": "test", "corrupt": "stop"}
-        for name, alternative in alternatives.items():
-            if getattr(self, name) != plain[name]:
+        for name, (value, alternative) in plain.items():
+            if getattr(self, name) != value:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is not possible for a stream: {alternative}")
 
     @classmethod
@@ -135,13 +134,17 @@ class Classification(ValidationPart, ImageTask):
 
     def data_set(self) -> ImageSet:
         """The decoded data set. Raises: DataError."""
-        image_set = load(
+        image_set = self.read_data()
+        if self.classes and self.classes < len(image_set.classes):
+            raise DataError(f"{self.data} has {len(image_set.classes)} classes, the task allows {self.classes}")
+        return image_set
+
+    def read_data(self) -> ImageSet:
+        """`data_set` with any number of classes."""
+        return load(
             self.data, self.size, cut=self.cut, corrupt=self.corrupt, download=self.download, kind=self.digest,
             reserved=self._reserved,
         )  # fmt: skip
-        if self.classes and self.classes < len(image_set.classes):
-            raise DataError(f"{image_set.name} has {len(image_set.classes)} classes, the task allows {self.classes}")
-        return image_set
 
     @property
     def _reserved(self) -> bool:
@@ -263,10 +266,7 @@ class Classification(ValidationPart, ImageTask):
             images = to_tensor(augment_batch(pixels, self.size, augment, False, rng))
             return F.cross_entropy(model(self.arrange(images.float() / 255)).float(), labels)
 
-        def forward(n: int) -> Tensor:
-            return model(self.noise(n, colours))
-
-        return Trial(model, (self.noise(1, colours),), loss, forward)
+        return Trial(model, (self.noise(1, colours),), loss, lambda n: model(self.noise(n, colours)))
 
     def known_classes_and_channels(self) -> tuple[int, int]:
         """(classes, channels) of the data without reading them, as far as they are known."""
@@ -443,7 +443,11 @@ class Classification(ValidationPart, ImageTask):
 
     def draw(self, source: str | Path, prediction: Mapping[str, Any]) -> Image:
         lines = [f"{item['label']} {100 * item['probability']:.0f} %" for item in prediction["top"][:3]]
-        return add_caption(self.pixels(source, 3), lines)
+        return add_caption(self.picture(source), lines)
+
+    def picture(self, source: str | Path) -> np.ndarray:
+        """The pixels (h, w, 3) on which predictions are drawn."""
+        return self.pixels(source, 3)
 
     def pixels(self, source: str | Path, channels: int) -> np.ndarray:
         """A file's pixels (h, w, channels), cropped at the centre like the test images of the task's data."""

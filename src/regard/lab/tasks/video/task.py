@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from PIL.Image import Image
 from torch import Tensor, nn
 
-from regard.core import ConfigError, DataError, MixerConfig
+from regard.core import ConfigError, MixerConfig
 from regard.core.eval_mode import eval_mode
 from regard.images import clips
 from regard.images.augment import BATCHWISE, centre
@@ -27,7 +26,6 @@ from regard.swapping.inspect import explain_inputs, input_channels
 from ..base import Record, Training
 from ..class_scores import relabelled
 from ..classification import Classification
-from ..drawing import add_caption
 from ..image_task import same_data
 
 
@@ -83,15 +81,12 @@ class Video(Classification):
     def _own_data(self) -> tuple[Path, str, bool]:
         return own_path(self.data, self.sets, clips.LAYOUT), self.digest, self._reserved
 
-    def data_set(self) -> ImageSet:
+    def read_data(self) -> ImageSet:
         """The clips as images of all their frames' channels. Raises: DataError."""
         if self.data == moving.NAME:
             return moving.load()
         path, kind, reserved = self._own_data
-        image_set = clips.load(path, self.frames, self.size, self.corrupt, kind, reserved)
-        if self.classes and self.classes < len(image_set.classes):
-            raise DataError(f"{self.data} has {len(image_set.classes)} classes, the task allows {self.classes}")
-        return image_set
+        return clips.load(path, self.frames, self.size, self.corrupt, kind, reserved)
 
     @property
     def colours_of_a_frame(self) -> int:
@@ -153,8 +148,6 @@ class Video(Classification):
         found = read_image(clips.Clip(Path(source), self.frames), size_before_crop(self.size), channels)
         return centre(found[None], self.size)[0]
 
-    def draw(self, source: str | Path, prediction: Mapping[str, Any]) -> Image:
-        """The frames side by side, with the most probable classes."""
-        frames = np.split(self.pixels(source, 3 * self.frames), self.frames, -1)
-        lines = [f"{item['label']} {100 * item['probability']:.0f} %" for item in prediction["top"][:3]]
-        return add_caption(np.concatenate(frames, 1), lines)
+    def picture(self, source: str | Path) -> np.ndarray:
+        """The frames side by side."""
+        return np.concatenate(np.split(self.pixels(source, 3 * self.frames), self.frames, -1), 1)
