@@ -570,6 +570,18 @@ def test_pictures_are_turned_as_they_were_annotated(
     assert np.array_equal(task_on(tmp_path).part("train").pixels(first), plain.part("train").pixels(first))
 
 
+def test_a_size_that_is_not_annotated_does_not_tell_how_pictures_are_turned(tmp_path: Path) -> None:
+    """Of two turned pictures of Pascal VOC one has its size as it is stored, the other none."""
+    LAYOUTS["VOC"](tmp_path)
+    for number in (0, 1):
+        picture(tmp_path / "JPEGImages" / f"{number}.jpg", number, (WIDTH, HEIGHT), 6)
+    annotation = tmp_path / "Annotations" / "1.xml"
+    annotation.write_text(re.sub("<size>.*</size>", "", annotation.read_text(), flags=re.DOTALL))
+    splits, _, error = agreed(tmp_path)
+    assert error == ""
+    assert {scene.size for scene in splits["train"]} == {(HEIGHT, WIDTH)}
+
+
 def test_evidence_for_both_is_refused_and_a_choice_decides(tmp_path: Path) -> None:
     turned(tmp_path, {0: 6, 1: 6}, None)
     error = agreed(tmp_path)[2]

@@ -9,7 +9,6 @@ from regard.core import DataError
 from regard.files.paths import files_below, printable, subfolders, visible, words_in
 from regard.images.folders import split_of_name
 from regard.images.images import SUFFIXES as OF_IMAGES
-from regard.images.images import AsStored, size_of
 
 from .coco import CLIPPED, FRACTIONS, LARGEST_SIDE, Categories, Reading, beyond, box_problem, in_fractions
 from .scenes import Scene, objects_of
@@ -151,7 +150,7 @@ def _read(file: Path, image: Path, reading: Reading) -> dict[str, Any] | None:
     try:
         root = ElementTree.parse(file).getroot()
         if root.find("size") is None:
-            size = size_of(AsStored(source) if reading.exif == "keep" else source)
+            size = reading.measure(source)
         else:
             size = (_side(root, "height"), _side(root, "width"))
     except ElementTree.ParseError as error:
