@@ -168,7 +168,7 @@ class _Cache:
         """The SHA-256 of a file; "" if it cannot be read."""
         status = list(_status(file))
         entry = self.known.get(name)
-        if isinstance(entry, list) and len(entry) == 4 and entry[:3] == status and isinstance(entry[3], str):
+        if entry is not None and entry[:3] == status:
             self.found[name] = entry
             progress.add(status[0])
             return entry[3]

@@ -140,7 +140,7 @@ class _Cache:
     def of(self, file: str) -> tuple[str, dict[str, Any]]:
         """The file, with its stamp and counts."""
         entry, now = self.known.get(file), list(stamp(file))
-        if isinstance(entry, dict) and entry.get("stamp") == now and _is_counts(entry.get("counts")):
+        if entry is not None and entry["stamp"] == now:
             return file, entry
         return file, {"stamp": now, "counts": [list(row) for row in _count(file, self.columns)]}
 
@@ -148,9 +148,3 @@ class _Cache:
         """Write what is known; without a cache the files are counted again."""
         if self.found != self.known:
             write_entries(self.path, {**self.known, **self.found})
-
-
-def _is_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(row, list) and len(row) == 4 and all(isinstance(number, int) for number in row) for row in value
-    )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from regard.core import ConfigError, DataError
+from regard.core import ConfigError
 from regard.images.images import Images, read_image
 from regard.lab.data import catalog
 
@@ -49,6 +49,4 @@ def _grey(pixels: np.ndarray) -> np.ndarray:
 
 def encode(source: str | Path, length: int) -> np.ndarray:
     """The grey values (length,) uint8 of an image file, resized and cropped to a square. Raises: DataError."""
-    if not Path(source).is_file():
-        raise DataError(f"there is no image {source}")
     return read_image(source, (side(length), side(length)), 1).reshape(-1)

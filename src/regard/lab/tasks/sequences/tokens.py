@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from regard.core import DataError
-
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
@@ -56,10 +54,6 @@ class Split:
     labels: np.ndarray
     pairs: bool = False
 
-    def __post_init__(self) -> None:
-        if len(self.tokens) != len(self.labels) * (1 + self.pairs):
-            raise DataError(f"{len(self.tokens)} sequences do not fit {len(self.labels)} labels")
-
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -81,9 +75,8 @@ class Split:
 
     def counts(self, length: int, vocabulary: int) -> np.ndarray:
         """How often each symbol occurs among the first `length`, (n, vocabulary - 1) float32; a pair counts as one."""
-        size = vocabulary
         ids = (self.tokens.pad(np.array([row]), length)[0] for row in range(len(self.tokens)))
-        counts = np.stack([np.bincount(row, minlength=size)[1:size] for row in ids]).astype(np.float32)
+        counts = np.stack([np.bincount(row, minlength=vocabulary)[1:vocabulary] for row in ids]).astype(np.float32)
         return counts.reshape(len(self), -1)
 
 
