@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -234,13 +234,8 @@ def _load(
     }
     if len(splits) == 1:
         splits = divide(*splits["train"])
-
-    def again() -> str:
-        digest.cache_clear()
-        return digest(path, kind, reserved)
-
-    key = f"clips-{total}-{{}}-{frames}"
-    return image_set(path, classes, splits, size, corrupt, total, key, again, COLOURS * frames)
+    key, current = f"clips-{total}-{{}}-{frames}", partial(digest, path, kind, reserved)
+    return image_set(path, classes, splits, size, corrupt, total, key, current, COLOURS * frames)
 
 
 def frames_apart(images: Tensor, frames: int, frames_first: bool = False) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,18 +18,9 @@ from regard.core import DataError, require
 from regard.files.paths import check_utf8, files_below, subfolders, visible
 
 from . import digest as digests
-from . import lists, shards
+from . import folders, lists, shards
 from .cores import decoders
-from .folders import (
-    SPLITS,
-    TESTS,
-    TRAINS,
-    by_split,
-    from_folders,
-    image_files,
-    split_folders,
-    warn_of_other_files,
-)
+from .folders import SPLITS, TESTS, TRAINS
 from .images import (
     SUFFIXES,
     Check,
@@ -120,17 +111,16 @@ def digest(path: Path, kind: str = "", reserved: bool = False, whole: bool = Fal
     Raises: DataError if there are no data, or their folders or shards are refused, before all bytes are read.
     """
     archives, tables, texts = shards.files_of(path), _tables(path), lists.lists_of(path)
+    root = path if path.is_dir() else path.parent
     splits = tables or (["all", ""] if whole else _given_splits(path, reserved)[1])
     if tables:
         files = {split if len(part) == 1 else f"{split}/{file.name}": file
                  for split, part in tables.items() if reserved or split != "val" for file in part}  # fmt: skip
     elif texts:
-        images = {image for part in lists.rows_of(path).values() for image, _ in part}
-        files = digests.relative(path if path.is_dir() else path.parent, sorted(images))
+        files = digests.relative(root, sorted({image for part in lists.rows_of(path).values() for image, _ in part}))
     else:
-        files = digests.relative(path, archives or image_files(path))
-    named = {file.name if path.is_file() else file.relative_to(path).as_posix(): file for file in texts}
-    total = digests.identity_of(path, files, kind, named) if texts else digests.identity_of(path, files, kind)
+        files = digests.relative(root, archives or folders.image_files(path))
+    total = digests.identity_of(path, files, kind, digests.relative(root, texts))
     return f"{DIVIDED if len(splits) == 1 and not whole else ''}{total}{RESERVED * (reserved and 'val' in splits)}"
 
 
@@ -156,25 +146,22 @@ def load(
     """
     total = total or digest(path, kind, reserved)
     classes, splits = read_splits(path, reserved)
-
-    def again() -> str:
-        digest.cache_clear()
-        return digest(path, kind, reserved)
-
-    return image_set(path, classes, splits, size, corrupt, total, f"own4-{total}-{{}}", again)
+    current = partial(digest, path, kind, reserved)
+    return image_set(path, classes, splits, size, corrupt, total, f"own4-{total}-{{}}", current)
 
 
 def image_set(
     path: Path, classes: tuple[str, ...], splits: Mapping[str, Split], size: tuple[int, int], corrupt: str, total: str,
-    key: str, again: Callable[[], str], channels: int = 3,
+    key: str, current: partial[str], channels: int = 3,
 ) -> ImageSet:  # fmt: skip
     """What is listed of each split, as images of 8/7 of `size`. key: of a split's cache, whose name replaces {}.
 
-    total: the digest of the files. again: computes it of the files as they are. Raises: as `load`.
+    total: the digest of the files. current: computes it, with a cache. Raises: as `load`.
     """
 
     def check() -> None:
-        if again() != total:
+        cast(Any, current.func).cache_clear()
+        if current() != total:
             raise DataError(f"the files of {path} have changed since they were first read: start again")
 
     images, divided = {}, total.startswith(DIVIDED)
@@ -199,8 +186,8 @@ def read_splits(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], di
     read = reader_of(path).read
     if read is lists.read:
         lists.warn_of_others(path)
-    elif path.is_dir() and read is from_folders:
-        warn_of_other_files(path)
+    elif path.is_dir() and read is folders.from_folders:
+        folders.warn_of_other_files(path)
     if not reserved and _has_reserved(path):
         log.warning("val of %s is its validation part, which --val 0.1 takes; the test is test", path)
     return classes, divide(*splits["train"]) if len(splits) == 1 else splits
@@ -213,14 +200,14 @@ def _has_reserved(path: Path) -> bool:
     if lists.lists_of(path):
         return {"val", "test"} <= lists.rows_of(path).keys()
     archives = shards.files_of(path)
-    return path.is_dir() and "val" in (split_of_shards(path, archives) if archives else split_folders(path))
+    return path.is_dir() and "val" in (split_of_shards(path, archives) if archives else folders.split_folders(path))
 
 
 def reader_of(path: Path) -> "Reader":
     """The reader of the user's own data. Raises: DataError for shards beside tables, and for `lists.unread`."""
     shards.files_of(path)
     reader = next(known for known in READERS if known.files(path))
-    if reader.read is from_folders and (wrong := lists.unread(path)):
+    if reader.read is folders.from_folders and (wrong := lists.unread(path)):
         raise DataError(wrong)
     return reader
 
@@ -241,8 +228,8 @@ def read_scored(path: Path) -> tuple[tuple[str, ...], Split]:
 
 def alone(path: Path) -> Path:
     """The folder of the only split of class folders, if it is a test; else the path itself."""
-    folders = subfolders(path) if path.is_dir() else []
-    return folders[0] if len(folders) == 1 and folders[0].name.lower() in TESTS else path
+    inside = subfolders(path) if path.is_dir() else []
+    return inside[0] if len(inside) == 1 and inside[0].name.lower() in TESTS else path
 
 
 @dataclass(frozen=True)
@@ -403,7 +390,7 @@ def _tables(path: Path) -> dict[str, list[Path]]:
         parts.setdefault(file.parent.name.lower() if stem.isdigit() else stem, []).append(file)
     for part in parts.values():
         _check_whole(part)
-    splits = by_split({part[0]: name for name, part in parts.items()})
+    splits = folders.by_split({part[0]: name for name, part in parts.items()})
     if not splits:
         return {}
     first = next(iter(splits.values()))
@@ -562,6 +549,6 @@ READERS = (
     Reader("parquet", _tables, _from_tables),
     Reader("WebDataset shards", shards.files_of, _from_shards),
     Reader("lists of images", lists.lists_of, lists.read),
-    Reader("class folders", lambda path: True, from_folders),
+    Reader("class folders", lambda path: True, folders.from_folders),
 )
 """The first one that fits is taken."""

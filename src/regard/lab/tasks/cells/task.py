@@ -15,21 +15,8 @@ from regard.images.clips import frames_apart
 from regard.images.feed import to_tensor
 from regard.images.normalise import Statistics, normalise
 from regard.images.order import Part, check_parts, part_of
-from regard.lab.data.boards import (
-    ABILITIES,
-    CELL,
-    EPOCH,
-    NAMES,
-    NOTHING,
-    TESTED,
-    Boards,
-    BoardSet,
-    boards,
-    check_images,
-    checksum,
-    is_boards,
-    read_boards,
-)
+from regard.lab.data import boards as board_sets
+from regard.lab.data.boards import Boards, BoardSet
 from regard.lab.data.catalog import folder_in_use
 from regard.models.segmentation import CellScores, make_cell_scores, pixel_loss
 
@@ -65,8 +52,8 @@ class Cells(ValidationPart):
     example_data: ClassVar[str] = "digit_boards(ability=content)"
     sets: ClassVar[Mapping[str, str]] = {
         f"{name}(ability={ability})": f"{_SOURCES[name]}: {facts.needs}"
-        for name in reversed(NAMES)
-        for ability, facts in ABILITIES.items()
+        for name in reversed(board_sets.NAMES)
+        for ability, facts in board_sets.ABILITIES.items()
     }
     no_export: ClassVar[str] = "boards are generated, so there are no files to predict"
 
@@ -77,15 +64,16 @@ class Cells(ValidationPart):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "data", str(read_boards(self.data)))
+        object.__setattr__(self, "data", str(board_sets.read_boards(self.data)))
         if self.limit < 0:
             raise ConfigError(f"limit is 0 or more, not {self.limit}")
 
     @classmethod
     def defaults(cls, data: str) -> dict[str, dict[str, Any]]:
-        ability = ABILITIES[read_boards(data).ability if is_boards(data) else "content"]
+        name = board_sets.read_boards(data).ability if board_sets.is_boards(data) else "content"
+        ability = board_sets.ABILITIES[name]
         epochs, frames = ability.epochs, ability.frames
-        options = f"patch={CELL}, dim=64, depth=3, heads=2"
+        options = f"patch={board_sets.CELL}, dim=64, depth=3, heads=2"
         host = f"vit_desk({options})" if frames == 1 else f"vit_desk_video(frames={frames}, {options})"
         recipe = {"epochs": epochs, "batch": 64, "lr": 3e-3, "augment": "none", "smoothing": 0.0, "warmup": 1 / epochs}
         return {"task": {"host": host}, "recipe": recipe}
@@ -93,7 +81,7 @@ class Cells(ValidationPart):
     @property
     def boards(self) -> BoardSet:
         """The set of boards."""
-        return read_boards(self.data)
+        return board_sets.read_boards(self.data)
 
     def check(self, recipe: Training) -> None:
         self.check_recipe(recipe, ("none",), without=("mixup", "cutmix", "erasing"))
@@ -118,7 +106,7 @@ class Cells(ValidationPart):
             of_frames = f" in each of {frames} frames" if frames > 1 else ""
             raise ConfigError(
                 f"{self.host} has {grid[0]}x{grid[1]} tokens for a board of {side}x{side} "
-                f"cells{of_frames}; use a host with patches of {CELL} pixels"
+                f"cells{of_frames}; use a host with patches of {board_sets.CELL} pixels"
             )
         return made
 
@@ -163,7 +151,7 @@ class Cells(ValidationPart):
             made = self._evaluated_boards(start, min(start + _TOGETHER, number))
             with torch.inference_mode():
                 scores = model(self.prepare(to_tensor(made.images), device))
-            right = (scores.argmax(1).cpu().numpy() == made.answers) & (made.answers != NOTHING)
+            right = (scores.argmax(1).cpu().numpy() == made.answers) & (made.answers != board_sets.NOTHING)
             shares.append(100 * right.sum((1, 2)) / self.boards.asking)
         samples = np.concatenate(shares)
         return Score({self.metric: float(samples.mean())}, samples)
@@ -192,13 +180,14 @@ class Cells(ValidationPart):
         return _read_boards(self.boards, self.split, start, stop, self.download, folder_in_use())
 
     def sample_counts(self) -> tuple[int, int]:
-        return (min(self.limit, EPOCH), min(self.limit, TESTED)) if self.limit else (EPOCH, TESTED)
+        limit = self.limit or board_sets.EPOCH  # more than are tested
+        return min(limit, board_sets.EPOCH), min(limit, board_sets.TESTED)
 
     def record(self) -> dict[str, Any]:
         """As in `Task`, and: normal, mean and deviation of the normalisation. train: boards of an epoch."""
         train, test = self.sample_counts()
-        check_images(self.boards, ("train", self.split, *(("val",) if self.val else ())), self.download)
-        total, normal = checksum(self.boards, self.download), [list(part) for part in _NORMAL]
+        board_sets.check_images(self.boards, ("train", self.split, *(("val",) if self.val else ())), self.download)
+        total, normal = board_sets.checksum(self.boards, self.download), [list(part) for part in _NORMAL]
         return {"name": self.data, "checksum": total, "train": train, "test": test, "normal": normal}
 
 
@@ -219,10 +208,10 @@ class BoardBatches:
         own = part_of(self.batch, self.part)
         for first in range(start * self.batch, stop * self.batch, self.batch):
             rows = first + own.start, first + own.stop
-            yield boards(self.task.boards, "train", self.seed, *rows, self.task.download)
+            yield board_sets.boards(self.task.boards, "train", self.seed, *rows, self.task.download)
 
 
 @lru_cache(maxsize=8)
 def _read_boards(data: BoardSet, split: str, start: int, stop: int, download: bool, folder: str) -> Boards:
     """Boards of the evaluated split, which is read several times in a run."""
-    return boards(data, split, 0, start, stop, download)
+    return board_sets.boards(data, split, 0, start, stop, download)

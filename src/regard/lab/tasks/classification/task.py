@@ -24,16 +24,7 @@ from regard.images.normalise import Statistics, is_pretrained
 from regard.images.order import Part, check_parts
 from regard.images.own import Lazy
 from regard.images.streams import generator
-from regard.lab.data.catalog import (
-    NAMED,
-    SIZES,
-    classes_and_channels,
-    identity,
-    known_counts,
-    load,
-    load_scored,
-    size_before_centre,
-)
+from regard.lab.data import catalog
 from regard.lab.data.streamed.feed import Stream, StreamBatches
 from regard.lab.data.streamed.names import is_stream
 from regard.models.catalog import user_ports
@@ -71,7 +62,7 @@ class Classification(ValidationPart, ImageTask):
     further: ClassVar[tuple[str, ...]] = ("loss",)
     part_name: ClassVar[str] = "val"
     example_data: ClassVar[str] = "digits-canvas"
-    sets: ClassVar[Mapping[str, str]] = NAMED
+    sets: ClassVar[Mapping[str, str]] = catalog.NAMED
 
     classes: int = 0
     init: Init = "zero"
@@ -112,8 +103,8 @@ class Classification(ValidationPart, ImageTask):
     @classmethod
     def defaults(cls, data: str) -> dict[str, dict[str, Any]]:
         recipe = {"augment": "none"} if data.startswith("digits") else {}
-        host = "vit_desk" if data in SIZES else "vit_desk(patch=16)"  # 196 tokens of an image of 224 pixels
-        return {"task": {"host": host, "size": SIZES.get(data, (224, 224))}, "recipe": recipe}
+        host = "vit_desk" if data in catalog.SIZES else "vit_desk(patch=16)"  # 196 tokens of an image of 224 pixels
+        return {"task": {"host": host, "size": catalog.SIZES.get(data, (224, 224))}, "recipe": recipe}
 
     def check(self, recipe: Training) -> None:
         check_augment(recipe.augment)
@@ -125,7 +116,7 @@ class Classification(ValidationPart, ImageTask):
 
     def identity(self) -> "Classification":
         return dataclasses.replace(
-            self, data=identity(self.data, self.digest, self._reserved), digest="", download=False, extra=()
+            self, data=catalog.identity(self.data, self.digest, self._reserved), digest="", download=False, extra=()
         )
 
     def at_most(self, number: int) -> "Classification":
@@ -141,7 +132,7 @@ class Classification(ValidationPart, ImageTask):
 
     def read_data(self) -> ImageSet:
         """`data_set` with any number of classes."""
-        return load(
+        return catalog.load(
             self.data, self.size, cut=self.cut, corrupt=self.corrupt, download=self.download, kind=self.digest,
             reserved=self._reserved,
         )  # fmt: skip
@@ -270,7 +261,7 @@ class Classification(ValidationPart, ImageTask):
 
     def known_classes_and_channels(self) -> tuple[int, int]:
         """(classes, channels) of the data without reading them, as far as they are known."""
-        return classes_and_channels(self.data)
+        return catalog.classes_and_channels(self.data)
 
     def arrange(self, images: Tensor) -> Tensor:
         """Images (n, C, h, w) as the host takes them."""
@@ -400,9 +391,9 @@ class Classification(ValidationPart, ImageTask):
     def _whole(self, data: str, record: Record) -> list[Images]:
         """The images of the user's own data that are scored, with the labels of the run; [] for those of the training,
         named sets and streams. Raises: DataError."""
-        if data in NAMED or is_stream(data) or same_data(self.data, data):
+        if data in catalog.NAMED or is_stream(data) or same_data(self.data, data):
             return []
-        classes, scored = load_scored(data, self.size, self.corrupt, self.digest, str(record.get("name")))
+        classes, scored = catalog.load_scored(data, self.size, self.corrupt, self.digest, str(record.get("name")))
         if scored is None:
             return []
         if len(record["normal"][0]) != 3:
@@ -421,7 +412,7 @@ class Classification(ValidationPart, ImageTask):
         return self.record_of(len(self.train_images()), len(self.test_images()))
 
     def sample_counts(self) -> tuple[int, int]:
-        counts = known_counts(self.data)
+        counts = catalog.known_counts(self.data)
         if counts is None:
             return super().sample_counts()
         limit = self.limit or max(counts)
@@ -451,7 +442,7 @@ class Classification(ValidationPart, ImageTask):
 
     def pixels(self, source: str | Path, channels: int) -> np.ndarray:
         """A file's pixels (h, w, channels), cropped at the centre like the test images of the task's data."""
-        pixels = read_image(source, size_before_centre(self.data, self.size, self.cut), channels)
+        pixels = read_image(source, catalog.size_before_centre(self.data, self.size, self.cut), channels)
         return centre(pixels[None], self.size)[0]
 
 
