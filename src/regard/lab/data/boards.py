@@ -199,13 +199,10 @@ def boards(data: BoardSet, split: str, seed: int, start: int, stop: int, downloa
     Raises: DataError without the images.
     """
     seed = seed if split == "train" else 0
-    parts = []
-    for block in range(start // BLOCK, -(-stop // BLOCK)):
-        made = _block(data, split, seed, block, download)
-        inside = slice(max(start - block * BLOCK, 0), min(stop - block * BLOCK, BLOCK))
-        parts.append((made.images[inside], made.answers[inside]))
-    images, answers = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return Boards(images, answers)
+    made = [_block(data, split, seed, block, download) for block in range(start // BLOCK, -(-stop // BLOCK))]
+    rows = slice(start % BLOCK, start % BLOCK + stop - start)
+    images = np.concatenate([part.images for part in made])[rows]
+    return Boards(images, np.concatenate([part.answers for part in made])[rows])
 
 
 def check_images(data: BoardSet, splits: Iterable[str], download: bool = False) -> None:

@@ -294,12 +294,11 @@ def parquet_set(name: str, size: tuple[int, int] | None, corrupt: str) -> ImageS
     files = parquet_files(name, "train", spec.test)
     sums = [file_checksum(file) for file in files]
     _check_checksums(data_root(), files, sums)
-    splits = [
+    train, test = (
         _parquet_split(name, file, total, rows, size, corrupt)
         for file, total, rows in zip(files, sums, spec.rows, strict=True)
-    ]
+    )
     names = own.class_names(files[0]) or tuple(str(label) for label in range(spec.classes))
-    train, test = splits
     used = spec.used if len(train) >= spec.rows[0] else len(train) * spec.used // spec.rows[0]
     held = train.take(slice(used, None)) if used < len(train) else None
     checksum = hashlib.sha256("".join(sums).encode()).hexdigest()

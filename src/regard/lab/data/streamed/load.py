@@ -46,9 +46,8 @@ def splits(data: str, kind: str = "") -> tuple[tuple[str, ...], dict[str, Shards
     found = _find_splits(data, kind)
     columns = columns_of(found.splits["train"][0], parse(data)) if is_table(found.splits["train"][0]) else None
     counted = {split: count(found, split, columns) for split in ("train", "test")}
-    names = columns.classes if columns is not None else ()
-    most = int(counted["train"].high.max(initial=-1)) + 1
-    classes = names or tuple(str(label) for label in range(most))
+    numbers = range(int(counted["train"].high.max(initial=-1)) + 1)
+    classes = (columns.classes if columns is not None else ()) or tuple(map(str, numbers))
     for split, shards in counted.items():
         shards.check(split, len(classes))
     return classes, counted
