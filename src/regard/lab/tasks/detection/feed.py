@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.core import DataError
 from regard.images.augment import scaled_pixels
-from regard.images.feed import LoadedBatches
+from regard.images.feed import LoadedBatches, to_tensor
 from regard.images.images import Images, decode, load_or_make, readable_rows
 from regard.images.order import Part, batch_rows, batches_in_epoch, part_of
 from regard.images.own import IN_MEMORY
@@ -125,7 +125,7 @@ class Split:
     def item(self, row: int) -> tuple[Tensor, dict[str, Tensor], tuple[int, int]]:
         """Image (C, H, W) uint8, target and (height, width) of the image in it; objects of a crowd are left out."""
         scene = self.scenes[row]
-        image = torch.from_numpy(np.array(self.pixels(row))).permute(2, 0, 1).contiguous()
+        image = to_tensor(self.pixels(row)[None])[0]
         inside = self.inside(scene)
         return image, target_of(scene.objects, scene.size, inside, (image.shape[1], image.shape[2])), inside
 

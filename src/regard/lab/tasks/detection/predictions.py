@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
+from regard.images.feed import to_tensor
 from regard.images.normalise import Statistics, normalise
 
 from .feed import Split, fitted_size, stack_images
@@ -43,7 +44,7 @@ def predictions_of(frame: Frame, model: nn.Module, split: Split, device: torch.d
     found: list[Found] = []
     for start in range(0, len(split), AT_ONCE):
         rows = range(start, min(start + AT_ONCE, len(split)))
-        images = stack_images([torch.from_numpy(np.array(split.pixels(row))).permute(2, 0, 1) for row in rows])
+        images = stack_images([to_tensor(split.pixels(row)[None])[0] for row in rows])
         found += found_in(frame, model, images, [split.scenes[row].size for row in rows], device)
     return found
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from regard.core import ConfigError, DataError, MixerConfig
 from regard.core.eval_mode import eval_mode
 from regard.images.cores import loaders
+from regard.images.feed import to_tensor
 from regard.images.images import read_image
 from regard.images.normalise import Statistics
 from regard.images.order import Part, check_parts
@@ -252,7 +253,7 @@ class Boxes(ValidationPart, ImageTask):
 
     def example(self) -> tuple[Any, ...]:
         """As in `Task`: an image, and the request to count operations on the largest number of boxes."""
-        image = torch.from_numpy(np.array(self.part(self.split).pixels(0))).permute(2, 0, 1)[None]
+        image = to_tensor(self.part(self.split).pixels(0)[None])
         if self.resize == "sides":  # its size depends on the image
             image = image.new_zeros(1, self.channels, *canvas(self.size, self.size, self.resize))
         return (self.prepare(image, torch.device("cpu")), None, None, True)
@@ -319,7 +320,7 @@ class Boxes(ValidationPart, ImageTask):
         for source in sources:
             pixels = read_image(source, None, len(frame.statistics[0]))
             original = (pixels.shape[0], pixels.shape[1])
-            image = torch.from_numpy(np.array(resize_image(pixels, self.size, self.resize))).permute(2, 0, 1)[None]
+            image = to_tensor(resize_image(pixels, self.size, self.resize)[None])
             (found,) = found_in(frame, model, image, [original], device)
             predictions.append(as_json(str(source), original, found, record["class_names"], record["category_ids"]))
         return predictions

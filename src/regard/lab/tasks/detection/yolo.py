@@ -16,7 +16,7 @@ from regard.files.paths import files_below, printable, text_lines, visible, word
 from regard.images.folders import split_of_name
 from regard.images.images import SUFFIXES
 
-from .coco import Categories, Content, Reading, splits_of
+from .coco import Categories, Content, Reading, box_of, splits_of
 from .scenes import Scene
 
 _NAMES = ("classes.txt", "obj.names", "labels/classes.txt", "train/classes.txt")
@@ -271,6 +271,4 @@ def _annotation(words: list[str], width: int, height: int) -> dict[str, Any]:
     if len(values) < 6 or len(values) % 2:
         raise ValueError(f"it has {len(values)} numbers behind the class; expected 4 of a box, or pairs of a polygon")
     polygon = [value * (height if index % 2 else width) for index, value in enumerate(values)]
-    xs, ys = polygon[::2], polygon[1::2]
-    box = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
-    return {"category_id": int(label), "bbox": box, "segmentation": [polygon]}
+    return {"category_id": int(label), "bbox": box_of([polygon]), "segmentation": [polygon]}

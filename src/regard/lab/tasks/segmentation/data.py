@@ -337,8 +337,7 @@ def own_digest(path: Path, kind: str = "", whole: bool = False) -> str:
     if not whole:
         divide(path, layout.pairs)
     _names(path)
-    texts = digest.relative(path, layout.texts)
-    total = digest.identity_of(path, _files(path), kind, texts or digest.NO_FILES)
+    total = digest.identity_of(path, _files(path), kind, digest.relative(path, layout.texts))
     divided = BY_NAME * (not whole and is_whole(layout.pairs))
     return f"{divided}{total}{'@3' * layout.renamed}{'@4' * grey(layout.colours)}"
 

@@ -117,11 +117,9 @@ class Segmentation(ValidationPart, ImageTask):
 
     def _part(self, mask_set: MaskSet, split: str) -> Sequence[Sample]:
         drawn = bool(self.val) and mask_set.reserved is None
-        if split == "held" and not drawn:
-            split = mask_set.reserved or "held"
-        name = "train" if split == "held" and drawn else split
+        name = split if split != "held" else "train" if drawn else mask_set.reserved or "held"
         if name not in mask_set.splits:
-            raise DataError(f"{mask_set.name} has no split {split!r}; it has {', '.join(mask_set.splits)}")
+            raise DataError(f"{mask_set.name} has no split {name!r}; it has {', '.join(mask_set.splits)}")
         images = mask_set.splits[name]
         if self.limit:
             images = Subset(images, range(min(self.limit, len(images))))
