@@ -88,12 +88,11 @@ def of_bytes(root: Path, files: Mapping[str, Path]) -> str:
     The progress is shown on standard error from the second second on. Files that cannot be opened count as empty; they
     raise an error when they are decoded.
     """
-    cache = _Cache(root)
-    progress = _Progress(root, sum(_status(file)[0] for file in files.values()))
+    cache = _Cache(root, sum(_status(file)[0] for file in files.values()))
     total = hashlib.sha256()
     try:
         for name, file in files.items():
-            total.update(f"{name}\0{cache.digest(name, file, progress)}\n".encode())
+            total.update(f"{name}\0{cache.digest(name, file)}\n".encode())
     except BaseException:
         cache.found = {**cache.known, **cache.found}
         raise
@@ -156,28 +155,30 @@ class _Cache:
 
     A damaged cache, a file that was changed or replaced and one with a time that was set back are noticed; a false
     digest that somebody wrote with these and a new checksum is not: who may write the cache decides what is read anew.
+    total: bytes of the files, of which the read share is shown.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, total: int) -> None:
         name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
         self.path = cache_folder() / "digests" / f"{name}.json"
         self.known = read_entries(self.path)
         self.found: dict[str, list[Any]] = {}
+        self.root, self.total, self.done, self.line = root, total, 0, ProgressLine()
 
-    def digest(self, name: str, file: Path, progress: "_Progress") -> str:
+    def digest(self, name: str, file: Path) -> str:
         """The SHA-256 of a file; "" if it cannot be read."""
         status = list(_status(file))
         entry = self.known.get(name)
         if entry is not None and entry[:3] == status:
             self.found[name] = entry
-            progress.add(status[0])
+            self._add(status[0])
             return entry[3]
         total = hashlib.sha256()
         try:
             with file.open("rb") as stream:
                 while part := stream.read(2**22):
                     total.update(part)
-                    progress.add(len(part))
+                    self._add(len(part))
         except OSError:
             return ""
         settled = time.time_ns() - max(status[1:]) > UNSETTLED * 1e9
@@ -185,21 +186,14 @@ class _Cache:
             self.found[name] = [*status, total.hexdigest()]
         return total.hexdigest()
 
+    def _add(self, number: int) -> None:
+        self.done += number
+        self.line.show(f"reading {self.root} for the run's key: {self.done / 1e9:.1f} of {self.total / 1e9:.1f} GB")
+
     def save(self) -> None:
         """Write what is known, if it has changed; without a cache the files are read again the next time."""
         if self.found != self.known:
             write_entries(self.path, self.found)
-
-
-class _Progress:
-    """Lines about the share of the bytes that is read."""
-
-    def __init__(self, root: Path, total: int) -> None:
-        self.root, self.total, self.done, self.line = root, total, 0, ProgressLine()
-
-    def add(self, number: int) -> None:
-        self.done += number
-        self.line.show(f"reading {self.root} for the run's key: {self.done / 1e9:.1f} of {self.total / 1e9:.1f} GB")
 
 
 def _status(file: Path) -> tuple[int, int, int]:

@@ -69,13 +69,11 @@ def facts_of(sequences: SequenceSet) -> Facts:
 def known_counts(data: str) -> tuple[int, int] | None:
     """Numbers of (training, test) samples of a named set that are known without reading it, else None."""
     specs: dict[str, Any] = {**listops.LISTOPS, **pathfinder.PATHFINDER}
-    pairs = {matching.NAME: (matching.SIZES[0], matching.SIZES[2]), "aan": AAN}
-    if data in pairs:
-        return pairs[data]
-    if data in specs:
-        train, _, test = specs[data].sizes
+    sizes = {name: spec.sizes for name, spec in specs.items()} | {matching.NAME: matching.SIZES}
+    if data in sizes:
+        train, _, test = sizes[data]
         return train, test
-    return (25_000 - text.IMDB_HELD, 25_000) if data == "imdb" else catalog.known_counts(data)
+    return {"aan": AAN, "imdb": (25_000 - text.IMDB_HELD, 25_000)}.get(data) or catalog.known_counts(data)
 
 
 def identity(data: str) -> str:
@@ -107,7 +105,5 @@ def _load(data: str, length: int, root: str) -> SequenceSet:
         return pathfinder.load(data)
     if data in pixels.NAMED:
         return pixels.load(data, length)
-    if data == matching.NAME:
-        return matching.load()
-    named = {"imdb": text.imdb, "aan": text.aan}
+    named = {matching.NAME: matching.load, "imdb": text.imdb, "aan": text.aan}
     return named[data]() if data in named else text.own(Path(data))
