@@ -106,9 +106,11 @@ def scenes_of(
             reading.mended |= (
                 not annotation.get("bbox") or annotation.get("iscrowd", 0) is None or ids != (image, category)
             )
-            row = _check_annotation(place, annotation, sizes[image], reading)
-            if row is not None:
+            try:
+                row = _check_annotation(place, annotation, sizes[image], reading)
                 rows[image].append({**row, "label": labels[category]})
+            except ValueError as error:
+                reading.wrong(f"{place}: {error}")
     _check_corners(file, boxes)
     reading.summarise(file)
     numbers = {n: n if isinstance(n, int) else index for index, n in enumerate(images, 1)}
@@ -371,25 +373,22 @@ class Finder:
 
 def _check_annotation(
     place: str, annotation: Mapping[str, Any], size: tuple[int, int], reading: Reading
-) -> dict[str, Any] | None:
-    """Box, crowd, area, mask and outline of an annotation; None if it is wrong and skipped. place: for messages."""
+) -> dict[str, Any]:
+    """Box, crowd, area, mask and outline of an annotation. place: for notes. Raises: ValueError if it is wrong."""
     segmentation = annotation.get("segmentation")
     bbox: Any = annotation.get("bbox")
     outline = box_of(segmentation)
     if bbox in (None, []) and segmentation:
         bbox = outline or masks.box_of(segmentation, size)
-    problem = "it has no bbox" if bbox is None else box_problem(bbox, size)
-    if problem:
-        reading.wrong(f"{place}: {problem}")
-        return None
+    if problem := "it has no bbox" if bbox is None else box_problem(bbox, size):
+        raise ValueError(problem)
     apart = outline and any(
         abs(one - two) > max(2.0, 0.1 * side)
         for one, two, side in zip(bbox, outline, (*outline[2:], *outline[2:]), strict=True)
     )
     if outline and (apart or not annotation.get("bbox")) and any(0 < len(part) < 6 for part in segmentation or ()):
-        reading.wrong(f"{place}: a polygon has fewer than three points")
         reading.mended = True  # older versions read the box
-        return None
+        raise ValueError("a polygon has fewer than three points")
     if apart:
         reading.notes.add(APART, place)
     if beyond(bbox, size):
@@ -397,22 +396,16 @@ def _check_annotation(
     mask = None
     if reading.with_masks:
         if segmentation in (None, [], {}):
-            reading.wrong(f"{place} has no segmentation; --task detection needs boxes alone")
-            return None
-        try:
-            mask = masks.from_annotation(segmentation, size)
-            if not masks.area(mask):
-                raise ValueError("its mask is empty")
-        except ValueError as error:
-            reading.wrong(f"{place}: {error}")
-            return None
+            raise ValueError("it has no segmentation; --task detection needs boxes alone")
+        mask = masks.from_annotation(segmentation, size)
+        if not masks.area(mask):
+            raise ValueError("its mask is empty")
     left, top, width, height = map(float, bbox)
     right, bottom = min(left + width, float(size[1])), min(top + height, float(size[0]))
     crowd, area = annotation.get("iscrowd") or 0, annotation.get("area")
     if crowd not in (0, 1):
-        reading.wrong(f"{place} has iscrowd {crowd!r}; expected 0 or 1")
-        return None
-    if not _is_number(area) or not isinstance(area, int | float) or area < 0:
+        raise ValueError(f"it has iscrowd {crowd!r}; expected 0 or 1")
+    if not _is_number(area) or area < 0:
         inside = (right - max(left, 0.0)) * (bottom - max(top, 0.0)) if beyond(bbox, size) else width * height
         area = masks.area(mask) if mask is not None else inside
     box = (max(left, 0.0), max(top, 0.0), right, bottom)
