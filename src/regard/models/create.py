@@ -70,7 +70,7 @@ def build_host(
     return build_sized(text, mixer, size, extra, **overrides)
 
 
-def unspelled(text: str, channels: int, pretrained: bool) -> dict[str, Any]:
+def further_options(text: str, channels: int, pretrained: bool) -> dict[str, Any]:
     """Options for images of so many channels, unless the spelling has them; pretrained: False takes published weights
     from it."""
     spelled = parse_host(text)[1]

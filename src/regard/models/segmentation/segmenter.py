@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.core import ConfigError, Extra, MixerConfig, nearest
 from regard.core.eval_mode import eval_mode
 from regard.models.catalog import user_ports
-from regard.models.create import build_host, parse_host, unspelled
+from regard.models.create import build_host, further_options, parse_host
 from regard.swapping.inspect import explain_inputs
 from regard.swapping.swap import plan_swap, remove
 
@@ -168,7 +168,7 @@ def _encoder(
     host: str, size: tuple[int, int], channels: int, number: int, pretrained: bool, extra: Extra
 ) -> TokenMaps | Pyramid:
     """A host that returns its last maps. number: of maps."""
-    options, weightless = unspelled(host, channels, pretrained), unspelled(host, channels, False)
+    options, weightless = further_options(host, channels, pretrained), further_options(host, channels, False)
     if not parse_host(host)[1].keys() & {"output_stride", "features_only"}:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             probe = build_host(host, None, size, extra, **weightless, num_classes=0)

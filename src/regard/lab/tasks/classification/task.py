@@ -28,7 +28,7 @@ from regard.lab.data import catalog
 from regard.lab.data.streamed.feed import Stream, StreamBatches
 from regard.lab.data.streamed.names import is_stream
 from regard.models.catalog import user_ports
-from regard.models.create import build_host, parse_host, unspelled
+from regard.models.create import build_host, further_options, parse_host
 from regard.swapping.inspect import explain_inputs, input_channels
 from regard.swapping.swap import remove
 
@@ -224,7 +224,7 @@ class Classification(ValidationPart, ImageTask):
         """
         host = self.spelled_host
         self._check_size(parse_host(host)[1])
-        options = {"num_classes": outputs, **unspelled(host, colours, pretrained)}
+        options = {"num_classes": outputs, **further_options(host, colours, pretrained)}
         model = build_host(host, mixer, self.size, self.extra, **options)
         return remove(model, ports=user_ports(self.extra)) if removed else model
 

@@ -14,7 +14,7 @@ from torchvision.ops import FeaturePyramidNetwork
 
 from regard.core import ConfigError, Extra, MixerConfig, SwapError
 from regard.models.catalog import user_ports
-from regard.models.create import build_host, unspelled
+from regard.models.create import build_host, further_options
 from regard.swapping.swap import remove
 
 
@@ -94,8 +94,8 @@ def detection_backbone(
     """
     if not strides or any(2 * fine != coarse for fine, coarse in pairwise(strides)):
         raise ConfigError(f"strides are each the double of the one before, such as (8, 16, 32), not {tuple(strides)}")
-    options = {"features_only": True, **unspelled(host, channels, pretrained)}
-    own = _own_strides(host, size, options | unspelled(host, channels, False), extra)
+    options = {"features_only": True, **further_options(host, channels, pretrained)}
+    own = _own_strides(host, size, options | further_options(host, channels, False), extra)
     plain = len(set(own)) == 1
     indices = (len(own) - 1,) if plain else tuple(i for i, stride in enumerate(own) if stride in strides)
     computed = len(strides) if plain else len(indices)
