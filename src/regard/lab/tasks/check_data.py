@@ -259,7 +259,7 @@ def _classification(path: Path, report: DataReport) -> None:
         for label, name in enumerate(classes):
             rows = np.flatnonzero(labels == label)
             where = f"{split}, {name}"
-            found = [one for row in rows.tolist() if (one := pictures.add(split, sources[row], names[row], where))]
+            found = [one for row in rows.tolist() if (one := pictures.add(split, sources[row], str(names[row]), where))]
             line = {"split": split, "class": name, "images": len(rows), "unreadable": len(rows) - len(found)}
             report.rows.append(line | _ranges(found))
         try:

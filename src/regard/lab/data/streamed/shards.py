@@ -106,14 +106,15 @@ def count(found: Found, split: str, columns: Columns | None) -> Shards:
     line = ProgressLine()
     try:
         with ThreadPoolExecutor(THREADS) as pool:
-            for progress, (file, entry) in enumerate(pool.map(cache.of, files), 1):
-                cache.found[file] = entry
+            for progress, (name, entry) in enumerate(pool.map(cache.of, files), 1):
+                cache.found[name] = entry
                 line.show(f"counting the images of {found.title}: {progress} of {len(files)} files")
     finally:
         cache.save()
     rows = [(number, *row) for number, file in enumerate(files) for row in cache.found[file]["counts"]]
     table = np.array(rows, np.int64).reshape(-1, 5).T
-    return Shards(found.title, files, *(column.copy() for column in table), columns)
+    file, group, counts, low, high = (column.copy() for column in table)
+    return Shards(found.title, files, file, group, counts, low, high, columns)
 
 
 def _count(file: str, columns: Columns | None) -> list[Count]:

@@ -405,7 +405,7 @@ def _check_annotation(
     crowd, area = annotation.get("iscrowd") or 0, annotation.get("area")
     if crowd not in (0, 1):
         raise ValueError(f"it has iscrowd {crowd!r}; expected 0 or 1")
-    if not _is_number(area) or area < 0:
+    if not _is_number(area) or not isinstance(area, int | float) or area < 0:
         inside = (right - max(left, 0.0)) * (bottom - max(top, 0.0)) if beyond(bbox, size) else width * height
         area = masks.area(mask) if mask is not None else inside
     box = (max(left, 0.0), max(top, 0.0), right, bottom)
