@@ -23,9 +23,6 @@ class CaiTWithoutTalkingHeads(Port):
 
     watch = "patch_embed.proj"
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mixer(x, self.grid())
-
 
 class TalkingAttention(nn.Module):
     """Softmax attention with talking heads: logits, and then weights, are mixed over the heads. A swap keeps both maps.

@@ -6,7 +6,6 @@ form a square with separate rotary positions (base 100); the class token is not 
 normalised head by head (RMS) before they are rotated; q, k and v have no bias. Parameters have the repository's names.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from jaxtyping import Float
 from timm.layers import DropPath, Mlp, PatchEmbed, apply_rot_embed_cat, resample_abs_pos_embed, trunc_normal_
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, MixerConfig, Site, heads, merge
+from regard.core import ConfigError, Grid, Site, heads, merge
 from regard.swapping.layer import Port
 
 from .pyramids import Pyramid
@@ -43,16 +42,13 @@ class ViT5Port(Port):
     """The attention of ViT-5: a class token before the patch tokens, registers after them, rotary positions of both."""
 
     watch = "patch_embed.proj"
-
-    def __init__(self, host: Any, config: MixerConfig, site: Site, shared: nn.Module | None) -> None:
-        super().__init__(host, config, site, shared)
-        self.suffix = site.grid.suffix
+    rotary = True
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         registers = module.num_registers
         grid = Grid(grid.height, grid.width, grid.extra - registers, registers)
-        return replace(super().site(module, grid, name, layer), rotary=True)
+        return super().site(module, grid, name, layer)
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         return self.mixer(x, self.grid(), None, rope)

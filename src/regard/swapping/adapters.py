@@ -84,3 +84,9 @@ def alteration(layer: nn.Module, further: Collection[str] = (), skip: str = "", 
 def package_name(value: object) -> str:
     """The package that the type of a value is from, such as "timm"."""
     return type(value).__module__.partition(".")[0]
+
+
+def class_path(module: nn.Module) -> str:
+    """The path of a module's class; of transformers without "transformers.models."."""
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("transformers.models.")

@@ -169,9 +169,7 @@ class HostPort(Port):
 class MapPort(HostPort):
     """A `HostPort` for attention that takes and returns maps (B, C, h, w)."""
 
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return Grid(*inputs[0].shape[2:])
+    map_axes = slice(2, 4)
 
     def output_grid(self, grid: Grid) -> Grid:
         """The grid of the output, for an input with `grid`."""

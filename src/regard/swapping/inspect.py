@@ -18,6 +18,7 @@ from regard.core.validation import short_repr
 from .changed_attention import change_of, changed_attention, has_own_forward, left_out_text, named_port
 from .checks import OTHER_MASKS
 from .grid_source import GridSource, require_watched_module
+from .kept_parameters import like
 from .layer import Port, Ports, first_tensor
 from .ports import PORTS
 from .shared_state import check_where, present_source
@@ -239,17 +240,11 @@ def layer_calls(
 def _call(model: nn.Module, example: Example) -> None:
     """One forward pass, with floating-point inputs in the model's dtype."""
     parameter = next(model.parameters())
-
-    def place(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value.to(parameter.device, parameter.dtype if value.is_floating_point() else value.dtype)
-
     if isinstance(example, Tensor):
         towers = (getattr(module, "get_image_features", None) for module in model.modules())
-        next(filter(None, towers), model)(place(example))
+        next(filter(None, towers), model)(like(example, parameter))
     else:
-        model(**{name: place(value) for name, value in example.items()})
+        model(**{name: like(value, parameter) for name, value in example.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,15 +264,9 @@ class LayerCall:
         the mechanism cannot apply; whatever else the layer raises for this input.
         """
         example = first_tensor(layer)
-
-        def here(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            return value.to(example.device, example.dtype if value.is_floating_point() else None)
-
         with eval_mode(layer):
             layer.source.record(layer, (), torch.empty(1, 0, *self.grid.sides))
-            args, kwargs = tree_map(here, (self.args, self.kwargs))
+            args, kwargs = tree_map(lambda value: like(value, example), (self.args, self.kwargs))
             try:
                 output = layer(*args, **kwargs)
             except UnsupportedError as error:

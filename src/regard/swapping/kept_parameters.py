@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,16 +56,18 @@ def take_state(new: nn.Module, old: nn.Module) -> None:
     new.load_state_dict(old.state_dict(keep_vars=True), assign=True)
 
 
+def like(value: Any, example: Tensor) -> Any:
+    """A tensor on the device of an example and, if its numbers are floating-point, in that dtype; other values as they
+    are."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(example.device, example.dtype if value.is_floating_point() else None)
+
+
 def convert_others(module: nn.Module, kept: Iterable[Tensor], example: Tensor) -> None:
     """Move a module to the device and dtype of an example, in place, but not the tensors that are kept."""
     own = {id(value) for value in kept}
-
-    def convert(value: Tensor) -> Tensor:
-        if id(value) in own:
-            return value
-        return value.to(example.device, example.dtype if value.is_floating_point() else None)
-
-    module._apply(convert)
+    module._apply(lambda value: value if id(value) in own else like(value, example))
 
 
 def check_wrapper(model: nn.Module, layers: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
+from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 from torch.fx import Proxy, Tracer
 
@@ -16,10 +17,11 @@ from regard.core.mask import POSITION_BIASES
 from regard.mixers.shared.heads import drops_bias
 from regard.projections.linear import role_rows
 
-from .adapters import adapted_name, adapters
+from .adapters import adapted_name, adapters, class_path
 from .grid_source import GridSource
 from .host_names import MIXER_CHILD, HostNames
-from .host_parameters import host_site
+from .host_parameters import host_part, host_site
+from .kept_parameters import like
 from .separate_qkv import joined_qkv, match_host_projection
 
 
@@ -38,10 +40,13 @@ class Port(HostNames):
     Name the port in the attention class (`port = MyPort`), or pass it: `regard.swap(model, mixer, ports=[MyPort])`.
 
     Class attributes, all optional:
-    replaces: the exact classes of attention that it replaces; not needed where the class names its port.
+    replaces: the exact classes of attention that it replaces; not needed where the class names its port. class_paths:
+    in its place, their paths, "package.module.Class", so that the package need not be imported.
     watch: path of the module whose output (B, C, h, w) gives the grid, looked up from the layer upwards; "a|b" means
     either path, {-3} is the third last part of the layer's name. "" where `call_grid` knows the grid.
-    windows: name of the module's attribute (height, width), for attention in windows, which are its grids.
+    windows: name of the module's attribute (height, width), or one side of both, for attention in windows, which are
+    its grids. map_axes: slice of the axes of height and width, for attention whose first argument is a map.
+    rotary: whether the host passes rotary positions.
     parameter_names: the host's name of a parameter or child -> the mixer's, where they differ, such as
     {"out_proj": "proj"}. The mixer has `qkv` (or `qkv.q_proj`, `qkv.k_proj` and `qkv.v_proj`, if three matrices of the
     host are named so), `proj`, `q_norm`, `k_norm` and `operator`.
@@ -68,8 +73,11 @@ class Port(HostNames):
     """
 
     replaces: ClassVar[tuple[type, ...]] = ()
+    class_paths: ClassVar[frozenset[str]] = frozenset()
     watch: ClassVar[str] = ""
     windows: ClassVar[str] = ""
+    map_axes: ClassVar[slice | None] = None
+    rotary: ClassVar[bool] = False
     mask_kinds: ClassVar[frozenset[str]] = frozenset()
     loses: ClassVar[str] = ""
 
@@ -110,7 +118,7 @@ class Port(HostNames):
 
     def on_tokens(self, x: Tensor) -> Any:
         """The output for tokens (B, N, C) alone."""
-        return self.mixer(x, self.grid())
+        return self.mixer(x, self.grid(x))
 
     forward: Callable[..., Any] = on_tokens
 
@@ -118,8 +126,8 @@ class Port(HostNames):
 
     @classmethod
     def matches(cls, module: nn.Module) -> bool:
-        """Whether the port replaces this module: its exact class is in `replaces`, since a subclass may differ."""
-        return type(module) in cls.replaces
+        """Whether the port replaces this module: its exact class is one of those, since a subclass may differ."""
+        return class_path(module) in cls.class_paths if cls.class_paths else type(module) in cls.replaces
 
     @classmethod
     def belongs(cls, model: nn.Module, name: str) -> bool:
@@ -140,18 +148,20 @@ class Port(HostNames):
 
         grid: of its tokens in a forward pass. name: its path in the model. layer: its number among the attentions.
         """
-        return host_site(module, cls.parameter_names, grid, name, layer)
+        return replace(host_site(module, cls.parameter_names, grid, name, layer), rotary=cls.rotary)
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
         """The grid of a call's tokens, to override where the module or the arguments of `forward` give it.
 
         module: the attention that is replaced. inputs: the arguments. watched: the patch tokens that `watch` gives. By
-        default the window, or these after a prefix of all further tokens. Raises: SwapError for too few tokens or
-        nothing watched.
+        default the window, the map, or these after a prefix of all further tokens. Raises: SwapError for too few tokens
+        or nothing watched.
         """
         if cls.windows:
-            return Grid(*getattr(module, cls.windows))
+            return Grid(*to_2tuple(getattr(module, cls.windows)))
+        if cls.map_axes is not None:
+            return Grid(*inputs[0].shape[cls.map_axes])
         return grid_of_tokens(watched, inputs[0].shape[1])
 
     @classmethod
@@ -211,7 +221,7 @@ class Port(HostNames):
         match_host_projection(mixer, self.host, self.parameter_names)
         present = self._modules.get(MIXER_CHILD) or self.host
         for name in ("q_norm", "k_norm"):
-            norm = getattr(present, name, None) or getattr(self.host, name, None)
+            norm = getattr(present, name, None) or host_part(self.host, self.parameter_names, name)
             if isinstance(norm, nn.Module) and isinstance(getattr(mixer, name, None), nn.Module) and site.qk_norm:
                 setattr(mixer, name, copy.deepcopy(norm))
         example = next(present.parameters(), self.placeholder)
@@ -265,11 +275,7 @@ class Port(HostNames):
     def restored_attention(self) -> nn.Module:
         """A copy of the library's module, with this layer's current weights where they fit, frozen where they are."""
         example = next(self.parameters(), self.placeholder)
-
-        def convert(value: Tensor) -> Tensor:
-            return value.to(example.device, example.dtype if value.is_floating_point() else value.dtype)
-
-        state = {key: convert(value.detach()).clone() for key, value in self.host_state().items()}
+        state = {key: like(value.detach(), example).clone() for key, value in self.host_state().items()}
         host = copy.deepcopy(self.host)
         host.load_state_dict(state, assign=True)
         frozen = self.frozen_parameters()
@@ -278,7 +284,7 @@ class Port(HostNames):
         for module in host.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    module._buffers[name] = convert(buffer)
+                    module._buffers[name] = like(buffer, example)
         host.train(self.training)  # LeViT's returns nothing
         return host
 

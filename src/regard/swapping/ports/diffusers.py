@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.core import Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError
-from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.layer import Port
 
 PROCESSORS = ("AttnProcessor", "AttnProcessor2_0")
@@ -17,6 +16,7 @@ PROCESSORS = ("AttnProcessor", "AttnProcessor2_0")
 class DiffusersAttention(Port):
     """Self-attention of diffusers on tokens (B, N, C) or maps (B, C, h, w), with its norm and residual connection."""
 
+    class_paths = frozenset({"diffusers.models.attention_processor.Attention"})
     watch = "norm|pos_embed.proj|conv_in"
     parameter_names = {
         "to_q": "qkv.q", "to_k": "qkv.k", "to_v": "qkv.v", "to_out.0": "proj", "norm_q": "q_norm", "norm_k": "k_norm",
@@ -24,9 +24,8 @@ class DiffusersAttention(Port):
 
     @classmethod
     def matches(cls, module: Any) -> bool:
-        """By the path of the class, so that diffusers need not be imported; not those with another input as keys."""
-        path = f"{type(module).__module__}.{type(module).__qualname__}"
-        return path == "diffusers.models.attention_processor.Attention" and not module.is_cross_attention
+        """Not those with another input as keys."""
+        return super().matches(module) and not module.is_cross_attention
 
     @classmethod
     def refusal(cls, module: Any) -> str:  # type: ignore[override]
@@ -56,8 +55,6 @@ class DiffusersAttention(Port):
         mixer, host = super().build_mixer(config, site, shared), self.host
         if host.group_norm is not None:
             mixer.add_module("group_norm", copy.deepcopy(host.group_norm))  # type: ignore[arg-type]
-        for role in set("qk") & set(config.uses) if site.qk_norm and isinstance(mixer, HeadMixer) else ():
-            mixer.add_module(f"{role}_norm", copy.deepcopy(host.get_submodule(f"norm_{role}")))
         return mixer
 
     def forward(

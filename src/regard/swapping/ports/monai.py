@@ -1,11 +1,8 @@
-"""Ports of MONAI's attention in volumes and images: ViT and UNETR, and the windows of SwinUNETR.
-
-They match by the paths of the classes, so that MONAI need not be imported.
-"""
+"""Ports of MONAI's attention in volumes and images: ViT and UNETR, and the windows of SwinUNETR."""
 
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -21,19 +18,12 @@ _STAGES = 6
 """Of a SwinUNETR, and some more."""
 
 
-def _is(module: nn.Module, path: str) -> bool:
-    return f"{type(module).__module__}.{type(module).__qualname__}" == f"monai.networks.{path}"
-
-
 class MonaiAttention(Port):
     """SABlock: MONAI's ViT, ViTAutoEnc and UNETR, on images and volumes that a convolution cuts into patches."""
 
+    class_paths = frozenset({"monai.networks.blocks.selfattention.SABlock"})
     watch = "patch_embedding.patch_embeddings"
     parameter_names = {"out_proj": "proj"}
-
-    @classmethod
-    def matches(cls, module: nn.Module) -> bool:
-        return _is(module, "blocks.selfattention.SABlock")
 
     @classmethod
     def belongs(cls, model: nn.Module, name: str) -> bool:
@@ -63,12 +53,8 @@ class MonaiAttention(Port):
 class MonaiSwin(TorchvisionSwin):
     """SwinUNETR's attention in windows, in two or three dimensions; position biases and shift masks are kept."""
 
-    replaces: ClassVar[tuple[type, ...]] = ()
+    class_paths = frozenset({"monai.networks.nets.swin_unetr.WindowAttention"})
     watch = "patch_embed.proj"
-
-    @classmethod
-    def matches(cls, module: nn.Module) -> bool:
-        return _is(module, "nets.swin_unetr.WindowAttention")
 
     @classmethod
     def weights_dropout(cls, module: Any) -> float:

@@ -3,13 +3,11 @@
 The attention pool of a ModifiedResNet has one query, the mean of the image, and stays.
 """
 
-import copy
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from regard.core import Grid, Mixer, MixerConfig, Site
-from regard.mixers.shared.heads import HeadMixer
+from regard.core import Grid, Site
 from regard.swapping.grid_source import watched_module
 from regard.swapping.layer import Port, library_mask
 
@@ -19,13 +17,9 @@ from .torch_attention import TorchAttention
 class OpenCLIPAttention(Port):
     """The attention of open_clip's custom blocks, also with normalised queries and keys; text towers stay."""
 
+    class_paths = frozenset({"open_clip.transformer.Attention"})
     watch = "conv1"
     parameter_names = {**TorchAttention.parameter_names, "ln_q": "q_norm", "ln_k": "k_norm"}
-
-    @classmethod
-    def matches(cls, module: nn.Module) -> bool:
-        """By the path of the class, so that open_clip need not be imported."""
-        return f"{type(module).__module__}.{type(module).__qualname__}" == "open_clip.transformer.Attention"
 
     @classmethod
     def belongs(cls, model: nn.Module, name: str) -> bool:
@@ -44,12 +38,6 @@ class OpenCLIPAttention(Port):
             dim=module.out_proj.out_features, heads=module.num_heads, grid=grid,
             qkv_bias=module.in_proj_bias is not None, qk_norm=norm, drop=module.out_drop.p, layer=layer, name=name,
         )  # fmt: skip
-
-    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        mixer, host = super().build_mixer(config, site, shared), self.host
-        for role in set("qk") & set(config.uses) if site.qk_norm and isinstance(mixer, HeadMixer) else ():
-            mixer.add_module(f"{role}_norm", copy.deepcopy(host.get_submodule(f"ln_{role}")))
-        return mixer
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         return self.mixer(x, self.grid(), library_mask(attn_mask, False, x))

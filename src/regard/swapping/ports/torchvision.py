@@ -93,10 +93,7 @@ class TorchvisionMaxViT(TorchvisionSwin):
         "to_qkv": "qkv", "merge": "proj", "relative_position_bias_table": "biases.table",
         "relative_position_index": "biases.index",
     }  # fmt: skip
-
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return Grid(module.size, module.size)
+    windows = "size"
 
     @classmethod
     def weights_dropout(cls, module: Any) -> float:

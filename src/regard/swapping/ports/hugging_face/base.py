@@ -30,17 +30,12 @@ Answer = tuple[Tensor, Tensor | None]
 class HuggingPort(Port):
     """A port of transformers: its classes are named by their path, so that transformers need not be imported.
 
-    class_paths: the exact classes, without "transformers.models.". parameter_names: paths of the modules of queries,
-    keys and values -> qkv.q, qkv.k, qkv.v, or of one fused module -> qkv; of the output -> proj.
+    parameter_names: paths of the modules of queries, keys and values -> qkv.q, qkv.k, qkv.v, or of one fused module ->
+    qkv; of the output -> proj.
     routed: whether the class asks transformers which attention function to use.
     """
 
-    class_paths: ClassVar[frozenset[str]] = frozenset()
     routed: ClassVar[bool] = True
-
-    @classmethod
-    def matches(cls, module: nn.Module) -> bool:
-        return class_path(module) in cls.class_paths
 
     @classmethod
     def refusal(cls, module: Any) -> str:  # type: ignore[override]
@@ -80,12 +75,6 @@ def _collected() -> Collection[str]:
     if torch.compiler.is_dynamo_compiling() and not collector.compiling:
         return ()  # a layer compiled by itself: its model was called outside, where dynamo cannot look
     return collector.get() or ()
-
-
-def class_path(module: nn.Module) -> str:
-    """The path of a module's class, without "transformers.models."."""
-    kind = type(module)
-    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("transformers.models.")
 
 
 # the mark in the configuration of a swapped model

@@ -1,12 +1,11 @@
 """Ports of transformers' attention on maps (B, h, w, C): the image encoders of SAM, SAM 2 and SAM 3, and ViTDet."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.core import Grid, Mixer, MixerConfig, Site
+from regard.core import Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer, drops_bias
 from regard.swapping.biases import check_heads
 from regard.swapping.layer import Port
@@ -24,15 +23,12 @@ class HuggingSAM(HuggingPort):
         "sam_hq.modeling_sam_hq.SamHQVisionAttention", "sam_hq.modeling_sam_hq.SamHQVisionSdpaAttention",
     })  # fmt: skip
     routed = False
+    map_axes = slice(1, 3)
     parameter_names = {"rel_pos_h": "operator.rel_pos_h", "rel_pos_w": "operator.rel_pos_w"}
 
     @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:
         return frozenset({"product"} if hasattr(module, "rel_pos_h") else ())
-
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return Grid(*inputs[0].shape[1:3])
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer, host = super().build_mixer(config, site, shared), self.host
@@ -83,11 +79,8 @@ class HuggingSAM3(HuggingSAM):
 
     class_paths = frozenset({"sam3.modeling_sam3.Sam3ViTRoPEAttention"})
     routed = True
+    rotary = True
     parameter_names = {**SEPARATE_MATRICES, "o_proj": "proj"}
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return replace(super().site(module, grid, name, layer), rotary=True)
 
     def forward(  # type: ignore[override]
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any

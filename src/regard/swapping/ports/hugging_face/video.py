@@ -1,6 +1,5 @@
 """Ports of video models of transformers that need more than a grid of several frames: V-JEPA 2 and TimeSformer."""
 
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -20,15 +19,12 @@ class HuggingVJEPA2(HuggingPort):
 
     class_paths = frozenset({"vjepa2.modeling_vjepa2.VJEPA2RopeAttention"})
     watch = "embeddings.patch_embeddings.proj"
+    rotary = True
     parameter_names = SHORT_MATRICES
 
     @classmethod
     def belongs(cls, model: Any, name: str) -> bool:
         return watched_module(model, name, cls.watch) is not None  # the predictor's tokens are chosen ones
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return replace(super().site(module, grid, name, layer), rotary=True)
 
     def forward(self, hidden_states: Tensor, position_mask: Tensor | None = None) -> Answer:
         """Raises: UnsupportedError for chosen tokens, which lie on no grid."""

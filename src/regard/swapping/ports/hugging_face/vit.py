@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Grid, Mixer, MixerConfig, Site
+from regard.swapping.adapters import class_path
 from regard.swapping.grid_source import watched_module
 from regard.swapping.layer import Port
 from regard.swapping.rotary import interleave, rotate_halves
 from regard.swapping.separate_qkv import SEPARATE_MATRICES, SHORT_MATRICES
 
-from .base import Answer, HuggingPort, class_path, refuse_weights
+from .base import Answer, HuggingPort, refuse_weights
 
 MASKED = "vit_mae.modeling_vit_mae.ViTMAEAttention"
 
@@ -62,10 +63,7 @@ class HuggingDINOv3(HuggingViT):
         "dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention", "eomt_dinov3.modeling_eomt_dinov3.EomtDinov3Attention",
     })  # fmt: skip
     watch = "embeddings.patch_embeddings"
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return replace(super().site(module, grid, name, layer), rotary=True)
+    rotary = True
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: Any) -> Mixer:
         mixer = super().build_mixer(config, site, shared)

@@ -120,16 +120,13 @@ class TimmSAM(HostPort):
 
     replaces: ClassVar[tuple[type, ...]] = (SamAttention,)
     mask_kinds = frozenset({"product"})
+    map_axes = slice(1, 3)
     parameter_names = host_parts("qkv", "q_norm", "k_norm", "proj", "proj_drop", "rel_pos_h", "rel_pos_w")
     mixer_class: ClassVar[type[HostMixer]] = SamMixer
 
     @classmethod
     def refusal(cls, module: Any) -> str:  # type: ignore[override]
         return "" if module.use_rel_pos else "it has no biases of relative positions, but maybe rotary ones"
-
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return Grid(*inputs[0].shape[1:3])
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
@@ -260,9 +257,6 @@ class TimmTNT(HostPort):
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         dim, count = module.qk.in_features, module.num_heads
         return Site(dim=dim, heads=count, grid=grid, width=module.head_dim, layer=layer, name=name)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mixer(x, self.grid(x))
 
 
 PORTS: tuple[type[Port], ...] = (

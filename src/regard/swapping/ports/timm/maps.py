@@ -11,7 +11,7 @@ from timm.models.visformer import Attention as VisformerAttention
 from timm.models.volo import Attention as VoloAttention
 from torch import Tensor, nn
 
-from regard.core import Grid, Mixer, MixerConfig, Site
+from regard.core import Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.biases import keep_biases, mix_biased
 from regard.swapping.layer import Port
@@ -28,14 +28,11 @@ class TimmMaxViT(Port):
     """
 
     replaces: ClassVar[tuple[type, ...]] = (AttentionCl, MultiScaleAttention, VoloAttention)
+    map_axes = slice(1, 3)
 
     @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:
         return frozenset({"bias"} if getattr(module, "rel_pos", None) is not None else ())
-
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return Grid(*inputs[0].shape[1:3])
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         host = cast(Any, self.host)
@@ -61,10 +58,7 @@ class TimmCoAtNet(TimmMaxViT):
     """Attention on maps with channels first, of 1x1 convolutions: CoAtNet, Visformer, MobileNetV4; keeps biases."""
 
     replaces: ClassVar[tuple[type, ...]] = (Attention2d, VisformerAttention, MobileAttention)
-
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return Grid(*inputs[0].shape[2:])
+    map_axes = slice(2, 4)
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         return mix_biased(self.mixer, x.flatten(2).mT, self.grid(x), shared_rel_pos).mT.unflatten(2, x.shape[2:])

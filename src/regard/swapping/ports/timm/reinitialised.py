@@ -22,11 +22,8 @@ class TimmOutlook(Port):
 
     loses = "outlook attention"
     replaces: ClassVar[tuple[type, ...]] = (OutlookAttention,)
+    map_axes = slice(1, 3)
     parameter_names = {"v": "qkv.v"}
-
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return Grid(*inputs[0].shape[1:3])
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer, v = super().build_mixer(config, site, shared), cast(Any, self.host).v

@@ -1,6 +1,5 @@
 """Ports of timm's vision transformers: ViT, DeiT, DINOv2 and 3, EVA, and models that use their attention classes."""
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from timm.layers.attention import Attention, AttentionRope
@@ -35,6 +34,7 @@ class TimmRope(TimmViT):
     """timm's attention with rotary embedding: vit_*_rope, EVA, EVA-02, Perception Encoder."""
 
     replaces: ClassVar[tuple[type, ...]] = (AttentionRope, EvaAttention)
+    rotary = True
     parameter_names = {**TimmViT.parameter_names, **SEPARATE_BIASES, **SEPARATE_MATRICES}
 
     @classmethod
@@ -47,7 +47,7 @@ class TimmRope(TimmViT):
             raise ConfigError(
                 f"{name} does not rotate {module.num_prefix_tokens} tokens, but has {grid.prefix} prefix tokens"
             )
-        return replace(super().site(module, grid, name, layer), rotary=True)
+        return super().site(module, grid, name, layer)
 
     def forward(  # type: ignore[override]
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False

@@ -1,10 +1,8 @@
 """Ports of timm's attention in windows without biases: DaViT, Twins and NesT."""
 
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
 from timm.models.davit import WindowAttention
 from timm.models.nest import Attention as NestAttention
 from timm.models.twins import LocallyGroupedAttn
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 from regard.core import Grid, Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadLayer
 from regard.swapping.layer import Port
+from regard.swapping.map_windows import MapWindows
 
 
 class TimmDaViT(Port):
@@ -26,24 +25,12 @@ class TimmTwinsLocal(TimmDaViT):
     """The attention of Twins in windows, which pads the map to whole windows."""
 
     replaces: ClassVar[tuple[type, ...]] = (LocallyGroupedAttn,)
-
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return Grid(module.ws, module.ws)
+    windows = "ws"
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         grid = self.grid()
-        return in_windows(x.unflatten(1, tuple(size)), grid.height, lambda cells: self.mixer(cells, grid)).flatten(1, 2)
-
-
-def in_windows(x: Tensor, side: int, apply: Callable[[Tensor], Tensor]) -> Tensor:
-    """A function of tokens (B, side^2, C) in each window of a map (B, h, w, C), which is padded by zeros."""
-    height, width = x.shape[1:3]
-    padded = F.pad(x, (0, 0, 0, -width % side, 0, -height % side))
-    rows, columns = padded.shape[1] // side, padded.shape[2] // side
-    windows = padded.unflatten(2, (columns, side)).unflatten(1, (rows, side)).transpose(2, 3)
-    y = apply(windows.flatten(3, 4).flatten(0, 2)).unflatten(0, (-1, rows, columns)).unflatten(3, (side, side))
-    return y.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :height, :width]
+        windows = MapWindows(sides=tuple(size), size=grid.sides, shift=(0, 0))
+        return windows.join(self.mixer(windows.cut(x.unflatten(1, windows.sides)), grid)).flatten(1, 2)
 
 
 class TimmNesT(Port):
