@@ -1,7 +1,7 @@
 """The contracts of mechanisms: Mixer (a layer), Operator (the mathematics on heads), MixerConfig (the description)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -44,6 +44,10 @@ class Inputs:
     def key_grid(self) -> Grid:
         """The grid of keys and values."""
         return self.memory or self.grid
+
+    def into(self, form: Callable[..., Tensor]) -> Tensor:
+        """What an operator, or a method with its arguments, returns for them."""
+        return form(self.q, self.k, self.v, grid=self.grid, memory=self.memory, mask=self.mask)
 
 
 class Operator(nn.Module):
@@ -149,7 +153,7 @@ class Operator(nn.Module):
         config = getattr(self, "config", None)
         if config is None or not config.card.discrete:
             return ()
-        weights = self.weights(inputs.q, inputs.k, inputs.v, grid=inputs.grid, memory=inputs.memory, mask=inputs.mask)
+        weights = inputs.into(self.weights)
         return (View("keys that it chose", weights[0] != 0),)
 
     def samples(self, inputs: Inputs) -> Samples | None:

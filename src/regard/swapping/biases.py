@@ -9,17 +9,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.core import Grid, Mask, Mixer, UnsupportedError
-from regard.mixers.shared.heads import HeadMixer, drops_bias
+from regard.mixers.shared.heads import drops_bias
 
 BIASES = "biases"
 """The name of a module below the mixer that computes position biases (1, H, N, N)."""
 
 
-def check_heads(mixer: Mixer, heads: int, layer: str) -> None:
+def check_heads(mixer: Mixer, heads: int) -> None:
     """Raises: UnsupportedError if the mechanism has another number of heads than a layer's biases."""
     if mixer.site.heads != heads:
         raise UnsupportedError(
-            f"{layer} adds relative position biases of {heads} heads, which do not "
+            f"{mixer.site.name} adds relative position biases of {heads} heads, which do not "
             f"fit the {mixer.site.heads} heads of {type(mixer.config).__name__}; leave heads= out"
         )
 
@@ -30,20 +30,18 @@ def add_biases(mixer: Mixer, biases: nn.Module, heads: int, name: str = BIASES) 
     Raises: UnsupportedError if the mechanism has another number of heads.
     """
     if mixer.config.uses and not drops_bias(mixer.config):
-        check_heads(mixer, heads, mixer.site.name)
+        check_heads(mixer, heads)
         mixer.add_module(name, biases)
 
 
-def keep_biases(mixer: HeadMixer, host: Any, name: str, layer: str) -> None:
+def keep_biases(mixer: Mixer, host: Any, name: str) -> None:
     """Give a mixer a copy of the host's module `name`, which computes biases for each head; nothing if it has none.
 
     Raises: UnsupportedError if the mechanism has another number of heads.
     """
     module = getattr(host, name, None)
-    if module is None or drops_bias(mixer.config):
-        return
-    check_heads(mixer, host.num_heads, layer)
-    mixer.add_module(name, copy.deepcopy(module))
+    if module is not None:
+        add_biases(mixer, copy.deepcopy(module), host.num_heads, name)
 
 
 def mix_biased(mixer: Mixer, x: Tensor, grid: Grid, shared: Tensor | None) -> Tensor:

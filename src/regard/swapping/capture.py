@@ -4,7 +4,8 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,17 +102,12 @@ def capture(
     mixers = readable_mixers(model, layers)
     owner = threading.local()
     owner.captures = True
-    handles = []
-    try:
+    with ExitStack() as hooks, _force_eager():
         for name, mixer in mixers.items():
             begin, record = _recorder(maps, name, owner, reduce, queries)
-            handles.append(mixer.register_forward_pre_hook(begin))
-            handles.append(mixer.register_forward_hook(record, with_kwargs=True))
-        with _force_eager():
-            yield maps
-    finally:
-        for handle in handles:
-            handle.remove()
+            hooks.enter_context(mixer.register_forward_pre_hook(begin))
+            hooks.enter_context(mixer.register_forward_hook(record, with_kwargs=True))
+        yield maps
 
 
 def readable_mixers(model: nn.Module, layers: str = "*") -> dict[str, HeadMixer]:
@@ -171,9 +167,7 @@ def _weights(
     if made.v is None:
         raise UnsupportedError(f"{type(mixer.config).__name__} has no values, so no weights between tokens")
     if queries is None:
-        return mixer.operator.weights(made.q, made.k, made.v, grid=made.grid, memory=made.memory, mask=made.mask)
+        return made.into(mixer.operator.weights)
     if not queries or not all(0 <= query < made.grid.tokens for query in queries):
         raise ConfigError(f"queries are numbers of tokens below {made.grid.tokens}, not {short_repr(tuple(queries))}")
-    return mixer.operator.weight_rows(
-        made.q, made.k, made.v, queries, grid=made.grid, memory=made.memory, mask=made.mask
-    )
+    return made.into(partial(mixer.operator.weight_rows, queries=queries))

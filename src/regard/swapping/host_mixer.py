@@ -90,10 +90,8 @@ class HostMixer(ResizingMixer):
     def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
         self.check(x, grid, mask)
         made = self.make(x, grid, rope)
-        used = self._drop_unused(made)
         operator = self.operator.reference if plain else self.operator
-        y = operator(used.q, used.k, used.v, grid=used.grid, memory=used.memory, mask=used.mask)
-        return self.finish(y, made, grid)
+        return self.finish(self._drop_unused(made).into(operator), made, grid)
 
     def check(self, x: Tensor, grid: Grid, mask: Mask | None, memory: Grid | None = None) -> None:
         """The checks of every mixer. Raises: also UnsupportedError for a mask besides the host's own."""
@@ -113,11 +111,13 @@ class HostPort(Port):
 
     Mechanisms on heads get the host's queries, keys and values. Others (convolutions) replace the whole layer, where
     its output has the tokens and channels of its input.
-    mixer_class: what the modules compute. gets_more: whether it gets more than tokens, such as positions in a form of
-    its own, which attention with its own queries and keys cannot use.
+    mixer_class: what the modules compute. wide: the module's attribute that says how wide a head's values are, where
+    they are not as wide as keys. gets_more: whether it gets more than tokens, such as positions in a form of its own,
+    which attention with its own queries and keys cannot use.
     """
 
     mixer_class: ClassVar[type[HostMixer]]
+    wide: ClassVar[str] = ""
     gets_more: ClassVar[bool] = False
 
     @classmethod
@@ -128,7 +128,7 @@ class HostPort(Port):
     @classmethod
     def value_width(cls, module: Any, site: Site) -> int:
         """The width of a head's values."""
-        return site.width
+        return int(getattr(module, cls.wide)) if cls.wide else site.width
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer, kind = super().build_mixer(config, site, shared), type(config).__name__

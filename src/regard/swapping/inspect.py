@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -227,13 +227,10 @@ def layer_calls(
 
         return record
 
-    handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
-    try:
-        with eval_mode(model), no_fast_path():
-            _call(model, example)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, eval_mode(model), no_fast_path():
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_pre_hook(hook(name), with_kwargs=True))
+        _call(model, example)
     return results
 
 
@@ -321,16 +318,13 @@ def layer_grids(
             f"example is one input of a model, such as torch.randn(1, 3, 224, 224), not {short_repr(example)}"
         )
     modules = {name: model.get_submodule(name) for name in layers}
-    sources, handles = _grid_sources(model, layers)
     outputs: dict[nn.Module, torch.Size] = {}
-    try:
+    with ExitStack() as hooks:
+        sources = _grid_sources(model, layers, hooks)
         with explain_inputs(model, example), _kept_attributes(model), stand_ins(model, modules) as twins:
             for twin in twins.values():
                 twin.register_forward_hook(lambda twin, args, output: outputs.update({twin: _output_shape(output)}))
             calls = layer_calls(model, twins, example)
-    finally:
-        for handle in handles:
-            handle.remove()
     grids = {}
     for name, port in layers.items():
         if name not in calls:
@@ -365,13 +359,10 @@ def _kept_attributes(model: nn.Module) -> Iterator[None]:
             cache.update(entries)
 
 
-def _grid_sources(
-    model: nn.Module, layers: Mapping[str, type[Port]]
-) -> tuple[dict[str, GridSource], list[torch.utils.hooks.RemovableHandle]]:
-    """The grid source of each layer, present or new, and the handles of the hooks that were added for new ones."""
+def _grid_sources(model: nn.Module, layers: Mapping[str, type[Port]], hooks: ExitStack) -> dict[str, GridSource]:
+    """The grid source of each layer, present or new. hooks: gets those that are added for new ones."""
     of_module: dict[nn.Module, GridSource] = {}
     sources: dict[str, GridSource] = {}
-    handles = []
     for name, port in layers.items():
         module = model.get_submodule(name)
         if isinstance(module, Port):
@@ -385,6 +376,6 @@ def _grid_sources(
             present = present_source(watched)
             of_module[watched] = present or GridSource()
             if present is None:
-                handles.append(watched.register_forward_hook(of_module[watched].record))
+                hooks.enter_context(watched.register_forward_hook(of_module[watched].record))
         sources[name] = of_module[watched]
-    return sources, handles
+    return sources

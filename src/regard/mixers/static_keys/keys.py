@@ -7,6 +7,7 @@ Every head has keys of its own. Keys are resampled at every call, also without g
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
 
@@ -243,13 +244,10 @@ def freeze_keys(model: nn.Module, *inputs: Tensor) -> list[str]:
 
     for operator in operators.values():
         operator.freeze(None)
-    handles = [watch(name) for name in operators]
-    try:
-        with eval_mode(model):
-            model(*inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, eval_mode(model):
+        for name in operators:
+            hooks.enter_context(watch(name))
+        model(*inputs)
     for name, grid in grids.items():
         operators[name].freeze(grid)
     return list(grids)
@@ -312,17 +310,14 @@ def _mean_keys(
 
         return teacher.get_submodule(name).register_forward_pre_hook(add, with_kwargs=True)
 
-    handles = [watch(name) for name in operators]
-    try:
-        with eval_mode(teacher):
-            for batch in batches:
-                if not isinstance(batch, Tensor):
-                    kind = type(batch).__name__
-                    raise ConfigError(f"batches has a {kind}; expected images: (images for images, labels in loader)")
-                teacher(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, eval_mode(teacher):
+        for name in operators:
+            hooks.enter_context(watch(name))
+        for batch in batches:
+            if not isinstance(batch, Tensor):
+                kind = type(batch).__name__
+                raise ConfigError(f"batches has a {kind}; expected images: (images for images, labels in loader)")
+            teacher(batch)
     if not any(counts.values()):
         raise ConfigError("init='calibrate' needs at least one batch of inputs")
     unused = [name for name, count in counts.items() if not count]

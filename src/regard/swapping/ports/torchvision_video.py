@@ -16,6 +16,7 @@ from regard.swapping.biases import mix_windows
 from regard.swapping.host_mixer import HostMixer, HostPort, host_parts
 from regard.swapping.layer import Port
 from regard.swapping.map_windows import MapWindows
+from regard.swapping.maps import pooled_grid
 
 from .torchvision import TorchvisionSwin
 
@@ -88,34 +89,26 @@ class TorchvisionMViT(HostPort):
 
     @classmethod
     def resizes(cls, module: Any) -> bool:
-        return _pooled(Grid(8, 8, depth=8), module.pool_q) != Grid(8, 8, depth=8) or (
-            module.output_dim != module.embed_dim
-        )
+        grid = Grid(8, 8, depth=8)
+        return pooled_grid(grid, own_pool(module)) != grid or module.output_dim != module.embed_dim
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        queries, keys = (_pooled(grid, pool) for pool in (module.pool_q, module.pool_k))
+        queries, keys = (pooled_grid(grid, own_pool(module, role)) for role in "qk")
         memory = None if queries == keys else keys
         width, heads = module.head_dim, module.num_heads
         return Site(dim=module.embed_dim, heads=heads, grid=queries, width=width, memory=memory, layer=layer, name=name)
 
     def forward(self, x: Tensor, thw: tuple[int, int, int]) -> tuple[Tensor, tuple[int, int, int]]:
         grid = self.grid(x, thw)
-        queries = _pooled(grid, self.mixer.around.pool_q if isinstance(self.mixer, HostMixer) else None)
+        queries = pooled_grid(grid, own_pool(self.mixer.around)) if isinstance(self.mixer, HostMixer) else grid
         return self.mixer(x, grid), (queries.depth, queries.height, queries.width)
 
 
-def _pooled(grid: Grid, pool: Any) -> Grid:
-    """The grid after a convolution of MViT, or after None."""
-    if pool is None:
-        return grid
-    numbers = zip(pool.pool.kernel_size, pool.pool.stride, pool.pool.padding, strict=True)
-    sides = (grid.depth, grid.height, grid.width)
-    depth, height, width = (
-        (side + 2 * padding - kernel) // stride + 1
-        for side, (kernel, stride, padding) in zip(sides, numbers, strict=True)
-    )
-    return replace(grid, depth=depth, height=height, width=width)
+def own_pool(module: Any, role: str = "q") -> Any:
+    """The convolution that pools a role of MViT's attention, or None."""
+    pool = getattr(module, f"pool_{role}")
+    return pool and pool.pool
 
 
 PORTS: tuple[type[Port], ...] = (TorchvisionSwin3D, TorchvisionMViT)

@@ -33,7 +33,7 @@ class HuggingSAM(HuggingPort):
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer, host = super().build_mixer(config, site, shared), self.host
         if isinstance(mixer, HeadMixer) and hasattr(host, "rel_pos_h") and not drops_bias(config):
-            check_heads(mixer, site.heads, site.name)
+            check_heads(mixer, site.heads)
             tables: Any = (host.rel_pos_h, host.rel_pos_w)
             mixer.operator = DecomposedPositions(mixer.operator, config, *tables)
         return mixer

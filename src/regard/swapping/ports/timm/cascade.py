@@ -1,6 +1,6 @@
 """Port of timm's EfficientViT of MSRA, whose heads each get the output of the head before."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -14,7 +14,7 @@ from regard.swapping.host_mixer import HostMixer, MapPort, host_parts
 from regard.swapping.layer import Port
 from regard.swapping.maps import heads_of_map, map_of, map_of_heads, tokens_of
 
-from .wide import BIASES
+from .wide import BIASES, table_biases
 
 
 class ByHead(Operator):
@@ -28,7 +28,7 @@ class ByHead(Operator):
     def of_head(self, number: int, inputs: Inputs, plain: bool) -> Tensor:
         """The output (B, 1, N, e) of one head for its own inputs."""
         head: Any = self.heads[number]
-        return _call(head.reference if plain else head, inputs)
+        return inputs.into(head.reference if plain else head)
 
     def weights(
         self, q: Tensor | None, k: Tensor | None, v: Tensor, *, grid: Grid, memory: Grid | None = None,
@@ -39,12 +39,8 @@ class ByHead(Operator):
         for number, head in enumerate(self.heads):
             q_, k_, v_, own = (None if part is None else part[:, number : number + 1] for part in (q, k, v, bias))
             inputs = Inputs(q_, k_, v_, grid, memory, None if own is None else Mask(bias=own))
-            parts.append(_call(head.weights, inputs))  # type: ignore[arg-type]
+            parts.append(inputs.into(head.weights))  # type: ignore[arg-type]
         return torch.cat(parts, 1)
-
-
-def _call(form: Callable[..., Tensor], inputs: Inputs) -> Tensor:
-    return form(inputs.q, inputs.k, inputs.v, grid=inputs.grid, memory=inputs.memory, mask=inputs.mask)
 
 
 class CascadeMixer(HostMixer):
@@ -82,7 +78,7 @@ class CascadeMixer(HostMixer):
         return Inputs(q, k, v, grid, mask=self._bias(slice(number, number + 1)))
 
     def _bias(self, heads: slice = slice(None)) -> Mask:
-        return Mask(bias=self.around.attention_biases[heads, self.around.attention_bias_idxs][None])
+        return Mask(bias=table_biases(self.around, heads))
 
     def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
         return tokens_of(self.around.proj(map_of_heads(y, grid)))
@@ -95,10 +91,7 @@ class TimmCascade(MapPort):
     mask_kinds = frozenset({"bias"})
     parameter_names = host_parts("qkvs", "dws", "proj", *BIASES)
     mixer_class: ClassVar[type[HostMixer]] = CascadeMixer
-
-    @classmethod
-    def value_width(cls, module: Any, site: Site) -> int:
-        return int(module.val_dim)
+    wide = "val_dim"
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:

@@ -41,10 +41,7 @@ class TimmBottleneck(MapPort):
     mask_kinds = frozenset({"bias"})
     parameter_names = host_parts("qkv", "pos_embed", "pool")
     mixer_class: ClassVar[type[HostMixer]] = BottleneckMixer
-
-    @classmethod
-    def value_width(cls, module: Any, site: Site) -> int:
-        return int(module.dim_head_v)
+    wide = "dim_head_v"
 
     @classmethod
     def output_stride(cls, module: Any) -> int:

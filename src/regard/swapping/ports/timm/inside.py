@@ -25,7 +25,7 @@ from regard.swapping.special_mixers import decomposed_positions
 from regard.swapping.talking_heads import TalkingHeads, logits_operator, no_logits_error
 
 from .pooled import fused_heads
-from .wide import BIASES
+from .wide import BIASES, table_biases
 
 
 class ConvAttentionMixer(HostMixer):
@@ -150,7 +150,7 @@ class EfficientFormerV2Mixer(HostMixer):
         cells = cells if self.around.stride_conv is None else self.around.stride_conv(cells)
         q, k, v = (self.heads_of(role, cells) for role in "qkv")
         keys = Grid(*cells.shape[-2:])
-        bias = self.around.attention_biases[:, self.around.attention_bias_idxs][None]
+        bias = table_biases(self.around)
         if isinstance(self.operator, TalkingHeads):  # the host mixes the sum of logits and biases
             bias = F.conv2d(bias, self.operator.proj_l.weight)
         mask = Mask(bias=bias)
@@ -178,10 +178,7 @@ class TimmEfficientFormerV2(MapPort):
     mask_kinds = frozenset({"bias"})
     parameter_names = {**PARTS_V2, "talking_head1": "operator.proj_l", "talking_head2": "operator.proj_w"}
     mixer_class: ClassVar[type[HostMixer]] = EfficientFormerV2Mixer
-
-    @classmethod
-    def value_width(cls, module: Any, site: Site) -> int:
-        return int(module.d)
+    wide = "d"
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
@@ -206,14 +203,11 @@ class TimmEfficientFormerV2Downsample(MapPort):
     mask_kinds = frozenset({"bias"})
     parameter_names = PARTS_V2
     mixer_class: ClassVar[type[HostMixer]] = EfficientFormerV2Mixer
+    wide = "d"
 
     @classmethod
     def resizes(cls, module: Any) -> bool:
         return True
-
-    @classmethod
-    def value_width(cls, module: Any, site: Site) -> int:
-        return int(module.d)
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:

@@ -41,7 +41,7 @@ class TimmMaxViT(Port):
             return pooled_mixer(mixer, len(host.proj.weight), to_2tuple(pool.stride), shared)
         mixer = extended_mixer(mixer, host, shared)
         if isinstance(mixer, HeadMixer):
-            keep_biases(mixer, host, "rel_pos", site.name)
+            keep_biases(mixer, host, "rel_pos")
             mixer.qkv_by_head = getattr(host, "head_first", False)
             if isinstance(mixer.qkv, nn.Linear) and mixer.site.heads == site.heads:
                 keep_fused(mixer, host)

@@ -14,31 +14,13 @@ from regard.core import Grid, Inputs, Mask, Site, merge
 from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.host_mixer import HostMixer, HostPort, MapPort, host_parts
 from regard.swapping.layer import Port
-from regard.swapping.maps import heads_of_map, map_of, map_of_heads, tokens_of
+from regard.swapping.maps import heads_of_map, map_of, map_of_heads, pooled_grid, tokens_of
 
 
 def fused_heads(y: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values (B, H, N, d) of channels in the order (3, heads, width)."""
     q, k, v = y.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
     return q, k, v
-
-
-def pooled_side(size: int, kernel: int, stride: int, padding: int) -> int:
-    """The side of a map after a convolution or pooling."""
-    return (size + 2 * padding - kernel) // stride + 1
-
-
-def pooled_grid(grid: Grid, pool: Any) -> Grid:
-    """The grid after a convolution or pooling without dilation, or after None."""
-    if pool is None:
-        return grid
-    pairs = ((x, x) if isinstance(x, int) else x for x in (pool.kernel_size, pool.stride, pool.padding))
-    kernel, stride, padding = pairs
-    height, width = (
-        pooled_side(side, *numbers)
-        for side, *numbers in zip((grid.height, grid.width), kernel, stride, padding, strict=True)
-    )
-    return replace(grid, height=height, width=width)
 
 
 class MViTMixer(HostMixer):
@@ -171,6 +153,7 @@ class TimmMultiQuery(MapPort):
     replaces: ClassVar[tuple[type, ...]] = (MultiQueryAttention2d,)
     parameter_names = host_parts("query", "key", "value", "output")
     mixer_class: ClassVar[type[HostMixer]] = MultiQueryMixer
+    wide = "value_dim"
 
     @classmethod
     def refusal(cls, module: Any) -> str:  # type: ignore[override]
@@ -179,10 +162,6 @@ class TimmMultiQuery(MapPort):
     @classmethod
     def resizes(cls, module: Any) -> bool:
         return bool(module.output.proj.out_channels != module.query.proj.in_channels)
-
-    @classmethod
-    def value_width(cls, module: Any, site: Site) -> int:
-        return int(module.value_dim)
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:

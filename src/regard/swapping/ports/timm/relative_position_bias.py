@@ -35,7 +35,7 @@ class TimmSwin(Port):
         mixer = super().build_mixer(config, site, shared)
         table: Tensor = self.host.relative_position_bias_table  # type: ignore[assignment]
         if config.uses and table.shape[1] != 1 and not drops_bias(config):
-            check_heads(mixer, table.shape[1], site.name)
+            check_heads(mixer, table.shape[1])
         return mixer
 
     def mix_with_biases(self, x: Tensor, extra: Tensor | None) -> Tensor:
@@ -80,7 +80,7 @@ class TimmRelPos(Port):
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)
         if isinstance(mixer, HeadMixer):
-            keep_biases(mixer, self.host, "rel_pos", site.name)
+            keep_biases(mixer, self.host, "rel_pos")
         return mixer
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
@@ -106,7 +106,7 @@ class TimmSwinV2(Port):
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer, host = super().build_mixer(config, site, shared), cast(Any, self.host)
         if isinstance(mixer, HeadMixer):
-            keep_biases(mixer, host, self.bias_module, site.name)
+            keep_biases(mixer, host, self.bias_module)
             use_cosine(mixer, host.logit_scale)
         return mixer
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from jaxtyping import Float
 from timm.models.efficientformer import Attention as EfficientFormerAttention
 from timm.models.levit import Attention as LevitAttention
 from timm.models.levit import AttentionDownsample
@@ -18,6 +19,11 @@ from regard.swapping.maps import map_of, tokens_of
 
 BIASES = ("attention_biases", "attention_bias_idxs")
 """The host's table of biases for each head, and which entry is that of a query and a key."""
+
+
+def table_biases(module: Any, heads: slice = slice(None)) -> Float[Tensor, "1 H N M"]:
+    """The biases of some heads that a module's table `BIASES` holds."""
+    return module.attention_biases[heads, module.attention_bias_idxs][None]  # type: ignore[no-any-return]
 
 
 class WideMixer(HostMixer):
@@ -40,13 +46,10 @@ class WideMixer(HostMixer):
         width, by_head = self.site.width, heads(y, self.site.heads)
         return by_head.split([width] * (roles - 1) + [by_head.shape[-1] - width * (roles - 1)], -1)
 
-    def bias(self) -> Mask:
-        return Mask(bias=self.around.attention_biases[:, self.around.attention_bias_idxs][None])
-
     def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
         x = x if self.around.norm is None else self.around.norm(x)
         q, k, v = self.split_heads(self.apply_part("qkv", x, grid), 3)
-        return Inputs(q, k, v, grid, mask=self.bias())
+        return Inputs(q, k, v, grid, mask=Mask(bias=table_biases(self.around)))
 
     def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
         return self.apply_part("proj", merge(y), made.grid)
@@ -60,7 +63,7 @@ class DownsampleMixer(WideMixer):
     def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
         k, v = self.split_heads(self.apply_part("kv", x, grid), 2)
         q = None if self.around.q is None else heads(self.apply_part("q", x, grid), self.site.heads)
-        return Inputs(q, k, v, grid.every(self.stride), grid, self.bias())
+        return Inputs(q, k, v, grid.every(self.stride), grid, Mask(bias=table_biases(self.around)))
 
 
 class TimmTinyViT(HostPort):
@@ -70,6 +73,7 @@ class TimmTinyViT(HostPort):
     mask_kinds = frozenset({"bias"})
     parameter_names = host_parts("norm", "qkv", "proj", *BIASES)
     mixer_class: ClassVar[type[HostMixer]] = WideMixer
+    wide = "val_dim"
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
@@ -80,10 +84,6 @@ class TimmTinyViT(HostPort):
         projection = getattr(module, "qkv", None) or module.kv
         dim = next(projection.parameters()).shape[1]
         return Site(dim=dim, heads=module.num_heads, grid=grid, width=module.key_dim, layer=layer, name=name)
-
-    @classmethod
-    def value_width(cls, module: Any, site: Site) -> int:
-        return int(module.val_dim)
 
 
 class TimmLeViT(TimmTinyViT):
