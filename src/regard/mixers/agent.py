@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from regard.core import (
     Card,
     ConfigError,
-    Contract,
     Grid,
     Inputs,
     Operator,
@@ -129,10 +128,6 @@ class Agent(HeadMixerConfig):
         "Agent(m=4)", 'Agent(m=(1, 3), landmarks="avg1d", dwc=3, gate=True)', 'Agent(m=4, preset="official")',
         "Agent(m=4, bias=True)",
     )  # fmt: skip
-
-    @property
-    def contract(self) -> Contract:
-        return Contract(skip={"cross": self.refuses_cross} if self.bias else {})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Contract, Inputs, Operator, ShapeError, Site, operator_function
+from regard.core import Card, ConfigError, Inputs, Operator, ShapeError, Site, operator_function
 from regard.core.cost import Cost, attention_cost
 from regard.core.mask import NO_MASK, Mask, hide, softmax_rows
 
@@ -90,11 +90,8 @@ class Differential(HeadMixerConfig):
     masks = frozenset({"causal", "padding", "bias"})
     depth = True
     cross = True
+    ordered = False
     samples = ("Differential()", "Differential(start=0.3, scale=0.7, norm=False, gate=True)")
-
-    @property
-    def contract(self) -> Contract:
-        return Contract(positions=bool(self.dwc))
 
     def __post_init__(self) -> None:
         super().__post_init__()

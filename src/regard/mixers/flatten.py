@@ -13,17 +13,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Contract, Cost, Inputs, Mask, Operator, Site, only_kept, operator_function
+from regard.core import ConfigError, Cost, Inputs, Mask, Operator, Site, only_kept, operator_function
 
 from .linear import Linear
-from .shared.checks import check_odd_kernel, check_qkv_and_padding
-from .shared.heads import HeadMixer, HeadMixerConfig
+from .shared.checks import check_qkv_and_padding
 from .shared.kernel_features import (
     KeyPositions,
-    LocalMixer,
+    LocalConfig,
     feature_map,
-    head_conv,
-    head_conv_cost,
     kernel_product,
     kernel_weights,
 )
@@ -90,7 +87,7 @@ def focus_features(
 
 
 @dataclass(frozen=True, kw_only=True)
-class FLatten(HeadMixerConfig):
+class FLatten(LocalConfig):
     """power: p. over: lengths over the "channels" of all heads, as published, or over each "head".
 
     position: whether a learned position embedding, 0 at the start, is added to every key; it is resampled for another
@@ -109,33 +106,12 @@ class FLatten(HeadMixerConfig):
         formula="f(q) (f(k)^T v) / (f(q) . sum f(k)),  f(x) = |relu(x)| relu(x)^p / |relu(x)^p|",
         prefix="like all tokens, with their own position embeddings",
     )  # fmt: skip
-    masks = frozenset({"padding"})
-    depth = True
-    cross = True
     samples = ("FLatten()", "FLatten(local=5, power=4.0, position=False)", 'FLatten(over="head", position=False)')
-
-    @property
-    def contract(self) -> Contract:
-        skip = {"cross": self.refuses_cross} if self.local else {}
-        return Contract(positions=bool(self.dwc or self.local or self.position), skip=skip)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_odd_kernel("FLatten", "local", self.local)
         if self.power <= 0 or self.eps < 0:
             raise ConfigError(f"power is positive and eps at least 0, not power={self.power}, eps={self.eps}")
-
-    def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
-        if self.local:
-            return LocalMixer(self, site, shared, head_conv(site, self.local))
-        return super().build(site, shared)
-
-    @property
-    def refuses_cross(self) -> str:
-        return "its local branch needs one grid; give local=0" if self.local else ""
-
-    def cost(self, site: Site, accounting: str = "executed") -> Cost:
-        return super().cost(site, accounting) + head_conv_cost(site, self.local)
 
     def operator(self, site: Site) -> "FLattenOperator":
         return FLattenOperator(self, site)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from regard.core import (
     Card,
     ConfigError,
-    Contract,
     Cost,
     Grid,
     Inputs,
@@ -97,9 +96,8 @@ class InLine(HeadMixerConfig):
     samples = ("InLine()", "InLine(residual=True, dwc=3)")
 
     @property
-    def contract(self) -> Contract:
-        skip = {"cross": self.refuses_cross} if self.residual else {}
-        return Contract(positions=bool(self.dwc or self.residual), skip=skip)
+    def ordered(self) -> bool:  # type: ignore[override]
+        return self.residual
 
     def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
         if self.residual and site.grid.depth > 1:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Contract, Cost, Inputs, Operator, Site, operator_function
+from regard.core import Card, ConfigError, Cost, Inputs, Operator, Site, operator_function
 from regard.core.mask import Mask, hide, only_kept
 
 from .shared.checks import check_qkv_and_padding
@@ -75,11 +75,8 @@ class Linear(HeadMixerConfig):
     masks = frozenset({"padding"})
     depth = True
     cross = True
+    ordered = False
     samples = ("Linear()", 'Linear(feature="relu", norm="rms", dwc=3)')
-
-    @property
-    def contract(self) -> Contract:
-        return Contract(positions=bool(self.dwc))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,7 +7,7 @@ of its batch.
 Prefix and suffix tokens are queries and keys like all others; segments contain them, windows of the grid do not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -165,11 +165,11 @@ class Nystrom(HeadMixerConfig):
 
     @property
     def contract(self) -> Contract:
-        skip = {"cross": self.refuses_cross} if self.kernel else {}
-        if self.start == "batch":
-            reason = "the pseudo-inverse starts from the largest sums of the whole batch"
-            skip |= {"batch": reason, "images": reason}
-        return Contract(skip=skip)
+        common = super().contract
+        if self.start != "batch":
+            return common
+        reason = "the pseudo-inverse starts from the largest sums of the whole batch"
+        return replace(common, skip={**common.skip, "batch": reason, "images": reason})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import ConfigError, Contract, Cost, Inputs, Operator, ShapeError, Site, operator_function
+from regard.core import ConfigError, Cost, Inputs, Operator, ShapeError, Site, operator_function
 from regard.core.mask import Mask, only_kept
 
 from .linear import Linear
@@ -136,11 +136,8 @@ class Performer(HeadMixerConfig):
     masks = frozenset({"padding"})
     depth = True
     cross = True
+    ordered = False
     samples = ("Performer()", 'Performer(features=12, kernel="relu", eps=1e-3, dwc=3)')
-
-    @property
-    def contract(self) -> Contract:
-        return Contract(positions=bool(self.dwc))
 
     def __post_init__(self) -> None:
         super().__post_init__()

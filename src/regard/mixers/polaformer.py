@@ -14,18 +14,18 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Contract, Cost, Grid, Inputs, Mask, Operator, Site, only_kept, operator_function
+from regard.core import Cost, Grid, Inputs, Mask, Operator, Site, only_kept, operator_function
 from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 
 from .linear import Linear
-from .shared.checks import check_odd_kernel, check_qkv_and_padding
-from .shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
+from .shared.checks import check_qkv_and_padding
+from .shared.heads import CrossMixer, HeadMixer
 from .shared.kernel_features import (
     KeyPositions,
+    LocalConfig,
     LocalMixer,
     bfloat16_like,
     head_conv,
-    head_conv_cost,
     kernel_weights,
     safe_divide,
 )
@@ -91,7 +91,7 @@ def _parts(x: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolaFormer(HeadMixerConfig):
+class PolaFormer(LocalConfig):
     """alpha: powers are 1 + alpha sigmoid(w) in (1, 1 + alpha), w learned and 0 at the start.
 
     position: whether a learned position embedding is added to every key (the published code has it; the parameter
@@ -110,25 +110,12 @@ class PolaFormer(HeadMixerConfig):
         formula="[lin([q+, q-], [k+, k-], v1), lin([q-, q+], [k+, k-], v2)],  x+ = relu(x)^p, x- = relu(-x)^p",
         expert_type="linear layer, 2 polarity streams", row_maps=False,
     )  # fmt: skip
-    masks = frozenset({"padding"})
-    depth = True
-    cross = True
     samples = ("PolaFormer()", "PolaFormer(local=5, gate=True, position=True)")
-
-    @property
-    def contract(self) -> Contract:
-        skip = {"cross": self.refuses_cross} if self.local else {}
-        return Contract(positions=bool(self.dwc or self.local or self.position), skip=skip)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_odd_kernel("PolaFormer", "local", self.local)
         if self.alpha < 0 or self.eps < 0:
             raise ConfigError(f"alpha and eps are at least 0, not alpha={self.alpha}, eps={self.eps}")
-
-    @property
-    def refuses_cross(self) -> str:
-        return "its local branch needs one grid; give local=0" if self.local else ""
 
     def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
         if self.local:
@@ -138,9 +125,6 @@ class PolaFormer(HeadMixerConfig):
     def build_cross(self, site: Site, shared: nn.Module | None = None) -> CrossMixer:
         self.check_cross()
         return PolaCrossMixer(self, site, shared)
-
-    def cost(self, site: Site, accounting: str = "executed") -> Cost:
-        return super().cost(site, accounting) + head_conv_cost(site, self.local)
 
     def operator(self, site: Site) -> "PolaFormerOperator":
         return PolaFormerOperator(self, site)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Contract, Cost, Inputs, Operator, ShapeError, Site, operator_function
+from regard.core import Card, ConfigError, Cost, Inputs, Operator, ShapeError, Site, operator_function
 from regard.core.mask import Mask, hide, softmax_rows
 
 from .shared.checks import check_chosen, check_qkv, check_site, padding_only
@@ -139,11 +139,8 @@ class Routing(HeadMixerConfig):
     masks = frozenset({"padding"})
     depth = True
     cross = True
+    ordered = False
     samples = ("Routing(clusters=3)", "Routing(clusters=5, scale=0.7, dwc=3)")
-
-    @property
-    def contract(self) -> Contract:
-        return Contract(positions=bool(self.dwc))
 
     def __post_init__(self) -> None:
         super().__post_init__()

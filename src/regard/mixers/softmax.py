@@ -12,7 +12,6 @@ from torch import Tensor
 from regard.core import (
     NO_MASK,
     Card,
-    Contract,
     Cost,
     Grid,
     Inputs,
@@ -96,14 +95,11 @@ class Softmax(HeadMixerConfig):
     masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
     depth: ClassVar[bool] = True
     cross: ClassVar[bool] = True
+    ordered: ClassVar[bool] = False
     samples: ClassVar[tuple[str, ...]] = (
         "Softmax()",
         "Softmax(scale=0.7, dwc=3, gate=True)",
     )
-
-    @property
-    def contract(self) -> Contract:
-        return Contract(positions=bool(self.dwc))
 
     def operator(self, site: Site) -> "SoftmaxOperator":
         return SoftmaxOperator(self)

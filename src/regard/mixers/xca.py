@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, Contract, Cost, Grid, Inputs, Mask, Operator, Site, operator_function
+from regard.core import Card, Cost, Grid, Inputs, Mask, Operator, Site, operator_function
 from regard.core.errors import ShapeError, UnsupportedError
 
 from .shared.checks import check_heads
@@ -70,11 +70,8 @@ class XCA(HeadMixerConfig):
         prefix="samples of the covariance like all tokens", row_maps=False,
     )  # fmt: skip
     depth = True
+    ordered = False
     samples = ("XCA()",)
-
-    @property
-    def contract(self) -> Contract:
-        return Contract(positions=bool(self.dwc))
 
     def operator(self, site: Site) -> "XCAOperator":
         return XCAOperator(self, site)

@@ -34,12 +34,8 @@ class PositionedMixer(HeadMixer):
     """
 
     def project_heads(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
-        heads: dict[str, Tensor | None] = dict.fromkeys("qkv")
-        for roles, y in (("qk", x if rope is None else x + rope), ("v", x)):
-            if projected := "".join(role for role in self.config.roles if role in roles):
-                for role, z in zip(projected, self.project(y, projected), strict=True):
-                    heads[role] = self.normalise_and_rotate(role, z, grid, None)
-        return heads
+        positioned = x if rope is None else x + rope
+        return self.role_heads("qk", positioned, grid, None) | self.role_heads("v", x, grid, None)
 
 
 class ResizingMixer(HeadMixer):

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Grid, Inputs, Mask, Mixer, MixerConfig, Operator, ShapeError, Site, UnsupportedError, hide
+from regard.core.contract import Contract
 from regard.core.cost import Cost, check_accounting, linear_cost
 from regard.core.projection import Projection, ProjectionConfig, merge
 from regard.core.tensors import check_dtype, check_place, check_tensor
@@ -30,12 +31,19 @@ class HeadMixerConfig(MixerConfig):
     output before its projection.
     host_bias: "drop" leaves out the position biases that a host such as Swin or BEiT adds to its logits, so that a
     mechanism that cannot add them goes into it all the same; the host's output then changes until it is trained.
+    ordered: whether the mechanism itself depends on the order of tokens.
     """
 
     projection: ProjectionConfig = LinearQKV()
     dwc: int = 0
     gate: bool = False
     host_bias: Literal["keep", "drop"] = "keep"
+    ordered: ClassVar[bool] = True
+
+    @property
+    def contract(self) -> Contract:
+        skip = {"cross": self.refuses_cross} if self.refuses_cross else {}
+        return Contract(positions=self.ordered or bool(self.dwc), skip=skip)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,6 +147,14 @@ class HeadLayer(Mixer):
             return cast(tuple[Tensor, ...], self.qkv(x, roles))
         return project_roles(self.qkv, x, self.qkv_roles, roles, self.site.heads, self.qkv_by_head)
 
+    def role_heads(self, roles: str, x: Tensor, grid: Grid, rope: Tensor | None) -> dict[str, Tensor | None]:
+        """Some roles (B, H, N, d) of tokens, normalised and rotated; None for one that is not projected."""
+        heads: dict[str, Tensor | None] = dict.fromkeys(roles)
+        if used := "".join(role for role in self.config.roles if role in roles):
+            for role, y in zip(used, self.project(x, used), strict=True):
+                heads[role] = self.normalise_and_rotate(role, y, grid, rope)
+        return heads
+
     def normalise_and_rotate(self, role: str, x: Tensor, grid: Grid, rope: Tensor | None) -> Tensor:
         """q or k after its normalisation and rotation; v as it is."""
         if role == "v":
@@ -185,10 +201,7 @@ class HeadMixer(HeadLayer):
 
     def project_heads(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
         """q, k, v (B, H, N, d) as the operator gets them; None for a role that is not projected."""
-        heads: dict[str, Tensor | None] = dict.fromkeys("qkv")
-        for role, y in zip(self.config.roles, self.project(x, self.config.roles), strict=True):
-            heads[role] = self.normalise_and_rotate(role, y, grid, rope)
-        return heads
+        return self.role_heads("qkv", x, grid, rope)
 
     def query_grid(self, grid: Grid) -> Grid:
         """The grid of queries and outputs; that of the tokens, as here."""
@@ -245,11 +258,7 @@ class CrossMixer(HeadLayer):
             memory_grid.suffix,
         ):  # number by number: Dynamo cannot compare whole grids
             raise ShapeError("dwc adds a value at its own position: cross-attention on another grid needs dwc=0")
-        heads: dict[str, Tensor | None] = dict.fromkeys("qkv")
-        for roles, y, of in (("q", x, grid), ("kv", memory, memory_grid)):
-            if projected := "".join(role for role in self.config.roles if role in roles):
-                for role, z in zip(projected, self.project(y, projected), strict=True):
-                    heads[role] = self.normalise_and_rotate(role, z, of, rope)
+        heads = self.role_heads("q", x, grid, rope) | self.role_heads("kv", memory, memory_grid, rope)
         out = merge(self.operator(*heads.values(), grid=grid, memory=memory_grid, mask=mask))
         return self.project_output(x, self.add_branches(x, out, heads["v"], grid, mask))
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from regard.core import ConfigError, Cost, Grid, Mask, Site, hide, nearest
 from regard.mixers.static_keys.grids import resample
 
-from .checks import check_prefix_suffix
-from .heads import HeadMixer, convolve
+from .checks import check_odd_kernel, check_prefix_suffix
+from .heads import HeadMixer, HeadMixerConfig, convolve
 from .tiles import join_tokens
 
 Feature = str | Callable[[Tensor], Tensor]
@@ -145,3 +145,37 @@ class LocalMixer(HeadMixer):
     def add_branches(self, x: Tensor, out: Tensor, v: Tensor | None, grid: Grid, mask: Mask | None) -> Tensor:
         out = super().add_branches(x, out, v, grid, mask)
         return out + self.local(hide(cast(Tensor, v), mask), grid).transpose(1, 2).flatten(2)
+
+
+class LocalConfig(HeadMixerConfig):
+    """Linear attention with two fields that subclasses declare.
+
+    position: whether a learned embedding is added to every key. local: kernel of the convolution of the values that all
+    heads share, 0 = none.
+    """
+
+    position: bool
+    local: int
+    masks = frozenset({"padding"})
+    depth = True
+    cross = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_odd_kernel(type(self).__name__, "local", self.local)
+
+    @property
+    def ordered(self) -> bool:  # type: ignore[override]
+        return bool(self.local or self.position)
+
+    @property
+    def refuses_cross(self) -> str:
+        return "its local branch needs one grid; give local=0" if self.local else ""
+
+    def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
+        if self.local:
+            return LocalMixer(self, site, shared, head_conv(site, self.local))
+        return super().build(site, shared)
+
+    def cost(self, site: Site, accounting: str = "executed") -> Cost:
+        return super().cost(site, accounting) + head_conv_cost(site, self.local)
