@@ -19,7 +19,7 @@ from regard.core import Card, Cost, Grid, Inputs, Mask, Operator, Site, hide, op
 from .shared.checks import check_qkv_on_grid, padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.precision import upcast, without_autocast
-from .shared.tiles import join_global_tokens, split_keep, split_tokens
+from .shared.tiles import join_global_tokens, pad_pairs, split_keep, split_tokens
 from .window import window
 
 __all__ = ["Axial", "axial", "axial_reference"]
@@ -38,13 +38,11 @@ def axial_reference(
     mask = padding_only("axial", mask)
     k, v = hide(k, mask), hide(v, mask)
     logits = mask.add_to(q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale))
-    cell = torch.arange(grid.tokens, device=q.device) - grid.prefix
-    extra = (cell < 0) | (cell >= grid.cells)
-    row, column = cell.div(grid.width, rounding_mode="floor"), cell % grid.width
-    everywhere = extra[:, None] | extra
-    in_row, in_column = (x[:, None] == x for x in (row, column))
+    cell = torch.arange(grid.cells, device=q.device)
+    row, column = cell // grid.width, cell % grid.width
+    in_row, in_column = (pad_pairs(x[:, None] == x, grid) for x in (row, column))
     r, c, cross = (
-        softmax_rows(logits.masked_fill(~(near | everywhere), -torch.inf)).to(v.dtype)
+        softmax_rows(logits.masked_fill(~near, -torch.inf)).to(v.dtype)
         for near in (in_row, in_column, in_row | in_column)
     )
     if along == "both":

@@ -17,6 +17,7 @@ from regard.core.mask import Mask, hide, softmax_rows
 
 from .shared.checks import check_qkv_on_grid, padding_only
 from .shared.heads import HeadMixerConfig
+from .shared.tiles import pad_pairs
 from .window import window
 
 __all__ = ["CSWin", "cswin", "cswin_reference"]
@@ -32,12 +33,11 @@ def cswin_reference(
     """
     mask = padding_only("cswin", mask)
     k, v = hide(k, mask), hide(v, mask)
-    cell = torch.arange(grid.tokens, device=q.device) - grid.prefix
-    extra = (cell < 0) | (cell >= grid.cells)
-    y, x = cell.div(grid.width, rounding_mode="floor"), cell % grid.width
+    cell = torch.arange(grid.cells, device=q.device)
+    y, x = cell // grid.width, cell % grid.width
     horizontal, vertical = ((place // stripe)[:, None] == place // stripe for place in (y, x))
     first = -(-q.shape[1] // 2)
-    together = torch.stack([horizontal] * first + [vertical] * (q.shape[1] - first)) | extra[:, None] | extra
+    together = pad_pairs(torch.stack([horizontal] * first + [vertical] * (q.shape[1] - first)), grid)
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     return softmax_rows(mask.add_to(logits.masked_fill(~together, -torch.inf))).to(v.dtype) @ v
 

@@ -22,7 +22,7 @@ from .shared.checks import check_qkv_on_grid, padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.kept import kept
 from .shared.sdpa import sdpa
-from .shared.tiles import join_global_tokens, join_sides
+from .shared.tiles import join_global_tokens, join_sides, pad_pairs
 
 __all__ = ["Neighbourhood", "neighbourhood", "neighbourhood_reference"]
 
@@ -54,11 +54,7 @@ def neighbourhood_reference(
         most = table.shape[-1] // 2
         dy, dx = (x.clamp(-most, most) + most for x in offset)  # outside the table only where attention is not allowed
         cells = table[:, dy[:, None, :, None], dx[None, :, None]].flatten(3).flatten(1, 2)
-    inside = torch.zeros(grid.tokens, dtype=torch.bool, device=q.device)
-    inside[grid.span] = True
-    bias = q.new_zeros(q.shape[1], grid.tokens, grid.tokens)
-    both = (inside[:, None] & inside).expand_as(bias)
-    bias = bias.masked_scatter(both, cells.masked_fill(~together, -torch.inf))
+    bias = pad_pairs(cells.masked_fill(~together, -torch.inf), grid)
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
     return softmax_rows(mask.add_to(logits)).to(v.dtype) @ v
 

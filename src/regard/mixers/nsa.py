@@ -25,7 +25,7 @@ from .shared.checks import padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.kept import kept
 from .shared.precision import upcast, without_autocast
-from .shared.tiles import cell_ids, join_global_tokens, join_sides, split_keep, split_tokens
+from .shared.tiles import cell_ids, join_global_tokens, join_sides, pad_pairs, split_keep, split_tokens
 
 __all__ = ["NSA", "nsa", "nsa_reference"]
 
@@ -56,13 +56,12 @@ def nsa_reference(
     if plan is None:
         plan = _choose(first, member.any(-1), top, group)
     selected = softmax_rows(logits.masked_fill(~blocks.block_mask(plan, grid, tiles), -torch.inf)) @ v
-    cell = torch.arange(grid.tokens, device=q.device) - grid.prefix
-    near = torch.ones(grid.tokens, grid.tokens, dtype=torch.bool, device=q.device)
+    cell = torch.arange(grid.cells, device=q.device)
+    near = torch.ones(grid.cells, grid.cells, dtype=torch.bool, device=q.device)
     for side in reversed(grid.sides):
-        place, cell = cell.remainder(side), cell.div(side, rounding_mode="floor")
+        place, cell = cell % side, cell // side
         near &= (place[:, None] - place).abs() <= window // 2
-    near = near | extra | extra[:, None]
-    sliding = softmax_rows(logits.masked_fill(~near, -torch.inf)) @ v
+    sliding = softmax_rows(logits.masked_fill(~pad_pairs(near, grid), -torch.inf)) @ v
     return (torch.stack([compressed, selected, sliding], -1) * gates[..., None, :]).sum(-1)
 
 

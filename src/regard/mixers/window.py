@@ -54,7 +54,6 @@ def window_reference(
         windows = [(place - first) // length for place, first, length in zip(places, shifts, sizes, strict=True)]
     number = torch.stack(windows)
     together = (number[:, :, None] == number[:, None]).all(0)  # (cells, cells)
-    bias = q.new_zeros(q.shape[1], grid.tokens, grid.tokens)
     cells = q.new_zeros(()).expand(q.shape[1], grid.cells, grid.cells)
     if table is not None:  # offsets are outside of it only between different windows
         offsets = [
@@ -63,10 +62,7 @@ def window_reference(
         ]
         index: tuple[slice | Tensor, ...] = (slice(None), *offsets)
         cells = table[index]
-    inside = torch.zeros(grid.tokens, dtype=torch.bool, device=q.device)
-    inside[grid.span] = True
-    both = inside[:, None] & inside
-    bias = bias.masked_scatter(both.expand_as(bias), cells.masked_fill(~together, -torch.inf))
+    bias = tiling.pad_pairs(cells.masked_fill(~together, -torch.inf), grid)
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
     return softmax_rows(mask.add_to(logits)).to(v.dtype) @ v
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from regard.core import ConfigError, Grid, GridError, Mask
@@ -224,6 +225,11 @@ def cell_ids(of_cells: Int[Tensor, " cells"], grid: Grid, extra: int = -1) -> In
     ids = torch.full((grid.tokens,), extra, dtype=torch.long, device=of_cells.device)
     ids[grid.span] = of_cells
     return ids
+
+
+def pad_pairs(pairs: Shaped[Tensor, "... n n"], grid: Grid) -> Shaped[Tensor, "... N N"]:
+    """Which pairs of patch tokens are allowed, or their biases, for all tokens: True or 0 with others."""
+    return F.pad(pairs, 2 * (grid.prefix, grid.suffix), value=pairs.dtype == torch.bool)
 
 
 def join_global_tokens(
