@@ -27,7 +27,7 @@ from regard.core.cost import Cost, attention_cost
 from regard.core.mask import Mask, hide, softmax_rows
 from regard.core.view import View
 
-from .mita.routing import key_bias, without
+from .mita.routing import add_key_bias, key_bias, without
 from .shared.checks import check_heads, check_prefix_suffix, check_qkv
 from .shared.heads import HeadMixerConfig
 from .shared.landmarks import landmark_count, landmark_windows, nonempty_landmarks, pool_landmarks
@@ -48,13 +48,20 @@ def agent_reference(
     read_bias: Float[Tensor, "H N m"] | None = None,
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """softmax(scale q a^T + read_bias) softmax(scale a k^T + collect_bias) v."""
-    k, v = hide(k, mask), hide(v, mask)
+    to_landmarks, to_keys = _maps(q, k, landmarks, scale, mask, landmark_keep, collect_bias, read_bias)
+    return softmax_rows(to_landmarks) @ (softmax_rows(to_keys) @ hide(v, mask))
+
+
+def _maps(
+    q: Tensor, k: Tensor, landmarks: Tensor, scale: float | None, mask: Mask | None, landmark_keep: Tensor | None,
+    collect_bias: Tensor | None, read_bias: Tensor | None,
+) -> tuple[Float[Tensor, "B H N m"], Float[Tensor, "B H m M"]]:  # fmt: skip
+    """The logits of queries with landmarks and of landmarks with keys."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    to_keys, to_landmarks = landmarks @ k.mT * scale, q @ landmarks.mT * scale
-    for bias in (key_bias("agent", mask, to_keys), collect_bias):
-        to_keys = to_keys if bias is None else to_keys + bias
-    to_landmarks = without(to_landmarks if read_bias is None else to_landmarks + read_bias, landmark_keep)
-    return softmax_rows(to_landmarks) @ (softmax_rows(to_keys) @ v)
+    to_keys = add_key_bias("agent", mask, landmarks @ hide(k, mask).mT * scale)
+    to_keys = to_keys if collect_bias is None else to_keys + collect_bias
+    to_landmarks = q @ landmarks.mT * scale
+    return without(to_landmarks if read_bias is None else to_landmarks + read_bias, landmark_keep), to_keys
 
 
 @operator_function
@@ -199,15 +206,8 @@ class AgentOperator(Operator):
 
     def views(self, inputs: Inputs) -> tuple[View, ...]:
         """Where the landmark looks from which each query reads most."""
-        options, k = self._options(inputs), hide(inputs.k, inputs.mask)
-        landmarks, scale = options["landmarks"], inputs.q.shape[-1] ** -0.5
-        to_keys, to_landmarks = landmarks @ k.mT * scale, inputs.q @ landmarks.mT * scale
-        for bias in (key_bias("Agent", inputs.mask, to_keys), options["collect_bias"]):
-            to_keys = to_keys if bias is None else to_keys + bias
-        if options["read_bias"] is not None:
-            to_landmarks = to_landmarks + options["read_bias"]
-        strongest = without(to_landmarks, options["landmark_keep"])[0].argmax(-1)
-        return (View("where its strongest landmark looks", softmax_rows(to_keys)[0], strongest),)
+        to_landmarks, to_keys = _maps(inputs.q, inputs.k, scale=None, mask=inputs.mask, **self._options(inputs))
+        return (View("where its strongest landmark looks", softmax_rows(to_keys)[0], to_landmarks[0].argmax(-1)),)
 
 
 class AgentBias(nn.Module):

@@ -31,7 +31,7 @@ from regard.mixers.vit3 import InnerModel, ViT3, ttt, ttt_reference
 
 from .extractors import EXTRACTORS, Extractor, Landmarks, warn_of_strips
 from .native import mita_native
-from .routing import MitaPlan, check_counts, check_plan, key_bias, mita_plan, select, without
+from .routing import MitaPlan, add_key_bias, check_counts, check_plan, key_bias, mita_plan, select, without
 
 __all__ = ["MiTA", "PooledQueries", "mita", "mita_plan", "mita_reference", "pool_landmarks"]
 
@@ -52,17 +52,14 @@ def mita_reference(
     check_counts("mita", k.shape[-2], landmarks.shape[-2], top, experts)
     k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    probe = (landmarks if probes is None else probes) @ k.mT * scale  # (B, H, m, M)
-    bias = key_bias("mita", mask, probe)
-    probe = probe if bias is None else probe + bias
+    probe = add_key_bias("mita", mask, (landmarks if probes is None else probes) @ k.mT * scale)  # (B, H, m, M)
     route = without(q @ landmarks.mT * scale, landmark_keep)  # (B, H, N, m)
     plan = select(probe, route, top, experts) if plan is None else plan
     member = torch.zeros_like(probe).scatter(-1, plan.keys, 1.0)
     chosen = torch.nn.functional.one_hot(plan.experts, landmarks.shape[-2]).sum(-2)  # (B, H, N, m)
     count = chosen.to(q.dtype) @ member  # (B, H, N, M)
     count = count.clamp(max=1.0) if duplicates == "union" else count
-    to_keys = q @ k.mT * scale + count.log()
-    to_keys = to_keys if bias is None else to_keys + bias
+    to_keys = add_key_bias("mita", mask, q @ k.mT * scale + count.log())
     values = softmax_rows(probe) @ v  # (B, H, m, e)
     if branches == "route":
         return softmax_rows(to_keys) @ v
@@ -344,8 +341,7 @@ class MiTAOperator(Operator):
         q, k, options = self._options(inputs, plain=True)
         landmarks, mask, scale = options["landmarks"], options["mask"], q.shape[-1] ** -0.5
         probe = (landmarks if options["probes"] is None else options["probes"]) @ hide(k, mask).mT * scale
-        bias = key_bias("MiTA", mask, probe)
-        probe = probe if bias is None else probe + bias
+        probe = add_key_bias("MiTA", mask, probe)
         route = without(q @ landmarks.mT * scale, options["landmark_keep"])
         plan = select(probe, route, options["top"], self.config.experts)
         looks = softmax_rows(probe)[0]

@@ -81,6 +81,12 @@ def check_plan(plan: MitaPlan, q: Tensor, k: Tensor, m: int, top: int, experts: 
     check_chosen("mita: plan.experts", plan.experts, (*q.shape[:3], experts), m)
 
 
+def add_key_bias(name: str, mask: Mask | None, logits: Float[Tensor, "B H m M"]) -> Float[Tensor, "B H m M"]:
+    """Logits of landmarks with keys plus `key_bias`."""
+    bias = key_bias(name, mask, logits)
+    return logits if bias is None else logits + bias
+
+
 def key_bias(name: str, mask: Mask | None, like: Tensor) -> Tensor | None:
     """The bias of the keys' logits, (B | 1, H | 1, 1, M) in the dtype of `like` (B, ..., M); None without a mask.
 
