@@ -220,14 +220,14 @@ class CSKAOperator(StaticOperator):
     def __init__(self, config: CSKA, site: Site) -> None:
         super().__init__(config, site)
         self.site, self.taps = site, config.kernel
-        for name, shape in self._shapes(self.grid.cells).items():
+        for name, shape in self._shapes().items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         self.reset_parameters()
         _warn(config.key_macs(site, site.grid, self.grid), site.grid, config)
 
-    def _shapes(self, cells: int) -> dict[str, tuple[int, ...]]:
-        heads, width, kernel, extra = self.heads, self.width, self.taps, self.grid.extra
-        square = (kernel, kernel)
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        heads, width, square = self.heads, self.width, (self.taps, self.taps)
+        cells, extra = self.grid.cells, self.grid.extra
         shapes: dict[str, tuple[int, ...]] = {}
         if self.config.factorised:
             shapes |= {"kernel": (heads * width, 1, *square), "keys": (heads, cells, width)}
@@ -389,11 +389,8 @@ class CSKAOperator(StaticOperator):
         """Keys (H, M, d) and a bias (H, 1, M) for the queries of prefix and suffix tokens; windows are repeated."""
         keys, bias = constants["rows"], constants.get("row_bias")
         if self.runs_in_windows(memory):
-            extra, cells = split_tokens(keys, self.grid)
-            keys = join_tokens(extra, repeat_window(cells, self.grid, memory), memory)
-            if bias is not None:
-                extra, cells = split_tokens(bias.mT, self.grid)
-                bias = join_tokens(extra, repeat_window(cells, self.grid, memory), memory).mT
+            keys = repeat_window(keys, self.grid, memory)
+            bias = None if bias is None else repeat_window(bias.mT, self.grid, memory).mT
         return keys, bias
 
     def _plain_filters(self, constants: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:

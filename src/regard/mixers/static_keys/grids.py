@@ -50,11 +50,12 @@ def _bicubic(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Fl
     return weights / weights.sum(-1, keepdim=True)
 
 
-def repeat_window(cells: Float[Tensor, "H cells d"], window: Grid, grid: Grid) -> Float[Tensor, "H cells2 d"]:
-    """The keys of a window repeated over a grid from its upper left corner."""
+def repeat_window(keys: Float[Tensor, "H M d"], window: Grid, grid: Grid) -> Float[Tensor, "H M2 d"]:
+    """The keys of a window's patch tokens repeated over a grid from its upper left corner; the others stay."""
+    extra, cells = split_tokens(keys, window)
     down, across = windows_on(grid, window)
     image = cells.unflatten(1, (window.height, window.width)).repeat(1, down, across, 1)
-    return image[:, : grid.height, : grid.width].flatten(1, 2)
+    return join_tokens(extra, image[:, : grid.height, : grid.width].flatten(1, 2), grid)
 
 
 def windows_on(grid: Grid, window: Grid) -> tuple[int, int]:

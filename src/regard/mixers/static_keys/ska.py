@@ -4,7 +4,7 @@ Sec. 4.1 and Algorithm 1 have no scale; the authors' code has d^-0.5, which is t
 Queries and values come from the input; a key belongs to a position. So SKA is not permutation equivariant, and its keys
 belong to one grid: on another grid they are resampled, or windows of the trained grid cover it; the keys of prefix and
 suffix tokens, a parameter of their own, stay. In windows a patch token attends to the prefix and suffix tokens and to
-its own window; a prefix or suffix token attends to all keys, repeat_window.
+its own window; a prefix or suffix token attends to all keys, repeated.
 """
 
 from dataclasses import dataclass
@@ -143,8 +143,7 @@ class SKAOperator(StaticOperator):
             self.extra_keys.copy_(extra)
 
     def constants(self, grid: Grid) -> dict[str, Tensor]:
-        cells = self.resample_keys(self.keys, grid)
-        return {"keys": cells if self.extra_keys is None else join_tokens(self.extra_keys, cells, grid)}
+        return {"keys": join_tokens(self.extra_keys, self.resample_keys(self.keys, grid), grid)}
 
     def keys_on(self, grid: Grid) -> Float[Tensor, "H M d"]:
         """All keys in token order for a grid; on another grid bicubic, antialiased, computed in float32 or better.
@@ -180,7 +179,7 @@ class SKAOperator(StaticOperator):
         out = join_windows(self._attention(part, keys, values, hidden, plain=False), grid, self.site_grid)
         if not grid.extra:
             return out
-        v, keys = self.share(v, memory.tokens), self._tile(keys, memory)
+        v, keys = self.share(v, memory.tokens), repeat_window(keys, self.grid, memory)
         return join_tokens(self._attention(extra, keys, v, mask, plain=False), out, grid)
 
     def _plain_windows(self, inputs: Inputs, keys: Tensor) -> Tensor:
@@ -190,13 +189,9 @@ class SKAOperator(StaticOperator):
         rows, columns = _window_of(grid, self.site_grid, q), _window_of(memory, self.grid, q)
         block[grid.span, memory.span].masked_fill_(rows[:, None] != columns, -torch.inf)
         hidden = Mask(keep=None if mask is None else mask.keep, bias=block)
-        out = self._attention(q, self._tile(keys, memory), inputs.v, hidden, plain=True)
+        out = self._attention(q, repeat_window(keys, self.grid, memory), inputs.v, hidden, plain=True)
         extra, cells = split_tokens(out, grid)
         return join_tokens(self.share(extra, memory.tokens), self.share(cells, self.grid.tokens), grid)
-
-    def _tile(self, keys: Tensor, memory: Grid) -> Tensor:
-        extra, cells = split_tokens(keys, self.grid)
-        return join_tokens(extra, repeat_window(cells, self.grid, memory), memory)
 
 
 def _window_of(grid: Grid, window: Grid, q: Tensor) -> Tensor:
