@@ -4,6 +4,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, ClassVar, cast
 
 import torch
@@ -18,7 +19,7 @@ from regard.mixers.shared.heads import drops_bias
 from regard.projections.linear import role_rows
 
 from .adapters import adapted_name, adapters, class_path
-from .grid_source import GridSource
+from .grid_source import GridSource, watched_module
 from .host_names import MIXER_CHILD, HostNames
 from .host_parameters import host_part, host_site
 from .kept_parameters import like
@@ -44,9 +45,10 @@ class Port(HostNames):
     in its place, their paths, "package.module.Class", so that the package need not be imported.
     watch: path of the module whose output (B, C, h, w) gives the grid, looked up from the layer upwards; "a|b" means
     either path, {-3} is the third last part of the layer's name. "" where `call_grid` knows the grid.
-    windows: name of the module's attribute (height, width), or one side of both, for attention in windows, which are
+    windows: path of the module's attribute (height, width), or one side of both, for attention in windows, which are
     its grids. map_axes: slice of the axes of height and width, for attention whose first argument is a map.
-    rotary: whether the host passes rotary positions.
+    rotary: whether the host passes rotary positions. only_watched: whether the port is only for layers for which the
+    watched module is found. dropouts: the module's attributes that say how attention weights are dropped.
     parameter_names: the host's name of a parameter or child -> the mixer's, where they differ, such as
     {"out_proj": "proj"}. The mixer has `qkv` (or `qkv.q_proj`, `qkv.k_proj` and `qkv.v_proj`, if three matrices of the
     host are named so), `proj`, `q_norm`, `k_norm` and `operator`.
@@ -63,7 +65,7 @@ class Port(HostNames):
     call_grid: the grid of a call, where the module or its arguments give it, or the tokens are not all that is watched.
     host_masks: the kinds of mask, where they differ between modules of one class.
     batch_dim: where the batch is not the first dimension of the tokens.
-    weights_dropout: the rate of dropout of attention weights, where its name is unusual.
+    weights_dropout: the rate of dropout of attention weights, where no attribute says it.
     build_mixer: the mixer, where the ordinary one needs a change.
     forward: where it is not called with tokens (B, N, C) alone.
 
@@ -78,6 +80,8 @@ class Port(HostNames):
     windows: ClassVar[str] = ""
     map_axes: ClassVar[slice | None] = None
     rotary: ClassVar[bool] = False
+    only_watched: ClassVar[bool] = False
+    dropouts: ClassVar[tuple[str, ...]] = ("attn_drop", "attention_dropout", "dropout")
     mask_kinds: ClassVar[frozenset[str]] = frozenset()
     loses: ClassVar[str] = ""
 
@@ -135,7 +139,7 @@ class Port(HostNames):
 
         For example, `nn.MultiheadAttention` is also used in decoders, whose tokens have no grid.
         """
-        return True
+        return not cls.only_watched or watched_module(model, name, cls.watch) is not None
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str:
@@ -159,7 +163,7 @@ class Port(HostNames):
         or nothing watched.
         """
         if cls.windows:
-            return Grid(*to_2tuple(getattr(module, cls.windows)))
+            return Grid(*to_2tuple(attrgetter(cls.windows)(module)))
         if cls.map_axes is not None:
             return Grid(*inputs[0].shape[cls.map_axes])
         return grid_of_tokens(watched, inputs[0].shape[1])
@@ -172,7 +176,7 @@ class Port(HostNames):
     @classmethod
     def weights_dropout(cls, module: Any) -> float:
         """The rate of dropout of attention weights in a module, which a swap leaves out."""
-        values = [getattr(module, name, 0.0) for name in ("attn_drop", "attention_dropout", "dropout")]
+        values = [getattr(module, name, 0.0) for name in cls.dropouts]
         rates = (value.p if isinstance(value, nn.Dropout) else value for value in values)
         return max((rate for rate in rates if isinstance(rate, float)), default=0.0)
 

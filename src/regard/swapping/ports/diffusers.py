@@ -18,6 +18,7 @@ class DiffusersAttention(Port):
 
     class_paths = frozenset({"diffusers.models.attention_processor.Attention"})
     watch = "norm|pos_embed.proj|conv_in"
+    dropouts = ()  # `dropout` is that of the output
     parameter_names = {
         "to_q": "qkv.q", "to_k": "qkv.k", "to_v": "qkv.v", "to_out.0": "proj", "norm_q": "q_norm", "norm_k": "k_norm",
     }  # fmt: skip
@@ -37,10 +38,6 @@ class DiffusersAttention(Port):
         if module.spatial_norm is not None or not isinstance(module.norm_q, nn.LayerNorm | None):
             return "its normalisation is none that Regard's layer has"
         return ""
-
-    @classmethod
-    def weights_dropout(cls, module: Any) -> float:
-        return 0.0  # `dropout` is that of the output
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:

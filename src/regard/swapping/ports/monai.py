@@ -24,6 +24,7 @@ class MonaiAttention(Port):
     class_paths = frozenset({"monai.networks.blocks.selfattention.SABlock"})
     watch = "patch_embedding.patch_embeddings"
     parameter_names = {"out_proj": "proj"}
+    dropouts = ("drop_weights",)
 
     @classmethod
     def belongs(cls, model: nn.Module, name: str) -> bool:
@@ -36,10 +37,6 @@ class MonaiAttention(Port):
         return (
             "" if module.include_fc and module.use_combined_linear else "it has separate maps of q, k, v, or no output"
         )
-
-    @classmethod
-    def weights_dropout(cls, module: Any) -> float:
-        return float(module.drop_weights.p)
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
@@ -55,10 +52,7 @@ class MonaiSwin(TorchvisionSwin):
 
     class_paths = frozenset({"monai.networks.nets.swin_unetr.WindowAttention"})
     watch = "patch_embed.proj"
-
-    @classmethod
-    def weights_dropout(cls, module: Any) -> float:
-        return float(module.attn_drop.p)
+    dropouts = ("attn_drop",)
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:

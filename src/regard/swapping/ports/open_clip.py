@@ -8,7 +8,6 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from regard.core import Grid, Site
-from regard.swapping.grid_source import watched_module
 from regard.swapping.layer import Port, library_mask
 
 from .torch_attention import TorchAttention
@@ -19,11 +18,8 @@ class OpenCLIPAttention(Port):
 
     class_paths = frozenset({"open_clip.transformer.Attention"})
     watch = "conv1"
+    only_watched = True
     parameter_names = {**TorchAttention.parameter_names, "ln_q": "q_norm", "ln_k": "k_norm"}
-
-    @classmethod
-    def belongs(cls, model: nn.Module, name: str) -> bool:
-        return watched_module(model, name, cls.watch) is not None
 
     @classmethod
     def refusal(cls, module: Any) -> str:  # type: ignore[override]

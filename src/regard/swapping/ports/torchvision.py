@@ -24,10 +24,7 @@ class TorchvisionSwin(Port):
     mask_kinds = frozenset({"bias"})
     parameter_names = {"relative_position_bias_table": "biases.table", "relative_position_index": "biases.index"}
     windows = "window_size"
-
-    @classmethod
-    def weights_dropout(cls, module: Any) -> float:
-        return module.attention_dropout
+    dropouts = ("attention_dropout",)
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
@@ -94,10 +91,6 @@ class TorchvisionMaxViT(TorchvisionSwin):
         "relative_position_index": "biases.index",
     }  # fmt: skip
     windows = "size"
-
-    @classmethod
-    def weights_dropout(cls, module: Any) -> float:
-        return 0.0
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)

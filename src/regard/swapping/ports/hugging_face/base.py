@@ -36,6 +36,7 @@ class HuggingPort(Port):
     """
 
     routed: ClassVar[bool] = True
+    dropouts = (*Port.dropouts, "dropout_prob")
 
     @classmethod
     def refusal(cls, module: Any) -> str:  # type: ignore[override]
@@ -46,8 +47,7 @@ class HuggingPort(Port):
 
     @classmethod
     def weights_dropout(cls, module: Any) -> float:
-        inner: Any = inner_attention(module)
-        return max(super().weights_dropout(inner), getattr(inner, "dropout_prob", 0.0))
+        return super().weights_dropout(inner_attention(module))
 
     def mix(self, x: Tensor, attention_mask: Tensor | None, rope: Tensor | None, kwargs: Mapping[str, Any]) -> Answer:
         """The output and None in the place of weights. kwargs: of transformers; rope: sines, then cosines, (N, 2 d).

@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.core import Grid
 from regard.swapping.host_mixer import host_parts
@@ -33,11 +33,8 @@ class HuggingMobileViTV2(TimmSeparable, HuggingPort):
 
     class_paths = frozenset({"mobilevitv2.modeling_mobilevitv2.MobileViTV2LinearSelfAttention"})
     parameter_names = host_parts("qkv_proj", "out_proj")
+    dropouts = ("attn_dropout",)
     routed = False
-
-    @classmethod
-    def weights_dropout(cls, module: nn.Module) -> float:
-        return float(cast(Any, module).attn_dropout.p)
 
 
 PORTS: tuple[type[Port], ...] = (HuggingMobileViT, HuggingMobileViTV2)

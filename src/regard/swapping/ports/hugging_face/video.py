@@ -7,7 +7,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import Grid, Site, SwapError, UnsupportedError
-from regard.swapping.grid_source import watched_module
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import SHORT_MATRICES
 
@@ -19,12 +18,9 @@ class HuggingVJEPA2(HuggingPort):
 
     class_paths = frozenset({"vjepa2.modeling_vjepa2.VJEPA2RopeAttention"})
     watch = "embeddings.patch_embeddings.proj"
+    only_watched = True  # the predictor's tokens are chosen ones
     rotary = True
     parameter_names = SHORT_MATRICES
-
-    @classmethod
-    def belongs(cls, model: Any, name: str) -> bool:
-        return watched_module(model, name, cls.watch) is not None  # the predictor's tokens are chosen ones
 
     def forward(self, hidden_states: Tensor, position_mask: Tensor | None = None) -> Answer:
         """Raises: UnsupportedError for chosen tokens, which lie on no grid."""

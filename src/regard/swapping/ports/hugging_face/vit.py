@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from regard.core import Grid, Mixer, MixerConfig, Site
 from regard.swapping.adapters import class_path
-from regard.swapping.grid_source import watched_module
 from regard.swapping.layer import Port
 from regard.swapping.rotary import interleave, rotate_halves
 from regard.swapping.separate_qkv import SEPARATE_MATRICES, SHORT_MATRICES
@@ -93,11 +92,8 @@ class HuggingCLIP(HuggingViT):
         "chinese_clip.modeling_chinese_clip.ChineseCLIPVisionAttention", "eomt.modeling_eomt.EomtAttention",
     })  # fmt: skip
     watch = f"embeddings.patch_embedding|embeddings.patch_embed|{HuggingViT.watch}"
+    only_watched = True
     parameter_names = {**SEPARATE_MATRICES, "out_proj": "proj"}
-
-    @classmethod
-    def belongs(cls, model: Any, name: str) -> bool:
-        return watched_module(model, name, cls.watch) is not None
 
 
 class HuggingInternVL(HuggingViT):
@@ -122,13 +118,10 @@ class HuggingDPT(HuggingPort):
         "videomae.modeling_videomae.VideoMAEAttention",
     })  # fmt: skip
     watch = HuggingViT.watch
+    only_watched = True  # VideoMAE's decoder gets tokens on no grid
     parameter_names = {
         **{f"attention.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()}, "output.dense": "proj",
     }  # fmt: skip
-
-    @classmethod
-    def belongs(cls, model: Any, name: str) -> bool:
-        return watched_module(model, name, cls.watch) is not None  # VideoMAE's decoder gets tokens on no grid
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         """Raises: UnsupportedError for output_attentions."""

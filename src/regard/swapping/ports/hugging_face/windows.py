@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, Mixer, MixerConfig, Site
+from regard.core import Mask, Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.biases import ContinuousBiases, TableBiases, add_biases, mix_windows, use_cosine
 from regard.swapping.host_parameters import inner_attention
@@ -13,7 +13,7 @@ from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import SEPARATE_MATRICES, SHORT_MATRICES
 
 from .base import Answer, HuggingPort, refuse_weights
-from .vit import HuggingViT
+from .vit import HuggingDPT, HuggingViT
 
 NESTED = {f"self.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()} | {"output.dense": "proj"}
 
@@ -23,11 +23,8 @@ class HuggingSwin(HuggingPort):
 
     class_paths = frozenset({"swin.modeling_swin.SwinAttention"})
     mask_kinds = frozenset({"bias"})
+    windows = "relative_position_bias.window_size"
     parameter_names = {**SEPARATE_MATRICES, "o_proj": "proj", "relative_position_bias": "biases"}
-
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return Grid(*module.relative_position_bias.window_size)
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)
@@ -50,15 +47,11 @@ class HuggingMaskFormerSwin(HuggingSwin):
     class_paths = frozenset({
         "maskformer.modeling_maskformer_swin.MaskFormerSwinAttention", "donut.modeling_donut_swin.DonutSwinAttention",
     })  # fmt: skip
+    windows = "self.window_size"
     routed = False
     parameter_names = {
         **NESTED, "self.relative_position_bias_table": "biases.table", "self.relative_position_index": "biases.index",
     }  # fmt: skip
-
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        inner: Any = inner_attention(module)
-        return Grid(*inner.window_size)
 
     def biases(self) -> nn.Module:
         host: Any = inner_attention(self.host)
@@ -103,10 +96,7 @@ class HuggingData2Vec(HuggingPort):
     class_paths = frozenset({"data2vec.modeling_data2vec_vision.Data2VecVisionAttention"})
     watch = HuggingViT.watch
     routed = False
-    parameter_names = {
-        **{f"attention.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()}, "output.dense": "proj",
-        "attention.relative_position_bias": "biases",
-    }  # fmt: skip
+    parameter_names = {**HuggingDPT.parameter_names, "attention.relative_position_bias": "biases"}
 
     @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:
