@@ -59,7 +59,7 @@ def mix_windows(mixer: Mixer, x: Float[Tensor, "B N C"], grid: Grid, mask: Float
     biases: Any = getattr(mixer, BIASES, None)
     if biases is None:  # a removed attention has no logits
         return mixer(x, grid)
-    bias = biases()[..., : x.shape[1], : x.shape[1]]  # a clip shorter than the windows has their first frames
+    bias = biases(x.shape[1])  # a clip shorter than the windows has their first frames
     return mixer(x, grid, Mask(bias=with_shift_mask(bias, mask, len(x))))
 
 
@@ -80,14 +80,18 @@ class TableBiases(nn.Module):
         self.table = nn.Parameter(table.detach().clone())
         self.register_buffer("index", index.clone(), persistent)
 
-    def forward(self) -> Float[Tensor, "1 H N N"]:
-        return of_pairs(self.table, self.index)
+    def forward(self, tokens: int | None = None) -> Float[Tensor, "1 H N N"]:
+        """tokens: the first ones alone."""
+        return of_pairs(self.table, self.index, tokens)
 
 
-def of_pairs(table: Float[Tensor, "offsets H"], index: Int[Tensor, "..."]) -> Float[Tensor, "1 H N N"]:
-    """The row of a table for each pair of query and key."""
-    tokens = math.isqrt(index.numel())
-    return table[index.flatten()].unflatten(0, (tokens, tokens)).permute(2, 0, 1)[None]
+def of_pairs(
+    table: Float[Tensor, "offsets H"], index: Int[Tensor, "..."], tokens: int | None = None
+) -> Float[Tensor, "1 H N N"]:
+    """The row of a table for each pair of query and key. tokens: of the first ones alone, None = of all."""
+    number = math.isqrt(index.numel())
+    pairs = index.view(number, number)[:tokens, :tokens]
+    return table[pairs.flatten()].unflatten(0, pairs.shape).permute(2, 0, 1).contiguous()[None]
 
 
 class ContinuousBiases(nn.Module):
@@ -102,15 +106,16 @@ class ContinuousBiases(nn.Module):
         self.register_buffer("coordinates", coordinates.clone(), persistent)
         self.register_buffer("index", index.clone(), persistent)
 
-    def forward(self) -> Float[Tensor, "1 H N N"]:
-        return continuous_biases(self.mlp, self.coordinates, self.index)
+    def forward(self, tokens: int | None = None) -> Float[Tensor, "1 H N N"]:
+        """tokens: the first ones alone."""
+        return continuous_biases(self.mlp, self.coordinates, self.index, tokens)
 
 
 def continuous_biases(
-    mlp: nn.Module, coordinates: Float[Tensor, "1 y x 2"], index: Int[Tensor, "..."]
+    mlp: nn.Module, coordinates: Float[Tensor, "1 y x 2"], index: Int[Tensor, "..."], tokens: int | None = None
 ) -> Float[Tensor, "1 H N N"]:
     """16 sigmoid(mlp(coordinates)), a row for each offset, found by an index."""
-    return 16 * of_pairs(mlp(coordinates).flatten(0, 2), index).sigmoid()
+    return 16 * of_pairs(mlp(coordinates).flatten(0, 2), index, tokens).sigmoid()
 
 
 class Cosine(nn.Module):

@@ -96,16 +96,20 @@ def test_many_logits_compiled_are_the_fused_kernel(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_trained_bias_is_the_exact_attention_also_where_it_hides_all_keys(dtype, frozen):
+@pytest.mark.parametrize("hidden", [0, 5])
+def test_a_trained_bias_is_the_exact_attention_also_where_it_hides_all_keys(dtype, frozen, hidden, monkeypatch):
+    plain, compute = [], module._plain
+    monkeypatch.setattr(module, "_plain", lambda *given: plain.append(given) or compute(*given))
     inputs = [x.requires_grad_(not frozen) for x in _inputs(dtype)]
     table = torch.linspace(-1, 1, 90).view(1, 3, 6, 5).to(dtype).requires_grad_()
     hides = torch.zeros(2, 1, 6, 5, dtype=torch.bool)
-    hides[:, :, 1] = hides[0, :, :3, 2] = True
+    hides[:, :, 1, :hidden] = hides[0, :, :3, 2] = True
     found = [table, *([] if frozen else inputs)]
     exact = [x.detach().double().requires_grad_() for x in (table, *inputs)]
     out = sdpa(*inputs, attn_mask=table.masked_fill(hides, -torch.inf), scale=0.7)
     expected = F.scaled_dot_product_attention(*exact[1:], attn_mask=exact[0].masked_fill(hides, -torch.inf), scale=0.7)
-    assert (out[:, :, 1] == 0).all()
+    assert (out[:, :, 1] == 0).all() == (hidden == 5)
+    assert len(plain) == (hidden == 0)  # PyTorch's is for rows without keys
     allowed = {torch.bfloat16: 2**-7, torch.float32: 5e-6, torch.float64: 1e-13}[dtype]
     torch.testing.assert_close(out.double(), expected, rtol=allowed, atol=allowed)
     out.double().square().sum().backward()

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from regard.core.tensors import is_exporting
 
+from .native import eager_on_cpu
+
 FLOAT32_LOGITS = 384 * 384
 """Up to this number of logits per head, bfloat16 attention trains faster in float32 on a CPU."""
 PLAIN_LOGITS = 96 * 96
@@ -26,7 +28,7 @@ def sdpa(
     """
     if q.device.type != "cpu" or not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
-    if attn_mask is not None and attn_mask.requires_grad and not is_causal:
+    if attn_mask is not None and attn_mask.requires_grad and not is_causal and _is_plain(attn_mask):
         return _plain(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, attn_mask)
     if q.requires_grad or k.requires_grad or v.requires_grad:
         logits = q.shape[-2] * k.shape[-2]
@@ -44,13 +46,16 @@ def sdpa(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
 
 
+def _is_plain(bias: Tensor) -> bool:
+    """Whether code may look at values, and no token has all keys hidden, whose output is 0 in PyTorch's attention."""
+    return eager_on_cpu(bias) and not bool((bias.detach().amax(-1) == -torch.inf).any())
+
+
 def _plain(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
-    """Two products and a softmax, in float32 at least; 0 where a bias of -inf hides all keys of a token."""
+    """Two products and a softmax, in float32 at least."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast("cpu", enabled=False):
         logits = (q.to(dtype) * scale) @ k.to(dtype).mT
-        if bias is None:
-            return (logits.softmax(-1) @ v.to(dtype)).to(q.dtype)
-        hidden = bias.detach().amax(-1, keepdim=True) == -torch.inf
-        logits = logits + bias.to(dtype).masked_fill(hidden, 0)
-        return (logits.softmax(-1) @ v.to(dtype)).masked_fill(hidden, 0).to(q.dtype)
+        if bias is not None:
+            logits += bias.to(dtype)
+        return (logits.softmax(-1) @ v.to(dtype)).to(q.dtype)
