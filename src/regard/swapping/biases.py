@@ -59,7 +59,8 @@ def mix_windows(mixer: Mixer, x: Float[Tensor, "B N C"], grid: Grid, mask: Float
     biases: Any = getattr(mixer, BIASES, None)
     if biases is None:  # a removed attention has no logits
         return mixer(x, grid)
-    bias = biases(x.shape[1])  # a clip shorter than the windows has their first frames
+    tokens = x.shape[1]  # a clip shorter than the windows has their first frames
+    bias = biases(tokens) if isinstance(biases, TableBiases) else biases()[..., :tokens, :tokens]
     return mixer(x, grid, Mask(bias=with_shift_mask(bias, mask, len(x))))
 
 
@@ -106,16 +107,15 @@ class ContinuousBiases(nn.Module):
         self.register_buffer("coordinates", coordinates.clone(), persistent)
         self.register_buffer("index", index.clone(), persistent)
 
-    def forward(self, tokens: int | None = None) -> Float[Tensor, "1 H N N"]:
-        """tokens: the first ones alone."""
-        return continuous_biases(self.mlp, self.coordinates, self.index, tokens)
+    def forward(self) -> Float[Tensor, "1 H N N"]:
+        return continuous_biases(self.mlp, self.coordinates, self.index)
 
 
 def continuous_biases(
-    mlp: nn.Module, coordinates: Float[Tensor, "1 y x 2"], index: Int[Tensor, "..."], tokens: int | None = None
+    mlp: nn.Module, coordinates: Float[Tensor, "1 y x 2"], index: Int[Tensor, "..."]
 ) -> Float[Tensor, "1 H N N"]:
     """16 sigmoid(mlp(coordinates)), a row for each offset, found by an index."""
-    return 16 * of_pairs(mlp(coordinates).flatten(0, 2), index, tokens).sigmoid()
+    return 16 * of_pairs(mlp(coordinates).flatten(0, 2), index).sigmoid()
 
 
 class Cosine(nn.Module):
