@@ -120,6 +120,7 @@ def _batches(file: str, group: int, names: list[str], skip: int = 0) -> Iterator
 
     Raises: DataError for a file that is damaged or lacks a column, and for a missing label.
     """
+    require("pyarrow")
     from pyarrow.parquet import ParquetFile
 
     with _errors(file), open_file(file) as stream:
