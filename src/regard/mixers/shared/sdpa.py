@@ -26,16 +26,15 @@ def sdpa(
     faster with plain products than with the kernel: 0.88 of its time in float32. A mask that is trained, as a table
     of biases is, has no kernel, and PyTorch's way without one is slower than plain products as well.
     """
-    if q.device.type != "cpu" or not torch.is_grad_enabled():
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
-    if attn_mask is not None and attn_mask.requires_grad and not is_causal and _is_plain(attn_mask):
-        return _plain(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, attn_mask)
-    if q.requires_grad or k.requires_grad or v.requires_grad:
-        logits = q.shape[-2] * k.shape[-2]
-        traced = torch.compiler.is_compiling() and not is_exporting()
-        if traced and attn_mask is None and not is_causal and logits <= PLAIN_LOGITS:
-            return _plain(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale)
-        if q.dtype == torch.bfloat16 and logits <= FLOAT32_LOGITS:
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    if q.device.type == "cpu" and torch.is_grad_enabled():
+        if attn_mask is not None and attn_mask.requires_grad and not is_causal and _is_plain(attn_mask):
+            return _plain(q, k, v, factor, attn_mask)
+        logits, trained = q.shape[-2] * k.shape[-2], q.requires_grad or k.requires_grad or v.requires_grad
+        compiled = torch.compiler.is_compiling() and not is_exporting()
+        if trained and compiled and attn_mask is None and not is_causal and logits <= PLAIN_LOGITS:
+            return _plain(q, k, v, factor)
+        if trained and q.dtype == torch.bfloat16 and logits <= FLOAT32_LOGITS:
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = attn_mask.float()
             with torch.autocast("cpu", enabled=False):
