@@ -270,7 +270,7 @@ def test_cued_digits_need_no_files() -> None:
 
 def test_few_pictures_of_ones_own_get_more_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The annotations tell their number: no picture is read for it."""
-    monkeypatch.setattr(data_sets, "digest", lambda *_: pytest.fail("the pictures were read"))
+    monkeypatch.setattr(data_sets.digests, "identity_of", lambda *_: pytest.fail("the pictures were read"))
     standard(tmp_path)
     assert Detection.defaults(str(tmp_path))["recipe"]["epochs"] == 70
     assert Detection.defaults(str(tmp_path / "missing"))["recipe"]["epochs"] == 9

@@ -493,6 +493,19 @@ def test_what_is_unusual_is_one_warning(tmp_path: Path, case: str) -> None:
         assert scene.objects.boxes.tolist() == [corners]
 
 
+def test_a_training_warns_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its defaults, its key and its scenes are of one reading."""
+    make, word, _ = WARNED["VOC, an image beside the lists"]
+    make(tmp_path)
+    monkeypatch.setattr("regard.images.digest.UNSETTLED", 0)  # as for files that are older than the test
+    task = Detection(data=str(tmp_path), **Detection.defaults(str(tmp_path))["task"])
+    assert task.identity()
+    assert task.record()
+    assert [word in record.getMessage() for record in caplog.records] == [True]
+
+
 def test_skipped_data_that_are_read_now_have_another_key(tmp_path: Path) -> None:
     """Older versions left the box out with corrupt="skip"."""
     change("annotations", bbox=[-7, 20, 20, 60], segmentation=None)(tmp_path)

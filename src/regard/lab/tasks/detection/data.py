@@ -36,13 +36,14 @@ NAMED = {**cued.SOURCES, **FOLDERS}
 class Choices:
     """How the user's own data are read: fields of the task. corrupt: "stop" at what is wrong, or "skip" it with a
     warning. exif: as for `regard.images.turned.annotated_as_stored`. digest: see `regard.images.digest`. outlines: see
-    `Reading`."""
+    `Reading`. whole: without a division and without the checks of what a training needs, to be scored."""
 
     with_masks: bool = False
     corrupt: str = "stop"
     exif: str = ""
     digest: str = ""
     outlines: bool = False
+    whole: bool = False
 
 
 def identity(data: str, with_masks: bool, corrupt: str, kind: str = "", exif: str = "") -> str:
@@ -55,8 +56,7 @@ def identity(data: str, with_masks: bool, corrupt: str, kind: str = "", exif: st
     if data in NAMED:
         return with_revision(data)
     path, choices = path_of(data), Choices(with_masks, corrupt, exif, kind)
-    digests.forget_if_changed(path, own_splits, digest, _load)
-    own = own_splits(path, choices)
+    own = present_splits(path, choices)
     return f"own:{digest(path, choices)}{'@2' if corrupt == 'skip' and own.mended else ''}{'@3' if own.renamed else ''}"
 
 
@@ -66,16 +66,13 @@ def path_of(data: str) -> Path:
 
 
 def load(data: str, with_masks: bool, corrupt: str, kind: str = "", exif: str = "", whole: bool = False) -> SceneSet:
-    """A set by name or path; the other arguments are for the user's own data, see `Choices`.
-
-    whole: without a division and without the checks of what a training needs, to be scored. Raises: DataError.
-    """
+    """A set by name or path; the other arguments are for the user's own data, see `Choices`. Raises: DataError."""
     if data in cued.CUED:
         return _load_cued(data, with_masks, folder_in_use())
-    choices = Choices(with_masks, corrupt, exif, kind)
+    choices = Choices(with_masks, corrupt, exif, kind, whole=whole)
     path = folder_of(data) if data in FOLDERS else path_of(data)
-    total = _named_digest(path) if data in FOLDERS else digest(path, choices, whole)
-    return _load(path, data if data in FOLDERS else "", choices, total, whole)
+    total = _named_digest(path) if data in FOLDERS else digest(path, choices)
+    return _load(path, data if data in FOLDERS else "", choices, total)
 
 
 @lru_cache(maxsize=4)
@@ -85,7 +82,7 @@ def _named_digest(path: Path) -> str:
 
 
 @lru_cache(maxsize=4)
-def _load(path: Path, name: str, choices: Choices, total: str, whole: bool) -> SceneSet:
+def _load(path: Path, name: str, choices: Choices, total: str) -> SceneSet:
     checksum = total.ljust(64, "0")
     if name:
         corrupt = "leave out" if name == "coco" and choices.corrupt == "stop" else choices.corrupt
@@ -95,10 +92,10 @@ def _load(path: Path, name: str, choices: Choices, total: str, whole: bool) -> S
             if not any(len(scene.objects) for scene in scenes):
                 raise DataError(f"the {split} split of {path} has no objects in any image")
     else:
-        own = own_splits(path, choices, whole)
+        own = own_splits(path, choices)
         categories, splits = own.categories, own.splits
-        if own.mended or own.as_stored or own.divided or whole:  # the cache of prepared images needs another key
-            marks = f"{total}-{own.mended}-{own.as_stored}-{whole}"
+        if own.mended or own.as_stored or own.divided or choices.whole:  # prepared images need another key
+            marks = f"{total}-{own.mended}-{own.as_stored}-{choices.whole}"
             checksum = hashlib.sha256(marks.encode()).hexdigest()
     return SceneSet(name or f"own:{total}", categories.names, categories.ids, 3, splits, checksum)
 
@@ -116,17 +113,23 @@ class OwnSplits:
     divided: bool
 
 
+def present_splits(path: Path, choices: Choices) -> OwnSplits:
+    """`own_splits`, read anew if the files have changed meanwhile. Raises: DataError."""
+    digests.forget_if_changed(path, own_splits, digest, _load)
+    return own_splits(path, choices)
+
+
 @lru_cache(maxsize=4)
-def own_splits(path: Path, choices: Choices, whole: bool = False) -> OwnSplits:
+def own_splits(path: Path, choices: Choices) -> OwnSplits:
     """The user's own data, read once in a process, as `digest` is. Raises: DataError for what no training can use."""
-    own = read_own(path, choices, whole)
-    if not whole:
+    own = read_own(path, choices)
+    if not choices.whole:
         problems = Problems(training_problems(path, own.categories.names, own.splits))
         problems.raise_all()
     return own
 
 
-def read_own(path: Path, choices: Choices, whole: bool = False) -> OwnSplits:
+def read_own(path: Path, choices: Choices) -> OwnSplits:
     """The user's own categories and scenes; no image is decoded. What is unusual is one warning for each kind.
 
     Raises: DataError.
@@ -140,8 +143,8 @@ def read_own(path: Path, choices: Choices, whole: bool = False) -> OwnSplits:
         as_stored = annotated_as_stored(path, images, reading.annotated_size, choices.exif, reading.notes)
         if as_stored:
             splits = {split: [_keep_as_stored(scene, reading) for scene in scenes] for split, scenes in splits.items()}
-        divided = not whole and len(splits) == 1
-        if not whole:
+        divided = not choices.whole and len(splits) == 1
+        if not choices.whole:
             if "train" not in splits:
                 raise DataError(
                     f"{path} has a split {', '.join(splits)}, but no train.json or other images for training"
@@ -264,13 +267,13 @@ def with_classes(data: str, scene_set: SceneSet, names: Sequence[str]) -> SceneS
 
 
 @lru_cache(maxsize=16)
-def digest(path: Path, choices: Choices, whole: bool = False) -> str:
+def digest(path: Path, choices: Choices) -> str:
     """What stands for a folder's annotations and images in the key of a run, whatever its path; with `BY_NAME` before
     it where these are divided here.
 
     Raises: DataError, for annotations that `load` refuses before all bytes of the images are read.
     """
-    own = own_splits(path, choices, whole)
+    own = own_splits(path, choices)
     return BY_NAME * own.divided + digests.identity_of(path, _images(path), choices.digest, _annotations(path))
 
 

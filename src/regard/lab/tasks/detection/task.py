@@ -112,7 +112,7 @@ class Boxes(ValidationPart, ImageTask):
         if data and data not in cls.sets:
             with suppress(DataError):  # which the run itself will name; annotations alone are read
                 choices = data_sets.Choices(cls.kind == "segm")
-                images = len(data_sets.own_splits(data_sets.path_of(data), choices).splits["train"])
+                images = len(data_sets.present_splits(data_sets.path_of(data), choices).splits["train"])
         return presets.defaults(data, images)
 
     def in_host(self, host: str, size: tuple[int, int] | None = None) -> "Boxes":

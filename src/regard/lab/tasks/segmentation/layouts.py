@@ -324,7 +324,7 @@ def _read_among(path: Path, notes: Notes, void: int) -> Layout:
 
 def _read_polygons(path: Path, notes: Notes, void: int) -> Layout:
     """Masks of the polygons of detection, where 0 is the background."""
-    own = detection.read_own(path, detection.Choices(with_masks=True, exif="turn"), whole=True)
+    own = detection.read_own(path, detection.Choices(with_masks=True, exif="turn", whole=True))
     pairs: Pairs = {split: [(scene.file, Drawn(scene)) for scene in part] for split, part in own.splits.items()}
     if list(pairs) == ["train"]:
         pairs = {"all": pairs["train"]}
