@@ -131,9 +131,8 @@ def test_what_a_swap_keeps_of_a_small_network(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(swaps, "ONLY_ALL", 42)
     monkeypatch.setattr(swaps, "STEPS", {28: 1})
     noise = np.random.default_rng(0).integers(0, 256, (8, 42, 42, 3), np.uint8)
-    monkeypatch.setattr(
-        swaps, "pictures", lambda size, *_: Images(noise[:, :size, :size].copy(), np.zeros(8, np.int64))
-    )
+    drawn = lambda size, *_: Images(noise[:, :size, :size].copy(), np.zeros(8, np.int64))  # noqa: E731
+    monkeypatch.setattr(half_the_time, "pictures", drawn)
     source = Source(Results(tmp_path / "runs"), "")
     all_layers, thirds, learned = swaps.ANALYSIS.compute(source)
     rows = [dict(zip(all_layers.columns, row, strict=True)) for row in all_layers.rows]

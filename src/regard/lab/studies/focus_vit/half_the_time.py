@@ -89,11 +89,12 @@ class Change:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        return tuple(
-            None if value is None else round(value, 4)
-            for each in (self.correlation, self.iou)
-            for value in (each.mean, each.low, each.high)
-        ) + (round(self.cosine.mean or 0.0, 4),)
+        return *mean_and_bounds(self.correlation), *mean_and_bounds(self.iou), round(self.cosine.mean or 0.0, 4)
+
+
+def mean_and_bounds(found: Interval) -> tuple[Cell, ...]:
+    """Mean and bounds of an interval, rounded."""
+    return tuple(None if value is None else round(value, 4) for value in (found.mean, found.low, found.high))
 
 
 @torch.no_grad()
@@ -148,15 +149,12 @@ def floor(user: UserModel, images: Float[Tensor, "n 3 height width"]) -> tuple[f
     return usage["own"].seconds, usage["none"].seconds
 
 
-class _Size:
-    """One size of pictures. known: what its record in the folder keeps, so that an interrupted study goes on: "floor",
-    and for each budget a dict with its plan, rows of all steps, CPU seconds and, once learned, the map of the sample.
-    """
+class OneSize:
+    """One size of pictures: the network, those that teach and those that judge, and a record in the folder."""
 
-    def __init__(self, size: int, folder: Path, model: FocusViT) -> None:
-        self.size, self.folder, self.model = size, folder, model
+    def __init__(self, size: int, folder: Path, model: FocusViT, judged: int = JUDGED) -> None:
+        self.size, self.folder, self.model, self.judged = size, folder, model, judged
         self.record = folder / f"{size}.json"
-        self.known: dict[str, Any] = read_record_if_present(self.record) or {"budgets": {}}
         self.user = as_user_model(model, f"{NAME} at {size}", size=(size, size), judge="map")
 
     @cached_property
@@ -166,11 +164,21 @@ class _Size:
     @cached_property
     def seen(self) -> Tensor:
         """The pictures that judge."""
-        return self.user.prepare(tensors(pictures(self.size, "test", JUDGED)))
+        return self.user.prepare(tensors(pictures(self.size, "test", self.judged)))
 
     @cached_property
     def before(self) -> Outputs:
         return outputs(self.model, self.seen)
+
+
+class _Size(OneSize):
+    """known: what its record keeps, so that an interrupted study goes on: "floor", and for each budget a dict with its
+    plan, rows of all steps, CPU seconds and, once learned, the map of the sample.
+    """
+
+    def __init__(self, size: int, folder: Path, model: FocusViT) -> None:
+        super().__init__(size, folder, model)
+        self.known: dict[str, Any] = read_record_if_present(self.record) or {"budgets": {}}
 
     def measure(self) -> None:
         """All that is timed: the floor, and the plan of each budget."""

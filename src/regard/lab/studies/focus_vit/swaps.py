@@ -8,14 +8,12 @@ import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
-from torch import Tensor
 
 from regard.advice.distill import distill_model
 from regard.advice.learning import Distillation
-from regard.advice.user_model import as_user_model, tensors
 from regard.core import Grid, Site
 from regard.files.records import read_record_if_present, write_record
 from regard.lab.engine.analysis import Analysis, Source, analysis_path
@@ -25,7 +23,7 @@ from regard.mixers.spelling import parse_mixer
 from regard.pages.sheets import Cell, Chart, Sheet
 from regard.swapping.swap import swap
 
-from .half_the_time import LEARNED, Change, Likeness, Outputs, likeness, outputs, pictures, progress
+from .half_the_time import LEARNED, Change, Likeness, OneSize, likeness, mean_and_bounds, outputs, progress
 from .network import PATCH, FocusViT, focus_vit
 
 NAME = "focus_vit_swaps"
@@ -48,35 +46,18 @@ _SCORES = ("correlation", "IoU", "cosine")
 _ABOUT = ("pixels", "tokens", "mechanism", "layers")
 
 
-class _Size:
-    """One size of pictures. found: what its record keeps, so that an interrupted analysis goes on: by mechanism, layers
-    and seed of learning (-1: none), the likeness of each picture."""
+class _Size(OneSize):
+    """found: what its record keeps, so that an interrupted analysis goes on: by mechanism, layers and seed of learning
+    (None: nothing learned), the likeness of each picture."""
 
     def __init__(self, size: int, folder: Path) -> None:
-        self.size, self.folder, self.record = size, folder, folder / f"{size}.json"
-        self.found: dict[str, Any] = (read_record_if_present(self.record) or {}).get("found", {})
-
-    @cached_property
-    def model(self) -> FocusViT:
-        return focus_vit(self.size)
-
-    @cached_property
-    def user(self) -> Any:
-        return as_user_model(self.model, f"{NAME} at {self.size}", size=(self.size, self.size), judge="map")
-
-    @cached_property
-    def seen(self) -> Tensor:
-        """The pictures that judge."""
-        images: Tensor = self.user.prepare(tensors(pictures(self.size, "test", JUDGED[self.size])))
-        return images
-
-    @cached_property
-    def before(self) -> Outputs:
-        return outputs(self.model, self.seen)
+        super().__init__(size, folder, focus_vit(size), JUDGED[size])
+        self.found: dict[str, Likeness] = (read_record_if_present(self.record) or {}).get("found", {})
 
     def compute(self) -> None:
         """All that the record lacks."""
-        cases = [(mixer, layers, -1) for layers in self.layers for mixer in MIXERS[self.size]]
+        cases: list[tuple[str, str, int | None]]
+        cases = [(mixer, layers, None) for layers in self.layers for mixer in MIXERS[self.size]]
         if self.size in STEPS:
             cases += [(mixer, "all", seed) for seed in range(SEEDS) for mixer in MIXERS[self.size]]
         for mixer, layers, seed in cases:
@@ -95,21 +76,17 @@ class _Size:
         numbers = [(names.index(part[0]) + 1, names.index(part[-1]) + 1) for part in thirds]
         return {"all": names} | {f"{a} to {b}": part for (a, b), part in zip(numbers, thirds, strict=True)}
 
-    def _judge(self, plan: str, seed: int) -> Likeness:
-        if seed < 0:
+    def _judge(self, plan: str, seed: int | None) -> Likeness:
+        if seed is None:
             swapped = swap(copy.deepcopy(self.model), plan, example=self.user.example)
         else:
             how = Distillation(steps=STEPS[self.size], batch=4, seed=seed)
-            learned = pictures(self.size, "train", LEARNED)
-            swapped = distill_model(
-                self.user, plan, learned, how, Distillation(steps=0, batch=4), report=progress
-            ).model
+            none = Distillation(steps=0, batch=4)
+            swapped = distill_model(self.user, plan, self.learned, how, none, report=progress).model
         return likeness(self.before, outputs(cast(FocusViT, swapped), self.seen))
 
-    def scores(self, mixer: str, layers: str, seed: int = -1) -> dict[str, list[float]]:
-        """By score, a number of each picture."""
-        found: dict[str, list[float]] = self.found[f"{mixer} | {layers} | {seed}"]
-        return found
+    def scores(self, mixer: str, layers: str, seed: int | None = None) -> Likeness:
+        return self.found[f"{mixer} | {layers} | {seed}"]
 
     def about(self, mixer: str, layers: str) -> tuple[Cell, ...]:
         return self.size, (self.size // PATCH) ** 2, mixer.partition("(")[0], layers
@@ -122,8 +99,8 @@ class _Size:
             for mixer in MIXERS[self.size]:
                 scores = self.scores(mixer, layers)
                 apart = [a - b for a, b in zip(scores["correlation"], first, strict=True)]
-                cells = mixer, share(mixer, self.size), *_cells(scores), *_interval(apart)
-                rows.append((*self.about(mixer, layers), *cells))
+                about = *self.about(mixer, layers), mixer, share(mixer, self.size)
+                rows.append((*about, *_cells(scores), *mean_and_bounds(interval(apart))))
         return rows
 
     def learned_rows(self) -> list[tuple[Cell, ...]]:
@@ -131,11 +108,11 @@ class _Size:
         rows = []
         for mixer in MIXERS[self.size]:
             seeds = [self.scores(mixer, "all", seed) for seed in range(SEEDS)]
-            mean = {name: list(np.mean([scores[name] for scores in seeds], 0)) for name in _SCORES}
+            mean = {name: np.mean([scores[name] for scores in seeds], 0).tolist() for name in _SCORES}
             means = ", ".join(f"{np.mean(scores['correlation']):.3f}" for scores in seeds)
             before = self.scores(mixer, "all")["correlation"]
             gain = [a - b for a, b in zip(mean["correlation"], before, strict=True)]
-            rows.append((*self.about(mixer, "all"), *_cells(mean), means, *_interval(gain)))
+            rows.append((*self.about(mixer, "all"), *_cells(mean), means, *mean_and_bounds(interval(gain))))
         return rows
 
 
@@ -146,12 +123,7 @@ def share(mixer: str, size: int) -> float:
     return round(own / softmax, 2)
 
 
-def _interval(values: Sequence[float]) -> tuple[Cell, ...]:
-    found = interval(list(map(float, values)))
-    return tuple(None if value is None else round(value, 4) for value in (found.mean, found.low, found.high))
-
-
-def _cells(scores: Mapping[str, Sequence[float]]) -> tuple[Cell, ...]:
+def _cells(scores: Likeness) -> tuple[Cell, ...]:
     return Change(*(interval(scores[name]) for name in _SCORES)).cells
 
 
