@@ -180,11 +180,14 @@ def place(layer: torch.nn.Module) -> None:
                     held[name] = kind(torch.empty(x.shape, dtype=dtype, device="cuda"))
 
 
-def count(config: Any, site: Site, batch: int) -> tuple[Budget, Budget]:
+def count(config: Any, site: Site, batch: int, execution: str = "auto") -> tuple[Budget, Budget]:
     """Of the forward pass without gradients, and of forward and backward pass. Raises: RegardError, and what asks for
     numbers.
     """
     layer: Mixer = config.build(site)
+    for module in layer.modules() if execution != "auto" else ():
+        if hasattr(module, "execution"):
+            module.execution = execution
     with FakeTensorMode(), Fused():
         place(layer)
         x = torch.empty(batch, site.grid.tokens, site.dim, dtype=torch.bfloat16, device="cuda", requires_grad=True)
@@ -203,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--heads", type=int, default=6, help="of 64 channels")
     parser.add_argument("--mixers", nargs="+", default=[f"{cls.__name__}()" for cls in MIXERS], help="spellings")
+    parser.add_argument("--execution", default="auto", help="of the operators that have several, such as triton")
     parser.add_argument("--page", type=Path, help="write the table as Markdown")
     parser.add_argument("--operators", action="store_true", help="also print what each launches, by name")
     options = parser.parse_args(arguments)
@@ -213,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for text in options.mixers:
         try:
             config = parse(text)
-            forward, both = count(config, site, options.batch)
+            forward, both = count(config, site, options.batch, options.execution)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             cells, passes = [f"waits for a number of the GPU: {error}", "", "", "", ""], {}
         except (RegardError, UnsupportedOperatorException) as error:

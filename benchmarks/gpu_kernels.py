@@ -151,6 +151,39 @@ def check_static(setting: Setting) -> Result:
     return Result([_compared("SKA, expanded keys", [q, keys, v], ska, ska_reference)], [])
 
 
+def check_linear(setting: Setting) -> Result:
+    """Linear attention's kernel, with features made in it and before it, with and without padding."""
+    import torch
+
+    from regard import Grid, Mask
+    from regard.mixers.flatten import flatten, flatten_reference
+    from regard.mixers.linear import linear, linear_reference
+    from regard.mixers.polaformer import polaformer, polaformer_reference
+
+    notes = []
+    for grid in (Grid(4, 5),) if setting.small else (Grid(32, 32), Grid(31, 70)):
+        q, k, v = leaves(setting, grid, 2)
+        power = torch.full((q.shape[1], 1, q.shape[-1]), 2.0, device=q.device)
+        for mask in (None, Mask(keep=_half(grid, setting.device))):
+            forms: dict[str, tuple[Callable, Callable]] = {
+                "Linear, elu": (linear, linear_reference),
+                "Linear, relu": (partial(linear, feature="relu"), partial(linear_reference, feature="relu")),
+                "FLatten": (flatten, flatten_reference),
+                "PolaFormer": (
+                    lambda *x, p=power, **more: polaformer(*x, p, **more),
+                    lambda *x, p=power, **more: polaformer_reference(*x, p.to(x[0].dtype), **more),
+                ),
+            }
+            notes += [
+                _compared(
+                    f"{name} triton, {grid}, {'padding' if mask else 'no mask'}", [q, k, v],
+                    partial(form, mask=mask, execution="triton"), partial(plain, mask=mask),
+                )
+                for name, (form, plain) in forms.items()
+            ]  # fmt: skip
+    return Result(notes, [])
+
+
 # times
 
 
@@ -237,6 +270,22 @@ def time_static(setting: Setting) -> Result:
     keys = k[0].detach().clone().requires_grad_()
     runs = {"softmax attention": _softmax(q, k, v), "SKA": lambda: ska(q, keys, v)}
     return _timed(runs, [q, k, v, keys], grid, setting)
+
+
+def time_linear(setting: Setting, tokens: int) -> Result:
+    """The linear family by its kernel and by products of PyTorch, beside softmax attention; 16 images."""
+    from regard import Grid
+    from regard.mixers.flatten import flatten
+    from regard.mixers.linear import linear
+
+    side = 6 if setting.small else int(tokens**0.5)
+    grid = Grid(side, side)
+    q, k, v = leaves(setting, grid, 2 if setting.small else 16)
+    runs: dict[str, Callable] = {"softmax attention": _softmax(q, k, v)}
+    for name, form in (("Linear", linear), ("FLatten", flatten)):
+        for execution in ("triton", "products"):
+            runs[f"{name} {execution}"] = partial(form, q, k, v, execution=execution)
+    return _timed(runs, [q, k, v], grid, setting)
 
 
 def time_dynamic(setting: Setting) -> Result:

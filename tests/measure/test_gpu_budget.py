@@ -44,6 +44,9 @@ def test_kernels_of_triton_are_counted(budget: ModuleType) -> None:
     forward, both = budget.count(parse("DynamicConv(kernel=3)"), SITE, batch=4)
     assert forward.by_name["_sum_taps (Triton)"] == 1
     assert both.by_name["_kernels_gradient (Triton)"] == 1
+    forward, both = budget.count(parse("Linear()"), SITE, batch=4, execution="triton")
+    assert forward.by_name["_sum_keys (Triton)"] == forward.by_name["_read_queries (Triton)"] == 1
+    assert both.launches < budget.count(parse("Linear()"), SITE, batch=4)[1].launches // 2
 
 
 @pytest.mark.parametrize("text", ["MiTA(m=4, k=4)", "Linear()", "Window(size=3)", "DynamicConv(kernel=3)", "XCA()"])

@@ -6,6 +6,7 @@ suffix tokens are queries and keys like all others, with their own embeddings; t
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -52,21 +53,23 @@ def flatten_reference(
 def flatten(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], *, power: float = 3.0,
     over: str = "channels", spread: Float[Tensor, "H 1 d"] | None = None, eps: float = 1e-6, mask: Mask | None = None,
+    execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same in linear time; powers are of x / max(x), so that none overflows.
 
     power: p. over: lengths over the "channels" of all heads, as published, or over each "head". spread: positive
     divisor of the features. eps: added to the normaliser. mask: padding only; a query whose keys are all hidden gets
-    zeros. Features and normalisers are in float32 for half precision.
-    Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks, ConfigError for another
-    value of `over`.
+    zeros. Features and normalisers are in float32 for half precision. execution: as of `linear`.
+    Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks or an execution that cannot
+    run here, ConfigError for another value of `over` or an unknown execution.
     """
     keep = check_qkv_and_padding("flatten", q, k, v, mask)
     if over not in AXES:
         raise ConfigError(f"over is channels or head, not {over!r}")
     with without_autocast(q.device):
         fk = only_kept(focus_features(upcast(only_kept(k, keep)), power, over, spread), keep)
-        return kernel_product(focus_features(upcast(q), power, over, spread), fk, only_kept(v, keep), eps)
+        fq = focus_features(upcast(q), power, over, spread)
+        return kernel_product(fq, fk, only_kept(v, keep), eps, execution)
 
 
 def focus_features(
@@ -123,11 +126,11 @@ class FLatten(LocalConfig):
 
 
 class FLattenOperator(Operator):
-    """sigma (H, 1, d), starts at 0; positions of the keys, or None."""
+    """sigma (H, 1, d), starts at 0; positions of the keys, or None. execution: see `linear`."""
 
-    def __init__(self, config: FLatten, site: Site) -> None:
+    def __init__(self, config: FLatten, site: Site, execution: str = "auto") -> None:
         super().__init__()
-        self.config = config
+        self.config, self.execution = config, execution
         self.sigma = nn.Parameter(torch.empty(site.heads, 1, site.width))
         self.positions = KeyPositions(site, site.memory or site.grid) if config.position else None
         self.reset_parameters()
@@ -141,7 +144,8 @@ class FLattenOperator(Operator):
         return {"sigma"}
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        form, config, k = flatten_reference if plain else flatten, self.config, inputs.k
+        form = flatten_reference if plain else partial(flatten, execution=self.execution)
+        config, k = self.config, inputs.k
         k = k if self.positions is None else k + self.positions(inputs.key_grid).to(k.dtype)
         scales = F.softplus(self.sigma)
         return form(

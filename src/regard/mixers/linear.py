@@ -5,6 +5,7 @@ Prefix and suffix tokens are queries and keys like all others.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -16,7 +17,14 @@ from regard.core.mask import Mask, hide, only_kept
 
 from .shared.checks import check_qkv_and_padding
 from .shared.heads import HeadMixerConfig
-from .shared.kernel_features import Feature, feature_map, kernel_product, kernel_weights
+from .shared.kernel_features import (
+    Feature,
+    feature_map,
+    kernel_product,
+    kernel_weights,
+    takes_triton,
+    triton_product,
+)
 from .shared.precision import upcast, without_autocast
 
 __all__ = ["Linear", "linear", "linear_reference"]
@@ -36,21 +44,24 @@ def linear_reference(
 @operator_function
 def linear(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], *, feature: Feature = "elu",
-    eps: float = 1e-6, mask: Mask | None = None,
+    eps: float = 1e-6, mask: Mask | None = None, execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same, the product of keys and values first.
 
     feature: "elu" (elu + 1), "relu" (relu + 1e-6), "identity" or a function of a tensor that may change the last
     axis only; its values should not be negative. eps: added to the normaliser. mask: padding only; a query whose keys
-    are all hidden gets zeros. Normalisers are in float32 for half precision.
-    Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks, ConfigError for an unknown
-    feature.
+    are all hidden gets zeros. Normalisers are in float32 for half precision. execution: "products" of PyTorch, "triton"
+    for GPUs (named features in the kernel), or "auto", today products.
+    Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks or an execution that cannot
+    run here, ConfigError for an unknown feature or execution.
     """
     keep = check_qkv_and_padding("linear", q, k, v, mask)
     phi = feature_map(feature)
     with without_autocast(q.device):
+        if isinstance(feature, str) and takes_triton(execution, v):
+            return triton_product(q, k, v, eps, feature, keep)
         fk = only_kept(phi(upcast(only_kept(k, keep))), keep)
-        return kernel_product(phi(upcast(q)), fk, only_kept(v, keep), eps)
+        return kernel_product(phi(upcast(q)), fk, only_kept(v, keep), eps, execution)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +120,14 @@ class ChannelNorm(nn.Module):
 
 
 class LinearOperator(Operator):
-    """q_norm and k_norm; identities without norm="rms"."""
+    """q_norm and k_norm; identities without norm="rms". execution: see `linear`."""
 
-    def __init__(self, config: Linear, site: Site) -> None:
+    def __init__(self, config: Linear, site: Site, execution: str = "auto") -> None:
         super().__init__()
-        self.config = config
+        self.config, self.execution = config, execution
         self.q_norm, self.k_norm = (ChannelNorm(site) if config.norm else nn.Identity() for _ in range(2))
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        form, config = linear_reference if plain else linear, self.config
+        form, config = linear_reference if plain else partial(linear, execution=self.execution), self.config
         q, k = self.q_norm(inputs.q), self.k_norm(hide(inputs.k, inputs.mask))
         return form(q, k, inputs.v, feature=config.feature, eps=config.eps, mask=inputs.mask)

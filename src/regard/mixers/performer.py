@@ -8,6 +8,7 @@ Prefix and suffix tokens are queries and keys like all others.
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -21,7 +22,7 @@ from regard.core.mask import Mask, only_kept
 from .linear import Linear
 from .shared.checks import check_qkv_and_padding
 from .shared.heads import HeadMixerConfig
-from .shared.kernel_features import bfloat16_like, kernel_weights, safe_divide
+from .shared.kernel_features import bfloat16_like, kernel_weights, safe_divide, takes_triton, triton_product
 from .shared.precision import upcast, without_autocast
 
 __all__ = ["Performer", "performer", "performer_reference"]
@@ -42,13 +43,16 @@ def performer_reference(
 def performer(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
     features: Float[Tensor, "r d"], *, kernel: str = "softmax", eps: float = 1e-6, mask: Mask | None = None,
+    execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same in linear time.
 
     features: W, as drawn by `orthogonal_features`. kernel: "softmax", or "relu" (relu(W x) + eps, generalised
     attention). eps: added to every feature; 0 gives the unbiased estimate. mask: padding only; hidden keys have
-    features 0, and a query without keys gets zeros. Features and sums are in float32 for half precision.
-    Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks, ConfigError for an unknown kernel.
+    features 0, and a query without keys gets zeros. Features and sums are in float32 for half precision. execution: as
+    of `linear`.
+    Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks or an execution that cannot run
+    here, ConfigError for an unknown kernel or execution.
     """
     keep = check_qkv_and_padding("performer", q, k, v, mask)
     if kernel not in ("softmax", "relu"):
@@ -58,6 +62,8 @@ def performer(
     with without_autocast(q.device):
         fq, fk = exponentials(upcast(q), upcast(k), upcast(features), kernel, keep)
         values = only_kept(v, keep)
+        if takes_triton(execution, v):
+            return triton_product(fq + eps, fk + eps, values, 0.0, keep=keep)
         number = k.shape[-2] if keep is None else keep.sum(-1).to(fq.dtype)[:, None, None, None]
         # eps in every feature of queries and kept keys is added to the sums instead
         state = (bfloat16_like(fk, v).mT @ (values if v.dtype == torch.bfloat16 else values.to(fq.dtype))).to(fq.dtype)
@@ -159,13 +165,13 @@ class Performer(HeadMixerConfig):
 
 
 class PerformerOperator(Operator):
-    """features (r, d): a buffer that all heads share."""
+    """features (r, d): a buffer that all heads share. execution: see `linear`."""
 
     features: Tensor
 
-    def __init__(self, config: Performer, site: Site) -> None:
+    def __init__(self, config: Performer, site: Site, execution: str = "auto") -> None:
         super().__init__()
-        self.config = config
+        self.config, self.execution = config, execution
         number = config.number(site.width)
         self.register_buffer("features", torch.empty(number, site.width))
         self.reset_parameters()
@@ -181,6 +187,7 @@ class PerformerOperator(Operator):
         self.features.copy_(orthogonal_features(number, width, generator, torch.float64))
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        form, config = performer_reference if plain else performer, self.config
+        form = performer_reference if plain else partial(performer, execution=self.execution)
+        config = self.config
         features = self.features.to(inputs.q.dtype)
         return form(inputs.q, inputs.k, inputs.v, features, kernel=config.kernel, eps=config.eps, mask=inputs.mask)

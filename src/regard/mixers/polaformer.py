@@ -7,6 +7,7 @@ the local branch gives them zeros.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -24,10 +25,9 @@ from .shared.kernel_features import (
     KeyPositions,
     LocalConfig,
     LocalMixer,
-    bfloat16_like,
     head_conv,
+    kernel_product,
     kernel_weights,
-    safe_divide,
 )
 from .shared.precision import upcast, without_autocast
 
@@ -54,14 +54,15 @@ def polaformer_reference(
 @operator_function
 def polaformer(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"],
-    power: Float[Tensor, "H 1 d"], *, eps: float = 1e-6, mask: Mask | None = None,
+    power: Float[Tensor, "H 1 d"], *, eps: float = 1e-6, mask: Mask | None = None, execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
-    """The same in linear time: one product of [k+, k-] with all values, two with the queries.
+    """The same in linear time, each half by itself.
 
     power: p, positive. eps: added to the mean of the normaliser over keys. mask: padding only; a query gets zeros in a
     half for which no key has the required sign. Features and normalisers are in float32 for half precision; x^p must
-    stay in its range (|x| below 1e7 for p = 5).
-    Raises: ShapeError if tensors do not fit together, UnsupportedError for other masks.
+    stay in its range (|x| below 1e7 for p = 5). execution: as of `linear`.
+    Raises: ShapeError if tensors do not fit together, UnsupportedError for other masks or an execution that cannot run
+    here, ConfigError for an unknown execution.
     """
     keep = check_qkv_and_padding("polaformer", q, k, v, mask)
     if tuple(power.shape) != (q.shape[1], 1, q.shape[-1]):
@@ -71,16 +72,10 @@ def polaformer(
         q, k, v = upcast(q), upcast(only_kept(k, keep)), only_kept(v, keep)
         (positive, negative), keys = _parts(q, power), torch.cat(_parts(k, power), -1)
         number = k.shape[-2] if keep is None else keep.sum(-1).clamp_min(1).to(q.dtype)[:, None, None, None]
-        mean = keys.sum(-2, keepdim=True) / number
-        values = v if v.dtype == torch.bfloat16 else v.to(q.dtype)
-        table = bfloat16_like(keys / number, v).mT @ values  # (B, H, 2d, e)
-        half = (v.shape[-1] + 1) // 2
-        halves = []
-        for parts, columns in (((positive, negative), slice(half)), ((negative, positive), slice(half, None))):
-            features = torch.cat(parts, -1)
-            normaliser = (features * mean).sum(-1, keepdim=True) + eps
-            halves.append(safe_divide(bfloat16_like(features, v) @ table[..., columns], normaliser))
-        return torch.cat(halves, -1).to(v.dtype)
+        keys, half = keys / number, (v.shape[-1] + 1) // 2
+        same = kernel_product(torch.cat([positive, negative], -1), keys, v[..., :half], eps, execution)
+        opposite = kernel_product(torch.cat([negative, positive], -1), keys, v[..., half:], eps, execution)
+        return torch.cat([same, opposite], -1)
 
 
 def _parts(x: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,11 +153,11 @@ class PolaCrossMixer(_LinearGate, CrossMixer):
 
 
 class PolaFormerOperator(Operator):
-    """sigma and w (H, 1, d), both start at 0; positions of the keys, or None."""
+    """sigma and w (H, 1, d), both start at 0; positions of the keys, or None. execution: see `linear`."""
 
-    def __init__(self, config: PolaFormer, site: Site) -> None:
+    def __init__(self, config: PolaFormer, site: Site, execution: str = "auto") -> None:
         super().__init__()
-        self.config = config
+        self.config, self.execution = config, execution
         self.sigma, self.w = (nn.Parameter(torch.empty(site.heads, 1, site.width)) for _ in range(2))
         self.positions = KeyPositions(site, site.memory or site.grid) if config.position else None
         self.reset_parameters()
@@ -182,7 +177,8 @@ class PolaFormerOperator(Operator):
         return 1 + self.config.alpha * torch.sigmoid(self.w)
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        form, k = polaformer_reference if plain else polaformer, inputs.k
+        form = polaformer_reference if plain else partial(polaformer, execution=self.execution)
+        k = inputs.k
         k = k if self.positions is None else k + self.positions(inputs.key_grid).to(k.dtype)
         scales = F.softplus(self.sigma).to(k.dtype)
         return form(inputs.q / scales, k / scales, inputs.v, self.power, eps=self.config.eps, mask=inputs.mask)

@@ -26,7 +26,7 @@ from .create import build_sized, create_model, loads_weights
 from .hugging_face import FILE, check_no_hub, hub_attention, load_transformers
 from .sizes import default_size_of
 
-ENTRIES = ("state_dict", "model_state_dict", "model", "state_dict_ema", "ema_state_dict", "net", "module")
+ENTRIES = ("state_dict", "model_state_dict", "model", "state_dict_ema", "ema_state_dict", "model_ema", "net", "module")
 """Where checkpoints of training loops have the weights."""
 SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")

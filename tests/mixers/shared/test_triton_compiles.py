@@ -15,6 +15,9 @@ INPUTS = {"q": "x", "k": "x", "v": "x", "bias": "x"}
 SIZES = {"queries": "i32", "keys": "i32", "scale": "fp32", "factor": "fp32"}
 LAYOUT = {"keys": "*i64", "source": "*i64", "expert": "*i64", "real": "*i8"}
 COUNTS = {"heads_keys": "i32", "experts": "i32", "scale": "fp32"}
+ROWS = {f"{x}_{part}": "i32" for x in ("q", "k", "v", "out", "grad", "dq", "dk", "dv")
+        for part in ("batch", "head", "token")}  # fmt: skip
+TOKENS = {**ROWS, "heads": "i32", "keys": "i32", "queries": "i32", "steps": "i32", "keep": "*i8"}
 MAPS = {"out": "x", "channels": "i32", "height": "i32", "width": "i32"}
 SINGLE, CHOSEN = "*fp32", "*i64"
 KERNELS: dict[str, dict[str, str]] = {
@@ -28,6 +31,11 @@ KERNELS: dict[str, dict[str, str]] = {
     "routed._backward": {**INPUTS, **LAYOUT, **COUNTS, "lse": SINGLE, "delta": SINGLE, "grad": "x", "dq": "x",
                          "dk": SINGLE, "dv": SINGLE},
     "routed._row_products": {"x": "x", "y": "x", "out": SINGLE, "rows": "i32"},
+    "linear._sum_keys": {**TOKENS, "k": "x", "v": "x", "state": SINGLE},
+    "linear._read_queries": {**TOKENS, "q": "x", "state": SINGLE, "out": "x", "norm": SINGLE, "eps": "fp32"},
+    "linear._query_gradients": {**TOKENS, "q": "x", "state": SINGLE, "out": "x", "norm": SINGLE, "grad": "x",
+                                "dq": "x", "dstate": SINGLE},
+    "linear._key_gradients": {**TOKENS, "k": "x", "v": "x", "dstate": SINGLE, "dk": "x", "dv": "x"},
     "dynamic._sum_taps": {**MAPS, "padded": "x", "kernels": "x"},
     "dynamic._padded_gradient": {**MAPS, "grad": "x", "kernels": "x"},
     "dynamic._kernels_gradient": {**MAPS, "padded": "x", "grad": "x"},
@@ -36,7 +44,7 @@ KERNELS: dict[str, dict[str, str]] = {
 CONSTANTS: dict[str, Any] = {
     "WIDTH": 64, "OUT": 64, "D": 64, "E": 64, "SIZE": 64, "STEP": 64, "LENGTH": 512, "TOP": 64,
     "BIASED": True, "VALUED": True, "CHOOSING": True, "ALONE": True, "CHUNKS": 8, "BLOCK": 4096,
-    "ROWS": 13, "COLUMNS": 13, "CHANNELS": 64, "POSITIONS": 64,
+    "FEATURE": 1, "MASKED": True, "ROWS": 13, "COLUMNS": 13, "CHANNELS": 64, "POSITIONS": 64,
 }  # fmt: skip
 
 
@@ -52,10 +60,12 @@ def test_a_kernel_compiles(name: str, capability: int, kind: str) -> None:
 
     from regard.mixers.convolutions import dynamic_triton as dynamic
     from regard.mixers.mita import triton_kernels as mita
+    from regard.mixers.shared import linear_triton as linear
     from regard.mixers.shared import routed_triton as routed
 
     place, function = name.split(".")
-    kernel = getattr({"mita": mita, "routed": routed, "dynamic": dynamic}[place], function)
+    files = {"mita": mita, "routed": routed, "dynamic": dynamic, "linear": linear}
+    kernel = getattr(files[place], function)
     types = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
     values = {**CONSTANTS, "CAST": types[kind], "KIND": tl.float32}
     values["STEP"] = mita.keys_of_tile(128, 4 if kind == "fp32" else 2) if function == "_attend_backward" else 64

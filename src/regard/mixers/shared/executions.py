@@ -95,6 +95,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("factorised", "in eager mode on the CPU, for more than 400 queries that fit", lambda s: "fits" in s.facts),
         Rule("compressed", "elsewhere", _always),
     ),
+    "Linear": (Rule("products", "always; its Triton kernel where it is named", _always),),
     "DeformableConv": (
         Rule("torchvision", "on CUDA", lambda s: s.device.type == "cuda"),
         Rule("native", _NATIVE, lambda s: "native" in s.facts),

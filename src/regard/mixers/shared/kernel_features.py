@@ -17,7 +17,9 @@ from regard.core import ConfigError, Cost, Grid, Mask, Site, hide, nearest
 from regard.mixers.static_keys.grids import resample
 
 from .checks import check_odd_kernel, check_prefix_suffix
+from .executions import Situation, check_execution, choose
 from .heads import HeadMixer, HeadMixerConfig, convolve
+from .routed_attention import needs_triton
 from .tiles import join_tokens
 
 Feature = str | Callable[[Tensor], Tensor]
@@ -66,13 +68,37 @@ def kernel_weights(
 
 
 def kernel_product(
-    fq: Float[Tensor, "B H N r"], fk: Float[Tensor, "B H M r"], v: Float[Tensor, "B H M e"], eps: float | Tensor
-) -> Float[Tensor, "B H N e"]:
+    fq: Float[Tensor, "B H N r"], fk: Float[Tensor, "B H M r"], v: Float[Tensor, "B H M e"], eps: float,
+    execution: str = "auto",
+) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """`kernel_weights(fq, fk, eps) @ v` in linear time; features in float32 at least, the result in the dtype of v."""
+    if takes_triton(execution, v):
+        return triton_product(fq, fk, v, eps)
     normaliser = (fq * fk.sum(-2, keepdim=True)).sum(-1, keepdim=True) + eps
     values = v if v.dtype == torch.bfloat16 else v.to(fq.dtype)
     out = bfloat16_like(fq, v) @ (bfloat16_like(fk, v).mT @ values)
     return safe_divide(out, normaliser).to(v.dtype)
+
+
+def takes_triton(execution: str, v: Tensor) -> bool:
+    """Whether linear attention runs as a Triton kernel: where it is named. "auto" takes PyTorch's products.
+
+    Raises: ConfigError for an unknown execution; UnsupportedError without the package triton.
+    """
+    check_execution(execution, ("products", "triton"))
+    if choose("Linear", execution, Situation(v.device, v.dtype, v.shape[-2], v.shape[-2])) != "triton":
+        return False
+    needs_triton()
+    return True
+
+
+def triton_product(
+    q: Tensor, k: Tensor, v: Tensor, eps: float, feature: str = "identity", keep: Tensor | None = None
+) -> Tensor:
+    """`linear_triton.linear_product`, imported where it runs, since Triton is not everywhere."""
+    from .linear_triton import linear_product
+
+    return linear_product(q, k, v, eps, feature, keep)
 
 
 class KeyPositions(nn.Module):
