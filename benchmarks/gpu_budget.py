@@ -155,19 +155,33 @@ def pull(out: Tensor, gradient: Tensor) -> dict[Tensor, Tensor]:
             leaves[node.variable] = own[0]
             continue
         into = [own.get(slot) for slot in range(len(node._input_metadata))]
-        if hasattr(node, "apply"):  # of a torch.autograd.Function, which is given zeros in place of None
-            full = [torch.zeros(m.shape, dtype=m.dtype, device=m.device) if x is None else x
-                    for x, m in zip(into, node._input_metadata, strict=True)]  # fmt: skip
-            results = node.apply(*full)
+        if hasattr(node, "apply"):  # of a torch.autograd.Function
+            full = [torch.zeros(m.shape, dtype=m.dtype, device=m.device) if x is None and getattr(node, "zeros", True)
+                    else x for x, m in zip(into, node._input_metadata, strict=True)]  # fmt: skip
+            results, edges = _used(node, node.apply(*full))
         else:
-            results = node(*into)
+            results, edges = node(*into), node.next_functions
         results = results if isinstance(results, tuple) else (results,)
-        for (following, slot), result in zip(node.next_functions, results, strict=False):
+        for (following, slot), result in zip(edges, results, strict=False):
             if following is not None and result is not None:
                 there, wanted = given.setdefault(following, {}), following._input_metadata[slot]
                 result = result.sum_to_size(wanted.shape).to(wanted.dtype)
                 there[slot] = result if slot not in there else there[slot] + result
     return leaves
+
+
+def _note_zeros(ctx: Any, value: bool) -> None:
+    """As PyTorch's `set_materialize_grads`, which nothing can read: whether zeros are made in place of None."""
+    ctx.materialize_grads = ctx.zeros = value
+
+
+def _used(node: Any, results: Any) -> tuple[Any, Any]:
+    """The results of a `torch.autograd.Function` that are gradients, and where they go: inputs that are no tensors have
+    results, but nothing that follows.
+    """
+    results = results if isinstance(results, tuple) else (results,)
+    used = tuple(result for result, needed in zip(results, node.needs_input_grad, strict=True) if needed)
+    return used, tuple(edge for edge in node.next_functions if edge[0] is not None)
 
 
 def place(layer: torch.nn.Module) -> None:
@@ -193,7 +207,8 @@ def count(config: Any, site: Site, batch: int, execution: str = "auto") -> tuple
         x = torch.empty(batch, site.grid.tokens, site.dim, dtype=torch.bfloat16, device="cuda", requires_grad=True)
         with torch.no_grad(), Counting() as forward:
             layer(x, site.grid)
-        with Counting() as both:
+        noting = mock.patch.object(torch.autograd.function.FunctionCtx, "set_materialize_grads", _note_zeros)
+        with noting, Counting() as both:
             out = layer(x, site.grid)
             pull(out, torch.empty_like(out))
     return forward.budget(), both.budget()

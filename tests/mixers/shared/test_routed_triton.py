@@ -116,14 +116,48 @@ def test_layers(text: str) -> None:
 
 @here
 def test_the_operators_are_registered_properly() -> None:
-    from regard.mixers.shared.expert_blocks import lay_out
-    from regard.mixers.shared.routed_triton import LEAST
+    from regard.mixers.shared.routed_triton import LEAST, lay_out_pairs
 
     q, k, v = (x.detach().requires_grad_() for x in draw(*[(1, 2, 20, 8)] * 3, dtype=torch.float32))
     keys, experts = torch.arange(20, device=DEVICE).view(1, 1, 4, 5).expand(1, 2, -1, -1).contiguous(), None
     for choices in (1, 2):
         experts = torch.arange(40 * choices, device=DEVICE).remainder(4).view(1, 2, 20, choices)
-        blocks = lay_out(experts, 4, LEAST, bounded=True)
-        layout = (blocks.source, blocks.real.to(torch.int8), blocks.expert)
+        torch.library.opcheck(torch.ops.regard.lay_out, (experts, 4, LEAST))
+        layout = lay_out_pairs(experts, 4, LEAST)
         start = (torch.zeros_like(v), torch.full(q.shape[:3], -torch.inf, device=DEVICE))
         torch.library.opcheck(torch.ops.regard.routed, (q, k, v, None, keys, *layout, *start, choices, 1.0))
+
+
+@here
+@pytest.mark.parametrize(
+    ("shape", "number"), [((2, 3, 70, 1), 5), ((1, 2, 33, 3), 20), ((1, 1, 5, 1), 1), ((2, 1, 700, 2), 130)]
+)
+@pytest.mark.parametrize("most", [512, 0], ids=["kernel", "sorted"])
+def test_every_pair_is_in_one_block_of_its_expert(
+    shape: tuple[int, ...], number: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regard.mixers.shared import routed_triton
+
+    monkeypatch.setattr(routed_triton, "MOST_EXPERTS", most)
+    torch.manual_seed(0)
+    experts = (torch.rand(shape, device=DEVICE) ** 3 * number).long()  # some have many pairs, some none
+    source, expert = routed_triton.lay_out_pairs(experts, number, 16)
+    rows = source.view(-1, 16)
+    assert torch.equal(source[source >= 0].sort().values, torch.arange(experts.numel(), device=DEVICE))
+    head = torch.arange(shape[0] * shape[1], device=DEVICE).repeat_interleave(shape[2] * shape[3])
+    own = head * number + experts.flatten()  # of each pair
+    live = rows >= 0
+    assert torch.equal(own[rows[live]], expert[:, None].expand(-1, 16)[live])
+    assert torch.equal(live, live.cummin(1).values)  # filled from the first row on
+    assert torch.equal(source[source >= 0], own.argsort(stable=True))
+    assert int(live.any(1).sum()) == int(
+        torch.bincount(own, minlength=number).add(15).div(16, rounding_mode="floor").sum()
+    )
+
+
+@here
+def test_no_image_is_laid_out() -> None:
+    from regard.mixers.shared.routed_triton import lay_out_pairs
+
+    source, expert = lay_out_pairs(torch.zeros(0, 2, 5, 1, dtype=torch.long, device=DEVICE), 3, 16)
+    assert len(source) == len(expert) == 0

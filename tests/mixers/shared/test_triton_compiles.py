@@ -13,7 +13,7 @@ SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 """Bytes of a program by compute capability: A100, consumer cards of that time, H100 and H200."""
 INPUTS = {"q": "x", "k": "x", "v": "x", "bias": "x"}
 SIZES = {"queries": "i32", "keys": "i32", "scale": "fp32", "factor": "fp32"}
-LAYOUT = {"keys": "*i64", "source": "*i64", "expert": "*i64", "real": "*i8"}
+LAYOUT = {"keys": "*i64", "source": "*i64", "expert": "*i64"}
 COUNTS = {"heads_keys": "i32", "experts": "i32", "scale": "fp32"}
 ROWS = {f"{x}_{part}": "i32" for x in ("q", "k", "v", "out", "grad", "dq", "dk", "dv")
         for part in ("batch", "head", "token")}  # fmt: skip
@@ -30,7 +30,11 @@ KERNELS: dict[str, dict[str, str]] = {
     "routed._forward": {**INPUTS, **LAYOUT, **COUNTS, "begin": "x", "begin_lse": SINGLE, "out": "x", "lse": SINGLE},
     "routed._backward": {**INPUTS, **LAYOUT, **COUNTS, "lse": SINGLE, "delta": SINGLE, "grad": "x", "dq": "x",
                          "dk": SINGLE, "dv": SINGLE},
-    "routed._row_products": {"x": "x", "y": "x", "out": SINGLE, "rows": "i32"},
+    "routed._lay_out": {"choice": CHOSEN, "source": CHOSEN, "expert": CHOSEN, "pairs": "i32", "blocks": "i32",
+                        "experts": "i32"},
+    "routed._row_products": {"grad": "x", "out": "x", "to_lse": SINGLE, "delta": SINGLE, "rows": "i32"},
+    "routed._start_gradients": {**dict.fromkeys(("grad", "out", "start_out", "to_out"), "x"), "rows": "i32",
+                                **dict.fromkeys(("lse", "start_lse", "delta", "to_lse"), SINGLE)},
     "linear._sum_keys": {**TOKENS, "k": "x", "v": "x", "state": SINGLE},
     "linear._read_queries": {**TOKENS, "q": "x", "state": SINGLE, "out": "x", "norm": SINGLE, "eps": "fp32"},
     "linear._query_gradients": {**TOKENS, "q": "x", "state": SINGLE, "out": "x", "norm": SINGLE, "grad": "x",
@@ -44,7 +48,8 @@ KERNELS: dict[str, dict[str, str]] = {
 CONSTANTS: dict[str, Any] = {
     "WIDTH": 64, "OUT": 64, "D": 64, "E": 64, "SIZE": 64, "STEP": 64, "LENGTH": 512, "TOP": 64,
     "BIASED": True, "VALUED": True, "CHOOSING": True, "ALONE": True, "CHUNKS": 8, "BLOCK": 4096,
-    "FEATURE": 1, "MASKED": True, "ROWS": 13, "COLUMNS": 13, "CHANNELS": 64, "POSITIONS": 64,
+    "LESS": True, "M": 64, "TILE": 128, "FEATURE": 1, "MASKED": True,
+    "ROWS": 13, "COLUMNS": 13, "CHANNELS": 64, "POSITIONS": 64,
 }  # fmt: skip
 
 

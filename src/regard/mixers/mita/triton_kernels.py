@@ -319,17 +319,17 @@ def _empty_gradients(grad, delta, lse, q, k, v, *_):  # type: ignore[no-untyped-
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     q, k, v, bias, _, ctx.scale, ctx.factor, _ = inputs
+    ctx.set_materialize_grads(False)  # no zeros for what was chosen
     ctx.mark_non_differentiable(output[2])
     ctx.save_for_backward(q, k, v, bias, *output[:2])
 
 
 def _differentiate(ctx, grad, to_lse, _):  # type: ignore[no-untyped-def]
     q, k, v, bias, out, lse = ctx.saved_tensors
-    if v is None:
+    if v is None or grad is to_lse is None:
         return (None,) * 8
-    grad = grad.contiguous()
-    delta = torch.ops.regard.row_products(grad, out)
-    delta = delta if to_lse is None else delta - to_lse
+    grad = torch.zeros_like(out) if grad is None else grad.contiguous()
+    delta = torch.ops.regard.row_products(grad, out, None if to_lse is None else to_lse.contiguous())
     grads = torch.ops.regard.attend_backward(grad, delta, lse, q, k, v, bias, ctx.scale, ctx.factor)
     return *grads, None, None, None, None, None
 

@@ -223,7 +223,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, eps: float, feature: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output (B,H,N,e), its divisors (B,H,N), S and z of each head (B*H, r (e + 1)). keep: (B,M) int8."""
-    options, mask = _options(q, v, feature), q.new_zeros(1) if keep is None else keep
+    options, mask = _options(q, v, feature), q if keep is None else keep
     out, norm, state = _empty(q, k, v)
     if not out.numel():
         return out, norm, state
@@ -247,7 +247,7 @@ def _backward(
     feature: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k and v."""
-    options, mask = _options(q, v, feature), q.new_zeros(1) if keep is None else keep
+    options, mask = _options(q, v, feature), q if keep is None else keep
     dq, dk, dv = _empty_gradients(grad, q, k, v)
     if not out.numel():
         return dq.zero_(), dk.zero_(), dv.zero_()
@@ -266,11 +266,14 @@ def _empty_gradients(grad, q, k, v, *_):  # type: ignore[no-untyped-def]
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     *tensors, _, ctx.feature = inputs
+    ctx.set_materialize_grads(False)  # no zeros for divisors and state
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*tensors, *output)
 
 
 def _differentiate(ctx, grad, *_):  # type: ignore[no-untyped-def]
+    if grad is None:
+        return (None,) * 6
     grads = torch.ops.regard.linear_product_backward(_dense(grad), *ctx.saved_tensors, ctx.feature)
     return *grads, None, None, None
 

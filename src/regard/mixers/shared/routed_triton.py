@@ -1,8 +1,8 @@
 """Routed attention as Triton kernels, for GPUs: a program takes a block of queries that share an expert.
 
 It gathers the expert's keys itself, tile by tile, and goes on with the softmax where the shared part, which is computed
-before it, has ended: with its output and its log-sum-exp. Nothing of size N x top is written. Imported only where it
-runs, since Triton is not everywhere."""
+before it, has ended: with its output and its log-sum-exp. Nothing of size N x top is written. One kernel lays the
+queries out in blocks before. Imported only where it runs, since Triton is not everywhere."""
 
 import torch
 import triton
@@ -18,6 +18,43 @@ from .triton_tiles import KINDS, LEAST, cast_of, check_runs, width_of
 
 TILE = 64
 """Keys in a step, at most."""
+MOST_EXPERTS, COUNTED = 512, 8192
+"""Experts of a head that `_lay_out` takes, and pairs of a query and an expert that it compares at once."""
+
+
+@triton.jit
+def _experts_of(choice, start, pairs, e, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(pairs of the tile, whether they are there, 1 where a pair is of an expert)."""
+    pair = start + tl.arange(0, TILE)
+    valid = pair < pairs
+    chosen = tl.load(choice + pair, mask=valid, other=-1)
+    return pair, valid, (chosen[:, None] == e[None, :]).to(tl.int32)
+
+
+@triton.jit
+def _lay_out(  # type: ignore[no-untyped-def]
+    choice, source, expert, pairs, blocks, experts, M: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """A head's pairs (query, choice) by expert, in blocks of SIZE rows: count, then place in the order of the pairs."""
+    head, e = tl.program_id(0).to(tl.int64), tl.arange(0, M)
+    choice, source = choice + head * pairs, source + head * blocks * SIZE
+    count = tl.zeros((M,), tl.int32)
+    for start in range(0, pairs, TILE):
+        _, _, one = _experts_of(choice, start, pairs, e, TILE)
+        count += tl.sum(one, 0)
+    own = (count + SIZE - 1) // SIZE
+    ends = tl.cumsum(own, 0)
+    for start in range(0, blocks, TILE):
+        block = start + tl.arange(0, TILE)
+        owner = tl.sum((ends[None, :] <= block[:, None]).to(tl.int32), 1)
+        owner = head * experts + tl.minimum(owner, experts - 1)
+        tl.store(expert + head * blocks + block, owner, mask=block < blocks)
+    row = (ends - own) * SIZE  # the next row of each expert
+    for start in range(0, pairs, TILE):
+        pair, valid, one = _experts_of(choice, start, pairs, e, TILE)
+        place = tl.sum(one * (row[None, :] + tl.cumsum(one, 0) - 1), 1)
+        tl.store(source + place, head * pairs + pair, mask=valid)
+        row += tl.sum(one, 0)
 
 
 @triton.jit
@@ -35,14 +72,17 @@ def _scores(
 
 @triton.jit
 def _forward(
-    q, k, v, bias, keys, source, real, expert, begin, begin_lse, out, lse,
+    q, k, v, bias, keys, source, expert, begin, begin_lse, out, lse,
     heads_keys, experts, scale, CHOICES: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     SIZE: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BIASED: tl.constexpr,
     CAST: tl.constexpr, KIND: tl.constexpr,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """out (P, OUT) and lse (P,) of the pairs. One choice: they go on from begin and begin_lse, those of the start."""
     block, rows = tl.program_id(0), tl.arange(0, SIZE)
-    pair, live = tl.load(source + block * SIZE + rows), tl.load(real + block * SIZE + rows) != 0
+    if tl.load(source + block * SIZE) < 0:  # a block is filled from its first row on
+        return
+    pair = tl.load(source + block * SIZE + rows)
+    live = pair >= 0
     query, own = pair // CHOICES, tl.load(expert + block)
     d, e = tl.arange(0, D), tl.arange(0, E)
     queries = tl.load(q + query[:, None] * WIDTH + d[None, :], mask=live[:, None] & (d < WIDTH)[None, :], other=0.0)
@@ -72,7 +112,7 @@ def _forward(
 
 @triton.jit
 def _backward(
-    q, k, v, bias, keys, source, real, expert, lse, delta, grad, dq, dk, dv,
+    q, k, v, bias, keys, source, expert, lse, delta, grad, dq, dk, dv,
     heads_keys, experts, scale, CHOICES: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     SIZE: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BIASED: tl.constexpr,
     CAST: tl.constexpr, KIND: tl.constexpr,
@@ -82,7 +122,10 @@ def _backward(
     lse, delta and grad are of queries, lse over the whole softmax.
     """
     block, rows = tl.program_id(0), tl.arange(0, SIZE)
-    pair, live = tl.load(source + block * SIZE + rows), tl.load(real + block * SIZE + rows) != 0
+    if tl.load(source + block * SIZE) < 0:  # a block is filled from its first row on
+        return
+    pair = tl.load(source + block * SIZE + rows)
+    live = pair >= 0
     query, own = pair // CHOICES, tl.load(expert + block)
     d, e = tl.arange(0, D), tl.arange(0, E)
     inside, within = live[:, None] & (d < WIDTH)[None, :], live[:, None] & (e < OUT)[None, :]
@@ -111,27 +154,75 @@ def _backward(
 
 
 @triton.jit
-def _row_products(x, y, out, rows, WIDTH: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def _row_products(  # type: ignore[no-untyped-def]
+    grad, out, to_lse, delta, rows, LESS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr,
+    KIND: tl.constexpr,
+):  # fmt: skip
     row, e = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE), tl.arange(0, E)
     at, inside = row[:, None] * WIDTH + e[None, :], (row < rows)[:, None] & (e < WIDTH)[None, :]
-    products = tl.load(x + at, mask=inside, other=0.0).to(KIND) * tl.load(y + at, mask=inside, other=0.0).to(KIND)
-    tl.store(out + row, tl.sum(products, 1), mask=row < rows)
+    outer = tl.load(grad + at, mask=inside, other=0.0).to(KIND)
+    products = tl.sum(outer * tl.load(out + at, mask=inside, other=0.0).to(KIND), 1)
+    if LESS:
+        products -= tl.load(to_lse + row, mask=row < rows, other=0.0)
+    tl.store(delta + row, products, mask=row < rows)
+
+
+@triton.jit
+def _start_gradients(  # type: ignore[no-untyped-def]
+    grad, out, lse, start_out, start_lse, delta, to_out, to_lse, rows, WIDTH: tl.constexpr, SIZE: tl.constexpr,
+    E: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    row, e = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE), tl.arange(0, E)
+    valid = row < rows
+    at, inside = row[:, None] * WIDTH + e[None, :], valid[:, None] & (e < WIDTH)[None, :]
+    outer = tl.load(grad + at, mask=inside, other=0.0).to(KIND)
+    mean = tl.sum(outer * tl.load(out + at, mask=inside, other=0.0).to(KIND), 1)
+    begin = tl.load(start_lse + row, mask=valid, other=float("-inf"))
+    end = tl.load(lse + row, mask=valid, other=0.0)
+    share = tl.exp(begin - tl.where(end == float("-inf"), 0.0, end))  # 0 for a query without any key
+    own = tl.sum(outer * tl.load(start_out + at, mask=inside, other=0.0).to(KIND), 1)
+    tl.store(delta + row, mean, mask=valid)
+    tl.store(to_out + at, outer * share[:, None], mask=inside)
+    tl.store(to_lse + row, share * (own - mean), mask=valid)
+
+
+def _rows_of(x: Tensor) -> tuple[tuple[int], dict[str, object]]:
+    """The programs of a kernel that goes over the rows of x (B,H,N,e), and its options."""
+    size = max(1, 4096 // width_of(x.shape[-1]))
+    options = {"WIDTH": x.shape[-1], "SIZE": size, "E": width_of(x.shape[-1]), "KIND": KINDS[upcast(x).dtype]}
+    return (triton.cdiv(x.shape[0] * x.shape[1] * x.shape[2], size),), options
 
 
 @torch.library.custom_op("regard::row_products", mutates_args=())
-def _products(x: Tensor, y: Tensor) -> Tensor:
-    """(B,H,N): the products of the rows of two contiguous tensors (B,H,N,e), in float32 for half precision."""
-    out = _empty_products(x, y)
-    size = max(1, 4096 // width_of(x.shape[-1]))
-    _row_products[(triton.cdiv(out.numel(), size),)](
-        x, y, out, out.numel(), WIDTH=x.shape[-1], SIZE=size, E=width_of(x.shape[-1]), KIND=KINDS[out.dtype]
-    )
-    return out
+def _products(grad: Tensor, out: Tensor, to_lse: Tensor | None) -> Tensor:
+    """delta (B,H,N): the products of the rows of two contiguous tensors (B,H,N,e), less the gradient of lse (B,H,N);
+    in float32 for half precision.
+    """
+    delta, (programs, options) = _empty_products(grad), _rows_of(grad)
+    less = grad if to_lse is None else to_lse
+    _row_products[programs](grad, out, less, delta, delta.numel(), LESS=to_lse is not None, **options)
+    return delta
 
 
 @_products.register_fake
-def _empty_products(x, y):  # type: ignore[no-untyped-def]
-    return x.new_empty(x.shape[:-1], dtype=upcast(x).dtype)
+def _empty_products(grad, *_):  # type: ignore[no-untyped-def]
+    return grad.new_empty(grad.shape[:-1], dtype=upcast(grad).dtype)
+
+
+@torch.library.custom_op("regard::start_gradients", mutates_args=())
+def _of_start(
+    grad: Tensor, out: Tensor, lse: Tensor, start_out: Tensor, start_lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """delta (B,H,N) of the whole softmax, and the gradients of start_out and start_lse; all contiguous."""
+    results = _empty_start(grad, out, lse, start_out, start_lse)
+    programs, options = _rows_of(grad)
+    _start_gradients[programs](grad, out, lse, start_out, start_lse, *results, lse.numel(), **options)
+    return results
+
+
+@_of_start.register_fake
+def _empty_start(grad, out, lse, start_out, start_lse):  # type: ignore[no-untyped-def]
+    return torch.empty_like(lse), torch.empty_like(start_out), torch.empty_like(start_lse)
 
 
 def triton_routed(parts: Parts) -> Tensor:
@@ -165,21 +256,52 @@ def routed_from(
     if bias is not None and bias.requires_grad:
         raise UnsupportedError('execution="triton" has a fixed bias, this one is trained; use "auto"')
     size = max(LEAST, block_size(q.shape[-2] * experts.shape[-1], keys.shape[-2]))
-    blocks = lay_out(experts, keys.shape[-2], size, bounded=True)
+    layout = lay_out_pairs(experts, keys.shape[-2], size)
     kind = upcast(q).dtype
     if start is None:
         start = q.new_zeros(*q.shape[:3], v.shape[-1]), q.new_full(q.shape[:3], -torch.inf, dtype=kind)
     out, lse = start[0].to(q.dtype).contiguous(), start[1].to(kind).contiguous()
     q, k, v, keys = (x.contiguous() for x in (q, k, v, keys))
     row = None if bias is None else bias.expand(*k.shape[:2], 1, -1).contiguous()
-    layout = blocks.source, blocks.real.to(torch.int8), blocks.expert
     result: Tensor = torch.ops.regard.routed(q, k, v, row, keys, *layout, out, lse, experts.shape[-1], scale)[0]
     return result
 
 
+def lay_out_pairs(experts: Tensor, number: int, size: int) -> tuple[Tensor, Tensor]:
+    """Pairs (query, choice) by expert: of each row of each block the pair, or -1, and of each block the expert, among
+    B*H*number. experts (B,H,N,s): of each query. size: rows of a block. As `expert_blocks.lay_out`, by one kernel.
+    """
+    if number <= MOST_EXPERTS:
+        laid: tuple[Tensor, Tensor] = torch.ops.regard.lay_out(experts.contiguous(), number, size)
+        return laid
+    blocks = lay_out(experts, number, size, bounded=True)
+    return torch.where(blocks.real[:, 0], blocks.source, -1), blocks.expert
+
+
+@torch.library.custom_op("regard::lay_out", mutates_args=())
+def _lay_out_pairs(experts: Tensor, number: int, size: int) -> tuple[Tensor, Tensor]:
+    source, expert = _empty_layout(experts, number, size)
+    source.fill_(-1)
+    heads, pairs = experts.shape[0] * experts.shape[1], experts.shape[2] * experts.shape[3]
+    if heads:
+        wide = width_of(number)
+        _lay_out[(heads,)](
+            experts, source, expert, pairs, len(expert) // heads, number, M=wide, SIZE=size,
+            TILE=max(LEAST, COUNTED // wide),
+        )  # fmt: skip
+    return source, expert
+
+
+@_lay_out_pairs.register_fake
+def _empty_layout(experts, number, size):  # type: ignore[no-untyped-def]
+    pairs = experts.shape[2] * experts.shape[3]
+    blocks = experts.shape[0] * experts.shape[1] * (pairs // size + torch.sym_min(number, pairs))
+    return experts.new_empty(blocks * size), experts.new_empty(blocks)
+
+
 @torch.library.custom_op("regard::routed", mutates_args=())
 def _attend_routed(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, keys: Tensor, source: Tensor, real: Tensor, expert: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, keys: Tensor, source: Tensor, expert: Tensor,
     start_out: Tensor, start_lse: Tensor, choices: int, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output (B,H,N,e) and the log-sum-exp (B,H,N), from those of the start; all contiguous."""
@@ -189,9 +311,9 @@ def _attend_routed(
         out = start_lse.new_empty(*start_out.shape[:3], choices, start_out.shape[-1])
         lse = start_lse.new_empty(*start_lse.shape, choices)
     options = _options(q, v, keys, source, expert, bias, choices, scale)
-    none = q.new_zeros(1) if bias is None else bias
+    none = q if bias is None else bias
     begin = start_out, start_lse
-    _forward[(len(expert),)](q, k, v, none, keys, source, real, expert, *begin, out, lse, k.shape[-2], **options)
+    _forward[(len(expert),)](q, k, v, none, keys, source, expert, *begin, out, lse, k.shape[-2], **options)
     if choices == 1:
         return out, lse
     parts = torch.cat([start_lse[..., None], lse], -1)
@@ -202,21 +324,21 @@ def _attend_routed(
 
 
 @_attend_routed.register_fake
-def _empty(q, k, v, bias, keys, source, real, expert, start_out, start_lse, *_):  # type: ignore[no-untyped-def]
+def _empty(q, k, v, bias, keys, source, expert, start_out, start_lse, *_):  # type: ignore[no-untyped-def]
     return start_out.new_empty(start_out.shape), start_lse.new_empty(start_lse.shape)
 
 
 @torch.library.custom_op("regard::routed_backward", mutates_args=())
 def _routed_backward(
     grad: Tensor, delta: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, keys: Tensor,
-    source: Tensor, real: Tensor, expert: Tensor, choices: int, scale: float,
+    source: Tensor, expert: Tensor, choices: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k and v."""
     dq = q.new_empty(*q.shape[:3], choices, q.shape[-1], dtype=q.dtype if choices == 1 else lse.dtype)
     dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (k, v))
-    none = q.new_zeros(1) if bias is None else bias
+    none = q if bias is None else bias
     _backward[(len(expert),)](
-        q, k, v, none, keys, source, real, expert, lse, delta, grad, dq, dk, dv, k.shape[-2],
+        q, k, v, none, keys, source, expert, lse, delta, grad, dq, dk, dv, k.shape[-2],
         **_options(q, v, keys, source, expert, bias, choices, scale),
     )  # fmt: skip
     dq = dq[..., 0, :] if choices == 1 else dq.sum(-2).to(q.dtype)
@@ -230,18 +352,19 @@ def _empty_gradients(grad, delta, lse, q, k, v, *_):  # type: ignore[no-untyped-
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     *tensors, start_out, start_lse, ctx.choices, ctx.scale = inputs
+    ctx.set_materialize_grads(False)  # no zeros for lse
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*tensors, start_out, start_lse, *output)
 
 
 def _differentiate(ctx, grad, _):  # type: ignore[no-untyped-def]
     *tensors, start_out, start_lse, out, lse = ctx.saved_tensors
+    if grad is None:
+        return (None,) * 11
     grad = grad.contiguous()
-    delta = torch.ops.regard.row_products(grad, out)
+    delta, *to_start = torch.ops.regard.start_gradients(grad, out, lse, start_out, start_lse)
     grads = torch.ops.regard.routed_backward(grad, delta, lse, *tensors, ctx.choices, ctx.scale)
-    share = softmax_of(start_lse[..., None], lse)
-    to_lse = share[..., 0] * (torch.ops.regard.row_products(grad, start_out) - delta)
-    return *grads, *[None] * 5, (grad * share).to(start_out.dtype), to_lse, None, None
+    return *grads, *[None] * 4, *to_start, None, None
 
 
 def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]
