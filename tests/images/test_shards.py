@@ -179,6 +179,28 @@ def test_archives_that_were_joined_are_refused(tmp_path: Path) -> None:
         own.read_splits(tmp_path)
 
 
+@pytest.mark.parametrize("keep", [0, 3])
+def test_a_shard_whose_rest_is_zeros_is_refused(tmp_path: Path, keep: int) -> None:
+    write_members(tmp_path / "a.tar", sample(1, 0))
+    members = [member for number in range(8) for member in sample(number, 0)]
+    file = write_members(tmp_path / "b.tar", members)
+    with tarfile.open(file) as archive:
+        start = archive.getmembers()[3 * keep].offset
+    file.write_bytes(file.read_bytes()[:start] + bytes(20_000))
+    with pytest.raises(DataError, match=r"b.tar ends in \d+ zero bytes"):
+        own.read_splits(tmp_path)
+
+
+@pytest.mark.parametrize("word", ["val", "valid", "test"])
+def test_no_shard_is_both_validation_and_test(tmp_path: Path, word: str) -> None:
+    for split in ("train", word):
+        write_members(tmp_path / f"pets-{split}.tar", sample(1, 0))
+    assert own.split_of_shards(tmp_path, shards.files_of(tmp_path)).keys() == {"train", "test"}
+    with_both = write_members(tmp_path / f"pets-{'test' if word != 'test' else 'val'}.tar", sample(1, 0))
+    assert with_both in sum(own.split_of_shards(tmp_path, shards.files_of(tmp_path)).values(), [])
+    assert own.split_of_shards(tmp_path, shards.files_of(tmp_path)).keys() == {"train", "test", "val"}
+
+
 @pytest.mark.parametrize("other", ["cat/1.png", "b.tar.gz", "b.tgz", "train.parquet"])
 def test_data_of_another_kind_beside_shards_are_not_left_out(tmp_path: Path, other: str) -> None:
     write_members(tmp_path / "a.tar", sample(1, 0))

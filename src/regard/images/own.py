@@ -34,6 +34,7 @@ from .images import (
     load_or_make,
     readable_rows,
     size_before_crop,
+    unreadable,
 )
 from .rows import Paths, subset
 from .streams import generator
@@ -97,7 +98,7 @@ class Lazy:
         try:
             return decode(self.sources[row], size, self.shape[-1])
         except Exception as error:  # Pillow raises various errors for a damaged file
-            raise DataError(f"{self.names[row]} cannot be read as an image ({error}); {self.remedy}") from error
+            raise DataError(f"{self.names[row]} {unreadable(self.sources[row], error)}; {self.remedy}") from error
 
 
 @lru_cache(maxsize=16)
@@ -124,10 +125,10 @@ def digest(path: Path, kind: str = "", reserved: bool = False, whole: bool = Fal
     return f"{DIVIDED if len(splits) == 1 and not whole else ''}{total}{RESERVED * (reserved and 'val' in splits)}"
 
 
-def present_digest(path: Path, kind: str = "", reserved: bool = False) -> str:
+def present_digest(path: Path, kind: str = "", reserved: bool = False, whole: bool = False) -> str:
     """`digest`, which is kept in this process, computed anew if the files have changed meanwhile. Raises: DataError."""
     digests.forget_if_changed(path if path.suffix not in lists.KINDS else path.parent, digest)
-    return digest(path, kind, reserved)
+    return digest(path, kind, reserved, whole=True) if whole else digest(path, kind, reserved)  # as others name it
 
 
 def load(
@@ -371,7 +372,7 @@ def split_of_shards(path: Path, files: list[Path], tests: tuple[str, ...] = TEST
     val = next((name for name in SPLITS["val"] if name in kinds and test in SPLITS["test"]), "")
     if not train:
         raise DataError(f"{path} has shards for the test only; name those for training, or their folder, train")
-    parts = {"train": train, "test": kinds.get(test or "test", []), "val": kinds.get(val or "val", [])}
+    parts = {"train": train, "test": kinds[test] if test else [], "val": kinds[val] if val else []}
     return {name: part for name, part in parts.items() if part}
 
 
@@ -538,6 +539,8 @@ def _column(file: Path, table: Any, names: tuple[str, ...], kind: str) -> str:
         if table.column_names.count(name) > 1:
             raise DataError(f"{file} has several columns {name}; remove or rename all but one")
         if name in table.column_names:
+            if others := [other for other in names if other in table.column_names and other != name]:
+                log.warning("%s has the columns %s and %s; %s is taken", file, name, ", ".join(others), name)
             return name
     known = [name for name, feature in hub_features(schema_metadata(file)).items() if feature.get("_type") == kind]
     if len(known) == 1 and known[0] in table.column_names:

@@ -205,11 +205,14 @@ def _members(
 
 
 def _check_end(file: Path | str, archive: tarfile.TarFile) -> None:
-    """Raises: DataError unless nothing but zeros follows the end of the archive."""
-    stream = cast(IO[bytes], archive.fileobj)
+    """Raises: DataError unless nothing but the zeros of one record follows the end of the archive."""
+    stream, zeros = cast(IO[bytes], archive.fileobj), 0
     while rest := stream.read(2**20):
         if rest.count(0) < len(rest):
             raise DataError(f"{file} goes on after the end of its archive (files joined?); write it as one archive")
+        zeros += len(rest)
+    if zeros > tarfile.RECORDSIZE:
+        raise DataError(f"{file} ends in {zeros} zero bytes (a download that stopped?); write or download it again")
 
 
 def _label(file: Path | str, name: str, kind: str, data: bytes) -> int | None:

@@ -306,6 +306,12 @@ def test_what_a_worker_meets_is_said_in_one_line(tmp_path: Path, monkeypatch: py
     assert "\n" not in str(info.value)
 
 
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_a_test_that_is_not_there_is_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(DataError, match=r"has no nope split"):
+        catalog.identity(f"stream:{write_stream(tmp_path, kind, (4,))}?test=nope")
+
+
 def test_labels_outside_the_classes_are_refused_at_the_start(tmp_path: Path) -> None:
     folder = write_stream(tmp_path / "data", "tar")
     write_archive(folder / "test-00.tar", range(12), classes=4)

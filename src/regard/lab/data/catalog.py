@@ -220,7 +220,7 @@ def load_scored(
     trained: the name of the data of a training; there are no images if they are these. Raises: DataError.
     """
     path = path_of(data)
-    total = own.digest(path, kind, whole=True)
+    total = own.present_digest(path, kind, whole=True)
     if trained.removeprefix("own:").removesuffix(own.RESERVED) in (total, own.DIVIDED + total):
         return (), None
     classes, split = own.read_scored(path)
