@@ -102,6 +102,8 @@ def test_finetuning_starts_from_a_files_weights(own_module: str, capsys: pytest.
     command += [*still, "--set", "task.limit=32"]
     assert run([*command, "--mean", "0.25,0.25,0.25", "--std", "1,1,1"]) == 2
     assert "are of 3 channels, the images of digits-canvas have 1" in capsys.readouterr().err
+    assert run([*command, "--mean", "0.25", "--std", "0"]) == 2
+    assert "--std is above 0 for each channel, not '0'" in capsys.readouterr().err
     assert run([*command, "--mean", "0.25", "--std", "1"]) == 0
     (folder,) = (path.parent for path in Path("results").glob("*/outcome.json"))
     trained = load_run(folder).state_dict()

@@ -59,7 +59,9 @@ class ModelOptions:
         except ValueError:
             parts = [[], []]
         finite = all(math.isfinite(value) for part in parts for value in part)
-        if len(parts[0]) != len(parts[1]) or not parts[0] or not finite or min(parts[1]) <= 0:
+        if parts[1] and finite and min(parts[1]) <= 0:
+            raise ConfigError(f"--std is above 0 for each channel, not {self.std!r}")
+        if len(parts[0]) != len(parts[1]) or not parts[0] or not finite:
             raise ConfigError(
                 f"--mean and --std are as many numbers, such as 0.5,0.5,0.5, not {self.mean!r} and {self.std!r}"
             )

@@ -87,7 +87,7 @@ def _by_numbers(name: str) -> list[tuple[int, str]]:
 def _spread(number: int, frames: int) -> list[int]:
     """The rows in the middle of equal parts. Raises: ValueError."""
     if number < frames:
-        raise ValueError(f"it has {number} frame{'s' * (number != 1)}, {frames} are taken")
+        raise ValueError(f"it has {number} frame{'s' * (number != 1)}, {frames} are taken; frames={number} takes all")
     return [(2 * part + 1) * number // (2 * frames) for part in range(frames)]
 
 

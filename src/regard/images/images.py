@@ -180,6 +180,11 @@ def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.nd
     return np.asarray(image, dtype=np.uint8).reshape(image.size[1], image.size[0], channels)
 
 
+def unreadable(source: Source, error: Exception) -> str:
+    """What is said of an image, or of a clip, that cannot be decoded."""
+    return f"cannot be read as {'a clip' if isinstance(source, Several) else 'an image'} ({error})"
+
+
 def _decode_part(part: Source, size: tuple[int, int] | None, channels: int) -> np.ndarray:
     try:
         return decode(part, size, channels)
@@ -347,7 +352,7 @@ def _decode_readable(
         except Exception as error:  # Pillow raises various errors for a damaged file
             if corrupt != "skip":
                 hint = 'repair or remove it, or pass corrupt="skip"'
-                raise DataError(f"{names[row]} cannot be read as an image ({error}); {hint}") from error
+                raise DataError(f"{names[row]} {unreadable(source, error)}; {hint}") from error
             log.warning("skipped %s: %s", names[row], error)
             continue
         any_read = True

@@ -63,9 +63,11 @@ def unread(path: Path) -> str:
         rows: list[dict[str, Any]] = []
         with suppress(DataError):
             rows += islice(rows_in(file, strict=False), 20)
-        if any(all(_as_path(str(row.get(name))).name in loose for row in rows) for name in (rows or [{}])[0]):
+        named = [sum(_as_path(str(row.get(name))).name in loose for row in rows) for name in (rows or [{}])[0]]
+        if rows and 2 * max(named, default=0) >= len(rows):  # not all: a line may lie before the header
+            columns = printable(", ".join(name for name in rows[0] if name))
             return (
-                f"{file} names images, but has the columns {printable(', '.join(map(str, rows[0])))}: call that of the "
+                f"{file} names images, but has the columns {columns}: call that of the "
                 f"files {FILES[0]}, with their suffixes, and that of the classes {LABELS[0]}, or put it elsewhere"
             )
     return ""
@@ -311,6 +313,12 @@ def warn_of_others(path: Path) -> None:
     root, notes, (rows, elsewhere) = path if path.is_dir() else path.parent, Notes(), _read_again(path)
     for name, image in elsewhere:
         notes.add(ELSEWHERE, f"{image} for {name}")
+    for file in list_files(path):
+        given, taken = next(rows_in(file)), _columns(file) or ("", "")
+        for name, names in zip(taken, (FILES, LABELS), strict=True):
+            for other in given:
+                if other != name and str(other).strip().lower() in names:
+                    notes.add("columns of files or labels beside those taken", f"{other} of {file}, not {name}")
     labels = {label for part in rows.values() for _, label in part}
     for split, part in rows.items():
         for image, number in Counter(image for image, _ in part).items():

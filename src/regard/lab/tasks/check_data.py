@@ -296,9 +296,9 @@ def _video(path: Path, report: DataReport) -> None:
             report.rows.append(line | {"frames": span} | _ranges(found))
             lengths += frames
     if short := sum(number < FRAMES for number in lengths):
-        report.warnings.append(
-            f"{short} clips have fewer frames than the {FRAMES} of task.frames, at which a training stops: --set "
-            f"task.frames={min(lengths)}, or task.corrupt=skip, which leaves them out"
+        report.problems.append(
+            f"{short} of {len(lengths)} clips have fewer frames than the {FRAMES} of task.frames, at which a training "
+            f"stops: --set task.frames={min(lengths)}, or task.corrupt=skip, which leaves them out"
         )
     if lengths and max(lengths) > UNEQUAL * min(lengths):
         report.warnings.append(

@@ -296,10 +296,14 @@ ALTERED: dict[str, tuple[str, str, str, str, str]] = {
 """Layout, file, what stands there, what is put in its place, and words of the error."""
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     **{case: (altered(*place), words) for case, (*place, words) in ALTERED.items()},
+    "YOLO, all in pixels": (
+        also(YOLO, lambda root: [write(file, "0 40 32 20 30\n") for file in sorted(root.glob("labels/*/*.txt"))]),
+        "fractions",
+    ),
     "all are crowds": (lambda root: standard(root, iscrowd=1), "iscrowd"),
     "a class has crowds alone": (
         edited(lambda content: [entry.update(iscrowd=entry["category_id"] - 1) for entry in content["annotations"]]),
-        "all 2 objects of dog",
+        "all 2 objects of dog in the train split of .* are crowds, which are not learned",
     ),
     "corners for sides": (lambda root: standard(root, bbox=[30, 30, 70, 60]), "right, bottom"),
     "a box outside": (change("annotations", bbox=[90, 10, 5, 5]), r"1 in 1.jpg: its box \[90, 10, 5, 5\].* outside"),

@@ -4,6 +4,7 @@ import io
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,25 @@ def test_a_list_of_unknown_columns_makes_no_folders_of_images_into_classes(tmp_p
             read(str(tmp_path))
 
 
+def test_a_list_with_a_line_before_its_header_is_named(tmp_path: Path) -> None:
+    lists(tmp_path, {"labels.csv": "# made by me\n" + table(("file", "label"), range(8))}, "{1}.png")
+    with pytest.raises(DataError, match=r"labels\.csv names images, but has the columns # made by me: call"):
+        check_data(str(tmp_path))
+
+
+def test_columns_beside_those_that_are_taken_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = "".join(f"{number}.png,{NAMES[number % 2]},{number % 3}\n" for number in range(12))
+    lists(tmp_path / "list", {"labels.csv": "file,label,class\n" + rows})
+    (said,) = check_data(str(tmp_path / "list")).warnings
+    assert said.startswith("columns of files or labels beside those taken: 1, the first: class of ")
+    assert said.endswith("labels.csv, not label")
+    hub_table(tmp_path / "table.parquet", range(8))
+    made = pq.read_table(tmp_path / "table.parquet")
+    pq.write_table(made.append_column("img", made["image"]), tmp_path / "table.parquet")
+    own.read_splits(tmp_path / "table.parquet")
+    assert "table.parquet has the columns img and image; img is taken" in caplog.text
+
+
 def test_a_list_in_another_encoding_is_named_before_class_folders_are_read(tmp_path: Path) -> None:
     WHOLE["folders of another meaning"](tmp_path)
     (tmp_path / "labels.csv").write_bytes((HEAD + "0.png,café\n").encode("latin-1"))
@@ -439,6 +459,7 @@ def test_other_data_are_scored_whole_and_may_have_fewer_classes(tmp_path: Path) 
     shade(tmp_path / "more" / "d" / "1.png", 1)
     trained = task(tmp_path / "run")
     model, record = trained.model(None, 0), trained.record()
+    trained = replace(trained, limit=3)  # of the training, not of these
     for name in ("fewer", "test"):
         score = trained.score_on(str(tmp_path / name), model, CPU, record)
         images = [own.decode(file, (8, 8), 3) for file in sorted((tmp_path / name).rglob("*.png"))]
@@ -469,7 +490,7 @@ def test_other_boxes_are_scored_whole(tmp_path: Path, make: Callable[[Path], obj
     make(tmp_path / "other")
     trained = boxes_task(tmp_path / "run")
     model, record = trained.model(None, 0), trained.record()
-    score = trained.score_on(str(tmp_path / "other"), model, CPU, record)
+    score = replace(trained, limit=1).score_on(str(tmp_path / "other"), model, CPU, record)
     assert len(score.samples) == images
 
 
@@ -480,7 +501,7 @@ def test_other_masks_are_scored_whole_and_may_have_fewer_classes(tmp_path: Path)
     write(tmp_path / "other/classes.txt", "tree\nsky\n")
     trained = Segmentation(host="vit_desk(patch=4, dim=8, depth=1, heads=2)", data=str(tmp_path / "run"), size=(8, 8))
     model, record = trained.model(None, 0), trained.record()
-    score = trained.score_on(str(tmp_path / "other"), model, CPU, record)
+    score = replace(trained, limit=2).score_on(str(tmp_path / "other"), model, CPU, record)
     assert len(score.samples) == 6
     write(tmp_path / "other/classes.txt", "tree\ncar\n")
     own_digest.cache_clear()
@@ -493,3 +514,16 @@ def test_the_docs_name_the_tools_whose_files_are_read() -> None:
     assert all(
         word in text for word in ("YOLO", "labelme", "Cityscapes", "metadata.csv", "Label Studio", "Roboflow", "CVAT")
     )
+
+
+def test_a_class_that_was_renamed_is_scored_by_its_new_name(tmp_path: Path) -> None:
+    for number in range(8):
+        shade(tmp_path / "run" / "ab"[number % 2] / f"{number}.png", number)
+        shade(tmp_path / "other" / "ab"[number % 2] / f"{number}.png", number)
+    trained = task(tmp_path / "run")
+    model, record = trained.model(None, 0), trained.record()
+    first = trained.score_on(str(tmp_path / "other"), model, CPU, record)
+    for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
+        (tmp_path / "other" / old).rename(tmp_path / "other" / new)
+    second = trained.score_on(str(tmp_path / "other"), model, CPU, record)
+    assert second.metrics["top1"] == pytest.approx(100 - first.metrics["top1"])

@@ -184,14 +184,14 @@ def broken(tmp_path: Path) -> Path:
 
 def test_bad_clips_are_named_in_one_sentence(broken: Path) -> None:
     write_frames(broken / "dark" / "short", 1)
-    with pytest.raises(DataError, match=r"short cannot be read as an image \(it has 1 frame, 4 are taken"):
+    with pytest.raises(DataError, match=r"short cannot be read as a clip \(it has 1 frame, 4 are taken; frames=1"):
         own(broken).data_set()
     report = check_data(str(broken), "video")
     assert report.warnings[0].endswith("short has one frame, in which nothing moves")
-    assert "clips have fewer frames than the 8 of task.frames, at which a training stops" in report.warnings[1]
-    assert "clips have 1 to 6 frames, and as many of each are taken" in report.warnings[2]
+    assert "clips have fewer frames than the 8 of task.frames, at which a training stops" in report.problems[0]
+    assert "clips have 1 to 6 frames, and as many of each are taken" in report.warnings[1]
     assert [row["frames"] for row in report.rows if row["split"] == "train"] == ["6", "1 to 6"]
-    assert not report.problems
+    assert len(report.problems) == 1
 
 
 def test_what_lies_in_a_wrong_place_is_named(broken: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -255,7 +255,7 @@ def test_positions_are_resampled_within_frames() -> None:
 def test_a_damaged_video_is_named(broken: Path) -> None:
     pytest.importorskip("av")
     (broken / "dark" / "noise.mp4").write_bytes(b"no video" * 100)
-    with pytest.raises(DataError, match="noise.mp4 cannot be read as an image.*it is no video that PyAV reads"):
+    with pytest.raises(DataError, match="noise.mp4 cannot be read as a clip.*it is no video that PyAV reads"):
         own(broken).data_set()
     report = check_data(str(broken))  # recognised by the file
     assert report.kind == "video"

@@ -383,10 +383,8 @@ class Classification(ValidationPart, ImageTask):
         if not parts:
             other = self.on(data).data_set()
             self.check_fits(data, other, record)
-            parts = [other.test]
-        return top1_score(
-            scores for part in parts for scores in self._scores(model, device, self._limit_images(part), record)
-        )
+            parts = [self._limit_images(other.test)]
+        return top1_score(scores for part in parts for scores in self._scores(model, device, part, record))
 
     def _whole(self, data: str, record: Record) -> list[Images]:
         """The images of the user's own data that are scored, with the labels of the run; [] for those of the training,

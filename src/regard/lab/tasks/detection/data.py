@@ -235,10 +235,10 @@ def training_problems(path: Path, names: tuple[str, ...], splits: Splits) -> lis
         found[split] = {int(label) for labels in single for label in labels}
         if not found[split]:
             crowd = any(len(scene.objects) for scene in scenes)
-            problems.append(f"the {split} split of {path} has no objects in any image{_INSTEAD * crowd}")
+            problems.append(f"the {split} split of {path} has no objects in any image{f' but {_CROWDS}' * crowd}")
     for label, number in crowds.items():
         if label not in found["train"] and found["train"]:
-            problems.append(f"all {number} objects of {names[label]} in the train split of {path} are crowds{_INSTEAD}")
+            problems.append(f"all {number} objects of {names[label]} in the train split of {path} are {_CROWDS}")
     for split, labels in found.items():
         for label in sorted(labels - found["train"] - set(crowds)) if found["train"] else ():
             problems.append(
@@ -248,7 +248,7 @@ def training_problems(path: Path, names: tuple[str, ...], splits: Splits) -> lis
     return problems
 
 
-_INSTEAD = " but crowds, which are not learned: CVAT writes iscrowd 1 with every mask; set it to 0 for single objects"
+_CROWDS = "crowds, which are not learned: CVAT writes iscrowd 1 with every mask; set it to 0 for single objects"
 
 
 def with_classes(data: str, scene_set: SceneSet, names: Sequence[str]) -> SceneSet:

@@ -292,8 +292,8 @@ class Boxes(ValidationPart, ImageTask):
         Their split of the name `split` is scored, else their only one, which may be all images, else the one for the
         test or the validation.
         """
-        other = self.on(data)
         own = data not in self.sets and not same_data(self.data, data)
+        other = replace(self.on(data), limit=0 if own else self.limit)
         scene_set = other._load(whole=own)
         split: str = other.split
         if own:

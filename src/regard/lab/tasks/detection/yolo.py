@@ -29,7 +29,7 @@ def label_files(path: Path) -> list[Path]:
     named = [*_yaml_files(path), *_name_files(path)]
     labels = [label for image in files_below(path, SUFFIXES) if (label := label_of(path, image)).is_file()]
     with_objects = (label for label in labels if label.stat().st_size)
-    if not any(_looks_right(label) for label in islice(with_objects, 100)):
+    if not any(_looks_right(label, bool(named)) for label in islice(with_objects, 100)):
         return []
     return [*named, *(file for file in _lists(path).values() if file.is_file()), *labels]
 
@@ -77,11 +77,12 @@ def label_of(root: Path, image: Path) -> Path:
     return next((file for file in [*mirrored, image.with_suffix(".txt")] if file.is_file()), mirrored[0])
 
 
-def _looks_right(file: Path) -> bool:
-    """Whether the first line of a file is a class and at least four fractions."""
+def _looks_right(file: Path, named: bool) -> bool:
+    """Whether the first line of a file is a class and at least four numbers: fractions, unless classes are named."""
     try:
-        words = file.read_text().split("\n", 1)[0].split()
-        return len(words) >= 5 and words[0].isdigit() and all(-1 <= float(word) <= 2 for word in words[1:])
+        label, *words = file.read_text().split("\n", 1)[0].split() or [""]
+        values = [float(word) for word in words]
+        return len(values) >= 4 and label.isdigit() and (named or all(-1 <= value <= 2 for value in values))
     except (OSError, ValueError):
         return False
 
@@ -126,7 +127,7 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
     splits.pop("", None)
     labels = {label_of(path, image) for image in images}
     for file in files_below(path, frozenset({".txt"})):
-        if file not in labels and _looks_right(file):
+        if file not in labels and _looks_right(file, named=False):
             reading.notes.add("label files without an image, which are not used", file)
     if "train" not in splits:
         raise DataError(f"{path} has no images for training; expected images/train/ and labels/train/")

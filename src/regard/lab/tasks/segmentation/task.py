@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -224,8 +224,8 @@ class Segmentation(ValidationPart, ImageTask):
 
         Raises: DataError if they have other classes, or another number of channels.
         """
-        other = self.on(data)
         own = data not in NAMED and not same_data(self.data, data)
+        other = replace(self.on(data), limit=0 if own else self.limit)
         mask_set = load(data, self.void, self.classes, self.digest, self.exif, own) if own else other.data_set()
         if own and is_copy(mask_set, record):
             mask_set = other.data_set()
