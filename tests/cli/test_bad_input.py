@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 
 from command_line import answer, refused
+from layouts_of_boxes import standard
 from photos import class_folders
 from regard.cli.app import run
 from regard.files.atomic import json_text
@@ -463,3 +464,13 @@ def test_the_command_itself_shows_no_traceback() -> None:
 def test_a_name_of_thousands_of_letters_is_refused(command: list[str], name: str, capsys) -> None:
     assert run([*command, name]) in (1, 2)
     assert len(capsys.readouterr().err) < 2000
+
+
+@pytest.mark.parametrize("command", [["train", "SKA()"], ["finetune", "timm:test_vit"]], ids=lambda words: words[0])
+def test_data_of_another_task_name_it(command: list[str], tmp_path: Path, capsys) -> None:
+    standard(tmp_path / "cells")
+    words = [*command, "--data", str(tmp_path / "cells"), "--set", "recipe.epochs=1"]
+    refused(capsys, words, "classification needs at least two", "give --task detection")
+    shutil.copytree(tmp_path / "cells/images", tmp_path / "pictures")
+    assert run([*command, "--data", str(tmp_path / "pictures")]) != 0
+    assert "--task" not in capsys.readouterr().err

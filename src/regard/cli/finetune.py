@@ -14,7 +14,16 @@ from regard.files.paths import named_folder, user_path
 
 from .given import expand_groups
 from .run_display import execute_run
-from .run_options import RunOptions, TrainingOptions, find_task, make_run, optional_run, saved_model, use_data
+from .run_options import (
+    RunOptions,
+    TrainingOptions,
+    find_task,
+    make_run,
+    optional_run,
+    saved_model,
+    suggest_task,
+    use_data,
+)
 from .sizes import read_size
 from .user_model import MeanOption, ModelOptions, StdOption, WeightsOption, progress
 
@@ -64,9 +73,10 @@ def finetune(
     if weights:
         start = _with_weights(start, weights, options)
     normal = ModelOptions(mean=mean, std=std).normal
-    run = finetuning_run(start, mixer, data, options, task, plan, normal)
-    bring_start(run, start, options.results)
-    execute_run(run, options.results, training, options.as_json)
+    with suggest_task(task, data):
+        run = finetuning_run(start, mixer, data, options, task, plan, normal)
+        bring_start(run, start, options.results)
+        execute_run(run, options.results, training, options.as_json)
 
 
 def bring_start(run: "Run", start: str, results: Path) -> None:

@@ -4,14 +4,15 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.core import ConfigError, Extra, check_known, nearest
+from regard.core import ConfigError, DataError, Extra, check_known, nearest
 from regard.core.validation import as_float
 from regard.files.paths import named_folder, user_path
 
@@ -161,6 +162,21 @@ class TrainingOptions:
         ),
     ] = None
     log: Annotated[str, typer.Option("--log", "--logger", help="Also log to csv, tensorboard, wandb or mlflow.")] = ""
+
+
+@contextmanager
+def suggest_task(task: str, data: str | None) -> Iterator[None]:
+    """Data that cannot be read as those of a classification, though their files are of another task, name it."""
+    try:
+        yield
+    except DataError as error:
+        from regard.lab.tasks.check_data import kind_of
+
+        path = Path(data or "")
+        kind = kind_of(path) if task in ("", "classification") and data and path.is_dir() else ""
+        if kind in ("", "classification"):
+            raise
+        raise DataError(f"{error}. The files are of another task: give --task {kind}") from error
 
 
 def make_run(

@@ -6,7 +6,7 @@ import typer
 
 from .given import expand_groups
 from .run_display import execute_run
-from .run_options import RunOptions, TrainingOptions, make_run, use_data
+from .run_options import RunOptions, TrainingOptions, make_run, suggest_task, use_data
 
 
 @expand_groups
@@ -40,4 +40,5 @@ def train(
 ) -> None:
     """Train one mechanism in a host model. Ctrl-C keeps a checkpoint; the same command continues from there."""
     use_data(options.data_root)
-    execute_run(make_run(mixer, data or "", host, options, task=task), options.results, training, options.as_json)
+    with suggest_task(task, data):
+        execute_run(make_run(mixer, data or "", host, options, task=task), options.results, training, options.as_json)
