@@ -90,6 +90,7 @@ ANALYSES: dict[str, tuple[str, str, str]] = {
     "mita_fig10": ("mita.trained_figures", "Other numbers at inference", "MiTA, Figure 10"),
     "swap_distillation": ("swap_distillation", "What distillation gives back after a swap", "Regard"),
     "focus_vit": ("focus_vit.half_the_time", "Half the time for a network that is there", "Regard"),
+    "focus_vit_heads": ("focus_vit.heads", "What heads keep on a backbone that is there", "Regard"),
     "focus_vit_swaps": ("focus_vit.swaps", "What a swap keeps of a network that is there", "Regard"),
     "host_counts": ("host_counts", "Sizes of the models of two papers", "SKA and SNE, Tables 1 and 2"),
     "errata": ("errata", "What the printed numbers cannot be", "the four papers"),

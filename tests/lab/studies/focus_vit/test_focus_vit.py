@@ -1,8 +1,11 @@
 """The study of a real trained network: its numbers by hand, and all of it on a small network."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +16,11 @@ from regard.core import DataError
 from regard.images.images import Images
 from regard.lab.engine.analysis import Source
 from regard.lab.results.results import Results
-from regard.lab.studies.focus_vit import half_the_time, swaps
+from regard.lab.studies.focus_vit import half_the_time, heads, swaps
 from regard.lab.studies.focus_vit.half_the_time import ANALYSIS, COLUMNS, Outputs, change, outputs, pictures
 from regard.lab.studies.focus_vit.network import FocusViT, focus_vit
+from regard.models.segmentation import VOID
+from regard.swapping.swap import swap
 
 
 def small(size: int = 28) -> FocusViT:
@@ -149,7 +154,77 @@ def test_what_a_swap_keeps_of_a_small_network(tmp_path: Path, monkeypatch: pytes
 
 def test_mechanisms_that_are_compared_have_about_equal_cost() -> None:
     """The next larger square of landmarks or window would pass the bound."""
-    for size, mixers in swaps.MIXERS.items():
-        shares = {mixer.partition("(")[0]: swaps.share(mixer, size) for mixer in mixers}
-        assert all(0.24 < shares[name] <= 0.3 for name in ("MiTA", "Agent", "Window")), (size, shares)
+    sizes = [(swaps.square(size), mixers) for size, mixers in swaps.MIXERS.items()]
+    for grid, mixers in sizes + [(one.grid, one.mixers) for one in heads.PROBLEMS]:
+        shares = {mixer.partition("(")[0]: swaps.share(mixer, grid) for mixer in mixers}
+        assert all(0.24 < shares[name] <= 0.3 for name in ("MiTA", "Agent", "Window")), (grid, shares)
         assert shares["Linear"] < 0.3 < shares["TopK"] < shares["SKA"]
+
+
+def noisy(labels: Callable[[np.ndarray], Any]) -> Callable[[str, int], list[heads.Picture]]:
+    """Pictures whose left half is bright or dark, and what is told of them."""
+
+    def read(split: str, number: int) -> list[heads.Picture]:
+        random = np.random.default_rng(len(split))
+        pictures = random.integers(0, 128, (number, 28, 42, 3), np.uint8)
+        pictures[::2, :, :21] += 16
+        return [(picture, labels(picture)) for picture in pictures]
+
+    return read
+
+
+def bright(picture: np.ndarray) -> np.ndarray:
+    mask = np.zeros(picture.shape[:2], np.uint8)
+    mask[:, :21] = picture[:, :21].mean() > 72
+    mask[0] = VOID
+    return mask
+
+
+@pytest.mark.slow
+def test_what_heads_keep_on_a_small_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "focus_vit", lively)
+    mixers = ("TopK(k=7)", "SKA()")
+    done: list[str] = []
+
+    def swapped(model: FocusViT, mixer: str, **more: Any) -> object:
+        done.append(mixer)
+        return swap(model, mixer, **more)
+
+    monkeypatch.setattr(heads, "swap", swapped)
+    whole = heads.Problem(
+        "whole", "top-1", (28, 42), mixers, 16, 8, noisy(lambda picture: np.asarray(bright(picture)[1, 0]))
+    )
+    pixels = heads.Problem("pixels", "accuracy of pixels", (28, 42), mixers, 8, 4, noisy(bright))
+    monkeypatch.setattr(heads, "PROBLEMS", (whole, pixels))
+    source = Source(Results(tmp_path / "runs"), "")
+    (sheet,) = heads.ANALYSIS.compute(source)
+    rows = [dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows]
+    assert [(row["mechanism"], row["head"]) for row in rows[:5]] == [
+        ("Softmax", "kept"), ("TopK", "kept"), ("TopK", "anew"), ("SKA", "kept"), ("SKA", "anew"),
+    ]  # fmt: skip
+    assert [row["tokens"] for row in rows] == 10 * [6]
+    assert float(str(rows[0]["percent"])) > 60
+    assert float(str(rows[5]["percent"])) > 60
+    for number in (1, 2, 6, 7):  # the seven largest of seven logits are softmax attention
+        assert rows[number]["minus softmax"] == pytest.approx(0, abs=0.5)
+    assert done == 2 * list(mixers)
+    monkeypatch.setattr(heads, "swap", None)  # what was found is kept
+    assert heads.ANALYSIS.compute(source) == [sheet]
+
+
+def test_heads_of_masks_by_hand(tmp_path: Path) -> None:
+    problem = heads.Problem("pixels", "IoU", (28, 28), (), 0, 0, noisy(bright))
+    scores = heads._Scores(problem, tmp_path)
+    mask = np.zeros((56, 56), np.uint8)  # of twice the size
+    mask[:28, :20] = 1  # most of the first patch
+    mask[28:, 28:] = VOID
+    assert scores._of_patches(mask).tolist() == [1, 0, 0, VOID]
+    sure = SimpleNamespace(
+        classes_=np.array([0, 1]), predict_log_proba=lambda _: np.log([[0.1, 0.9], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1]])
+    )
+    told = np.zeros((28, 28), bool)
+    told[:14, :7] = True
+    found = scores._score(sure, torch.zeros(4, 1), told)
+    assert found == pytest.approx(98 / 196, abs=0.06)  # the corner of the interpolated patch is 0
+    exact = heads._Scores(replace(problem, score="accuracy of pixels"), tmp_path)
+    assert exact._score(sure, torch.zeros(4, 1), told.astype(np.uint8)) == pytest.approx(1 - 98 / 784, abs=0.03)

@@ -99,7 +99,7 @@ class _Size(OneSize):
             for mixer in MIXERS[self.size]:
                 scores = self.scores(mixer, layers)
                 apart = [a - b for a, b in zip(scores["correlation"], first, strict=True)]
-                about = *self.about(mixer, layers), mixer, share(mixer, self.size)
+                about = *self.about(mixer, layers), mixer, share(mixer, square(self.size))
                 rows.append((*about, *_cells(scores), *mean_and_bounds(interval(apart))))
         return rows
 
@@ -116,9 +116,14 @@ class _Size(OneSize):
         return rows
 
 
-def share(mixer: str, size: int) -> float:
-    """Of softmax attention's products, those of a mechanism in a layer at a size."""
-    site = Site(dim=384, heads=6, grid=Grid(size // PATCH, size // PATCH, prefix=1))
+def square(size: int) -> Grid:
+    """The tokens of a picture of size x size pixels."""
+    return Grid(size // PATCH, size // PATCH, prefix=1)
+
+
+def share(mixer: str, grid: Grid) -> float:
+    """Of softmax attention's products, those of a mechanism in a layer."""
+    site = Site(dim=384, heads=6, grid=grid)
     own, softmax = (cast(HeadMixerConfig, parse_mixer(text)).operator_cost(site).macs for text in (mixer, "Softmax()"))
     return round(own / softmax, 2)
 
