@@ -135,7 +135,7 @@ class _Scores:
     @torch.no_grad()
     def _features(self, model: FocusViT, pixels: np.ndarray) -> Float[Tensor, "n C"]:
         """The class token and the mean patch token of a picture, or all its patch tokens."""
-        image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None].float()
+        image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float()
         if image.shape[-2:] != self.problem.size:
             image = torch.nn.functional.interpolate(image, self.problem.size, mode="bicubic", antialias=True)
         image = normalise(image.clamp(0, 255).round().to(torch.uint8), NORMAL, torch.device("cpu"))
