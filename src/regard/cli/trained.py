@@ -1,6 +1,5 @@
 """The trained model that `regard predict`, `eval` and `export` use: a finished run, or a user's model."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, Extra, UnsupportedError
+from regard.lab.results.import_checks import is_key
 
 from .run_options import find_run, optional_run
 from .user_model import ModelOptions, progress, read_model
@@ -31,9 +31,6 @@ TrainedArgument = Annotated[
 ]
 
 
-_KEY = re.compile("[0-9a-f]{12}")
-
-
 @dataclass(frozen=True)
 class Trained:
     """network: in evaluation mode, on the CPU. task: None for outputs other than class scores. record: of the data of
@@ -53,7 +50,7 @@ class Trained:
 def trained_run(text: str, results: Path) -> "tuple[Results, str] | None":
     """The store and the key of a run; None for other models. Raises: ConfigError for the key of a run that is not
     there."""
-    return find_run(text, results) if _KEY.fullmatch(text) else optional_run(text, results)
+    return find_run(text, results) if is_key(text) else optional_run(text, results)
 
 
 def read_trained(

@@ -84,6 +84,18 @@ def test_a_link_to_a_folder_is_no_run_of_this_store(store: Results, tmp_path: Pa
     assert len(stored_runs(store)) == 3
 
 
+@pytest.mark.parametrize("name", ["last.ckpt", "metrics.csv", "outcome.json", "run.json", "lock"])
+def test_a_folder_of_another_program_is_no_run(tmp_path: Path, name: str) -> None:
+    """Lightning calls its files last.ckpt and metrics.csv too, and puts them beside those of the user."""
+    store, others = Results(tmp_path), tmp_path / "my_net"
+    others.mkdir()
+    (others / name).write_text("{}")
+    (others / "notes.md").write_text("mine")
+    assert stored_runs(store) == store.outcomes() == []
+    assert run(["results", "prune", "--results", str(tmp_path), "--state", ",".join(housekeeping.STATES), "--yes"]) == 0
+    assert sorted(path.name for path in others.iterdir()) == sorted([name, "notes.md"])
+
+
 def states(store: Results) -> list[str]:
     return [found.state for found in housekeeping.stored_runs(store)]
 

@@ -44,7 +44,7 @@ class StoredRun:
 def stored_runs(store: Results) -> list[StoredRun]:
     """All runs of a store, by key; links to folders are left out. Raises: StoreError if a folder may not be read."""
     with store_errors(store.root, "read"):
-        folders = sorted(path for path in store.root.iterdir() if path.is_dir() and not path.is_symlink())
+        folders = [folder for folder in map(store.folder, store.keys()) if not folder.is_symlink()]
         return [_run(store, folder) for folder in folders if any((folder / name).exists() for name in _FILES)]
 
 

@@ -253,8 +253,13 @@ def further_runs(snapshot: Mapping[str, Any], other: Mapping[str, Any]) -> list[
     return further
 
 
+def is_key(text: str) -> bool:
+    """Whether a text can be the key of a run: 12 hexadecimal digits."""
+    return len(text) == 12 and set(text) <= set("0123456789abcdef")
+
+
 def _check_key(path: Path, key: str) -> None:
-    if len(key) != 12 or set(key) - set("0123456789abcdef"):
+    if not is_key(key):
         raise StoreError(f"{path}: a run has the key {key!r}; expected 12 hexadecimal digits")
 
 

@@ -15,7 +15,7 @@ from regard.files.atomic import store_errors
 from regard.files.paths import user_path
 from regard.files.records import read_record_if_present, write_record
 
-from .import_checks import OUTCOME_FIELDS, check_outcome, check_same_run
+from .import_checks import OUTCOME_FIELDS, check_outcome, check_same_run, is_key
 from .lock import alive, lock_run
 
 if TYPE_CHECKING:
@@ -93,13 +93,19 @@ class Results:
         """What the outcome of a run says of the data of its training; {} without an outcome. Raises: as `outcome`."""
         return (self.outcome(key) or {}).get("data") or {}
 
-    def outcomes(self) -> list[dict[str, Any]]:
-        """All outcomes in the store, by key. Raises: StoreError if the store may not be read or a file is damaged."""
+    def keys(self) -> list[str]:
+        """The names of all folders that are keys, sorted: another one is no run's, whatever its files are called.
+
+        Raises: StoreError if the store may not be read.
+        """
         with store_errors(self.root, "read"):
             if not os.path.lexists(self.root):
                 return []
-            folders = [name for name in sorted(os.listdir(self.root)) if (self.root / name).is_dir()]
-        return [outcome for outcome in map(self.outcome, folders) if outcome is not None]
+            return [name for name in sorted(os.listdir(self.root)) if is_key(name) and self.folder(name).is_dir()]
+
+    def outcomes(self) -> list[dict[str, Any]]:
+        """All outcomes in the store, by key. Raises: StoreError if the store may not be read or a file is damaged."""
+        return [outcome for outcome in map(self.outcome, self.keys()) if outcome is not None]
 
     def forget(self, key: str) -> None:
         """Delete the files of a run, so that it starts again. Raises: Busy, StoreError."""
