@@ -73,9 +73,15 @@ def parse_record(path: Path | str, data: bytes, fields: Collection[str] = ()) ->
     if end is None:
         raise StoreError(f"{path} does not end with its checksum; {_REMEDY}")
     del value["checksum"]
-    if fields and (unknown := sorted(set(value) - {*fields, "version"})):
-        raise StoreError(f"{path} has {', '.join(map(repr, unknown))}, which this Regard does not know; update Regard")
+    if fields:
+        check_known_fields(path, value, fields)
     return value
+
+
+def check_known_fields(path: Path | str, value: Mapping[str, Any], fields: Collection[str]) -> None:
+    """Raises: StoreError if a value has a field that is not among `fields`. path: named in errors."""
+    if unknown := sorted(set(value) - {*fields, "version"}):
+        raise StoreError(f"{path} has {', '.join(map(repr, unknown))}, which this Regard does not know; update Regard")
 
 
 _REMEDY = "it is damaged, or was changed after it was written: restore it from a copy, or delete it and run again"

@@ -17,6 +17,8 @@ KEY = "0" * 12
 OUTCOME = {"key": KEY, "status": "done", "metrics": {"top1": 1.0}}
 CLAIM = {"a": "SKA", "b": "w/o", "metric": "top1"}
 SNAPSHOT = {"study": "x", "scale": "desk", "metric": "top1", "baseline": "a", "rows": [], "runs": []}
+LISTED = {**SNAPSHOT, "rows": [{"label": "a"}], "runs": [{"key": KEY, "row": "a", "seed": 0}]}
+EVIDENCE = {"snapshot": LISTED, "outcomes": [{**OUTCOME, "seed": 77}]}
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,26 @@ SNAPSHOT = {"study": "x", "scale": "desk", "metric": "top1", "baseline": "a", "r
         ({**OUTCOME, "bits": 5}, "bits of an outcome is of type int"),
         ({**OUTCOME, "diverged": 1}, "diverged of an outcome is of type int"),
         ({**OUTCOME, "data": {"class_names": ["b", "a"], "classes": names_digest(["a", "b"])}}, "class_names is not"),
-        ({**SNAPSHOT, "study": "../x"}, "not the name of a study"),
+        ({**OUTCOME, "zz": 1}, "has 'zz', which this Regard does not know"),
+        *(
+            ({**SNAPSHOT, name: text}, "not the name of a study")
+            for name, texts in {
+                "study": ("../x", "..", ""),
+                "scale": ("de-sk", "desk+x"),
+                "variant": ("a-b", "/x"),
+            }.items()
+            for text in texts
+        ),
+        *(
+            ({**SNAPSHOT, "decide": {"pairs": [pairs], "shares": [1.0], "level": 0.05}}, f"interim analyses, {said}")
+            for pairs, said in (
+                ("a", "Looks has pairs="),
+                (None, "Looks has pairs="),
+                (True, "Looks has pairs="),
+                (10**9, "interim analyses are rising numbers of pairs from 3 to 1000, not"),
+            )
+        ),
+        (EVIDENCE, "given.json is taken: one of the two is damaged"),
         ({**SNAPSHOT, "rows": [{"spelling": "SKA()"}]}, "a row of a snapshot lacks label"),
         ({**SNAPSHOT, "runs": [5]}, "has int instead of a run of a snapshot"),
         ({**SNAPSHOT, "runs": [{"key": "x", "row": "a", "seed": 0}]}, "expected 12 hexadecimal digits"),
@@ -92,6 +113,18 @@ def test_one_bad_file_of_a_folder_keeps_all_out(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="metrics of an outcome"):
         import_runs(there.root, here)
     assert not here.root.exists()
+
+
+@pytest.mark.parametrize("values", [(LISTED, {**OUTCOME, "seed": 77}), ({**OUTCOME, "seed": 77}, LISTED)])
+def test_a_run_that_the_store_knows_with_another_seed_is_refused(tmp_path: Path, values: Any) -> None:
+    for number, value in enumerate(values):
+        write_record(tmp_path / f"{number}.json", value)
+    store = Results(tmp_path / "here")
+    import_runs(tmp_path / "0.json", store)
+    before = sorted(store.root.rglob("*"))
+    with pytest.raises(StoreError, match="with seed 0 in its study, but its outcome has seed 77; nothing of .*1.json"):
+        import_runs(tmp_path / "1.json", store)
+    assert sorted(store.root.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["mita_table2-desk", "quickstart-desk", "ska_table1-desk"])

@@ -108,7 +108,8 @@ def test_arrays_of_powers_are_those_of_single_ones() -> None:
 def test_levels_are_stored_and_read() -> None:
     assert Looks.from_json(LOOKS.to_json()) == LOOKS
     assert sum(LOOKS.shares) == pytest.approx(1)
-    for value in ({"pairs": (2, 5)}, {"shares": (0.5, 0.6)}, {"level": 0.0}, {"pairs": (5, 3, 8, 12, 18)}):
+    for value in ({"pairs": (2, 5)}, {"shares": (0.5, 0.6)}, {"level": 0.0}, {"pairs": (5, 3, 8, 12, 18)},
+                  {"pairs": (3, 5, 8, 12, 10**9)}):  # fmt: skip
         with pytest.raises(ConfigError):
             Looks(**value)  # type: ignore[arg-type]
 

@@ -3,20 +3,29 @@
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.core import StoreError
+from regard.core import ConfigError, StoreError
 from regard.files.atomic import read_bytes
 from regard.files.records import is_record, parse_record, write_record
 from regard.lab.results.housekeeping import remove_training
-from regard.lab.results.import_checks import check_name, check_outcome, check_same_run, check_snapshot, further_runs
+from regard.lab.results.import_checks import (
+    check_listed,
+    check_name,
+    check_outcome,
+    check_same_run,
+    check_snapshot,
+    further_runs,
+)
 from regard.lab.results.layout import setting_name
 from regard.lab.results.results import Results
 from regard.pages.sheets import markdown_cell, spreadsheet_cell
 
+from .claims import stored_looks
 from .table import Line, Table, listed_outcome, load_snapshot, snapshot_path, stored_snapshot
+from .table import snapshots as stored_names
 
 LONGEST = 400
 """Characters of an entry about the data that snapshots and evidence have; longer ones (the names of many classes, a
@@ -49,6 +58,7 @@ def import_runs(path: Path | str, store: Results, replace: bool = False) -> dict
     outcomes, snapshots = _read_files(Path(path))
     if not outcomes and not snapshots:
         raise StoreError(f"{path} holds no outcome.json, snapshot or evidence file of regard; give a results folder")
+    _check_seeds(outcomes, snapshots, store, f"nothing of {path} is taken: one of the two is damaged")
     counts = {"new": 0, "known": 0, "snapshots": 0, "left out": 0}
     for snapshot in snapshots:
         _import_snapshot(snapshot, store, counts)
@@ -151,6 +161,10 @@ def _read_files(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
         for snapshot in file_snapshots:
             check_snapshot(file, snapshot)
             check_name(file, snapshot)
+            try:
+                stored_looks(snapshot)
+            except ConfigError as error:
+                raise StoreError(f"{file}: of its interim analyses, {error}; the file is damaged") from error
         for outcome in file_outcomes:
             check_outcome(file, outcome)
             if file.name == "outcome.json":
@@ -158,6 +172,18 @@ def _read_files(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
         outcomes += file_outcomes
         snapshots += file_snapshots
     return outcomes, snapshots
+
+
+def _check_seeds(
+    outcomes: Sequence[Mapping[str, Any]], snapshots: Sequence[Mapping[str, Any]], store: Results, remedy: str
+) -> None:
+    """Outcomes and snapshots, given ones and those of the store, have the same seed of each run. Raises: StoreError."""
+    runs = [run for snapshot in snapshots for run in snapshot["runs"]]
+    found = {run["key"]: store.outcome(run["key"]) for run in runs} | {each["key"]: each for each in outcomes}
+    stored = [load_snapshot(store.root, *name) for name in stored_names(store.root)]
+    for run in (*runs, *(run for snapshot in stored for run in snapshot["runs"])):
+        if (outcome := found.get(run["key"])) is not None:
+            check_listed(outcome, run, remedy)
 
 
 def _contents(value: dict[str, Any]) -> tuple[list[Any], list[Any]]:

@@ -8,6 +8,7 @@ import ast
 import base64
 import binascii
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Any, get_args
 
 from regard.core import Card, StoreError
 from regard.files.data_record import DATA, data_problem
-from regard.files.records import read_record_if_present
+from regard.files.records import check_known_fields, read_record_if_present
+
+from .layout import SCALES, setting_name
 
 _OUTCOME = {
     "status": str, "key": str, "metrics": dict | None, "environment": dict | None, "data": dict | None,
@@ -28,8 +31,6 @@ _OUTCOME = {
     "others": int | float | None, "finished": str | None, "sources": dict | None, "notes": list | None,
     "code": str | None, "diverged": bool | None,
 }  # fmt: skip
-OUTCOME_FIELDS = frozenset(_OUTCOME)
-"""All that an outcome may have."""
 PERCENT = frozenset(
     {"top1", "miou", "pixels", "bleu", "chrf", "map", "ap50", "ap75", "box_map", "box_ap50", "box_ap75"}
 )
@@ -53,17 +54,19 @@ _CLAIM = {
     "a": str, "b": str, "metric": str, "within": int | float | None, "by": int | float | None, "than": list | None,
     "late": bool,
 }  # fmt: skip
-_NAME_CHARACTERS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.+")
+_NAME = re.compile(r"(?!\.)[\w.+-]+", re.ASCII)
+"""Of a study."""
 
 
 def check_outcome(path: Path, value: Any) -> None:
-    """Check the content of an outcome file: its types, and that its fields agree with one another.
+    """Check the content of an outcome file: its fields and their types, and that they agree with one another.
 
     A finished run has metrics; shares are between 0 and 100 %; the recorded samples have the number of test samples,
     and right ones make up the accuracy; the seed is that of the spelling.
     Raises: StoreError with the file's name.
     """
     _check(path, "an outcome", value, _OUTCOME, ("status", "key"))
+    check_known_fields(path, value, _OUTCOME)
     _check_key(path, value["key"])
     if value["status"] not in ("done", "failed"):
         raise StoreError(f"{path}: the status is {value['status']!r}, expected done or failed; the file is damaged")
@@ -102,12 +105,14 @@ def check_same_run(path: Path, outcome: Mapping[str, Any]) -> None:
             )
 
 
-def check_listed(outcome: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Check that an outcome has the seed with which a snapshot lists its run. Raises: StoreError."""
+def check_listed(
+    outcome: Mapping[str, Any], run: Mapping[str, Any], remedy: str = "delete the run's folder and run the study again"
+) -> None:
+    """Check that an outcome has the seed with which a snapshot lists its run. Raises: StoreError with the remedy."""
     if outcome.get("seed") is not None and outcome["seed"] != run["seed"]:
         raise StoreError(
             f"run {run['key']} is listed with seed {run['seed']} in its study, but its outcome has seed "
-            f"{outcome['seed']}; delete the run's folder and run the study again"
+            f"{outcome['seed']}; {remedy}"
         )
 
 
@@ -226,8 +231,9 @@ def _check_samples(path: Path, outcome: Mapping[str, Any]) -> None:
 
 def check_name(path: Path, value: Mapping[str, Any]) -> None:
     """Check that a snapshot's study and setting can be a file name. Raises: StoreError with the file's name."""
-    name = f"{value['study']}-{value['scale']}{value.get('variant') or ''}"
-    if not set(name) <= _NAME_CHARACTERS:
+    study, scale, variant = value["study"], value["scale"], value.get("variant") or ""
+    if not _NAME.fullmatch(study) or scale not in SCALES or "-" in variant or not _NAME.fullmatch(f"x{variant}"):
+        name = f"{study}-{setting_name(scale, variant)}"
         raise StoreError(f"{path}: a snapshot is of {name!r}, which is not the name of a study and its scale")
 
 

@@ -15,7 +15,7 @@ from regard.files.atomic import store_errors
 from regard.files.paths import user_path
 from regard.files.records import read_record_if_present, write_record
 
-from .import_checks import OUTCOME_FIELDS, check_outcome, check_same_run, is_key
+from .import_checks import check_outcome, check_same_run, is_key
 from .lock import alive, lock_run
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Results:
         or with run.json.
         """
         path = self.folder(key) / "outcome.json"
-        value = read_record_if_present(path, OUTCOME_FIELDS)
+        value = read_record_if_present(path)
         if value is None:
             return None
         check_outcome(path, value)

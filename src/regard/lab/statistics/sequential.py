@@ -11,6 +11,7 @@ Arrays of several studies are allowed everywhere, (..., m, n) for m claims and n
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from regard.measure.intervals import FEWEST, LEVEL, Interval, holm, powers, quan
 
 from .verdicts import Verdict, claim_p, numbers_of
 
+MOST = 1000
+"""Pairs of the last analysis, at most."""
 HOPE = 0.2
 """A claim goes on while the chance that its last reachable analysis decides it is at least this."""
 
@@ -32,8 +35,8 @@ Floats = NDArray[np.float64]
 class Looks:
     """The interim analyses of a study, fixed before its first run.
 
-    pairs: numbers of paired seeds at which claims are tested, rising from at least 3. shares: of the level, for each
-    analysis; they sum up to 1. level: of the whole study.
+    pairs: numbers of paired seeds at which claims are tested, rising from at least 3 to at most `MOST`. shares: of the
+    level, for each analysis; they sum up to 1. level: of the whole study.
     Raises: ConfigError.
     """
 
@@ -43,8 +46,9 @@ class Looks:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not self.pairs or self.pairs[0] < FEWEST or any(np.diff(self.pairs) <= 0):
-            raise ConfigError(f"interim analyses are rising numbers of pairs from {FEWEST}, not {self.pairs}")
+        rising = all(earlier < later for earlier, later in pairwise((FEWEST - 1, *self.pairs, MOST + 1)))
+        if not self.pairs or not rising:
+            raise ConfigError(f"interim analyses are rising numbers of pairs from {FEWEST} to {MOST}, not {self.pairs}")
         if len(self.shares) != len(self.pairs) or min(self.shares) <= 0 or not math.isclose(sum(self.shares), 1):
             raise ConfigError(f"shares are positive and sum up to 1, one for each of {self.pairs}, not {self.shares}")
         if not 0 < self.level < 1:
@@ -87,7 +91,7 @@ class Differences:
         """(mean, standard deviation) of the first `pairs` differences, NaN where there are fewer."""
         first = self.differences[..., :pairs]
         if first.shape[-1] < pairs:
-            first = np.full((*first.shape[:-1], pairs), np.nan)
+            return np.full(first.shape[:-1], np.nan), np.full(first.shape[:-1], np.nan)
         return first.mean(-1), first.std(-1, ddof=1)
 
     def p(self, pairs: int) -> tuple[Floats, NDArray[np.int64]]:
