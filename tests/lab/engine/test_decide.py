@@ -267,6 +267,14 @@ def test_pairs_are_counted_without_failed_runs(tmp_path: Path) -> None:
     assert near.failed == 2
 
 
+def test_a_failed_seed_that_an_analysis_was_made_without_stays_failed(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    added(replace(STUDY, fails=(1, 3)), store)
+    before = Table.load(tmp_path, "drawn", "desk").claims
+    assert added(STUDY, store, retry=True).counts == {}
+    assert Table.load(tmp_path, "drawn", "desk").claims == before
+
+
 def test_fixed_seeds_are_not_turned_into_added_ones(tmp_path: Path) -> None:
     run_study(STUDY, "desk", Results(tmp_path), seeds=1, workers=0)
     with pytest.raises(ConfigError, match="began with a fixed number of seeds.*--results FOLDER"):

@@ -62,6 +62,22 @@ def test_a_gate_without_its_runs_is_undecided(tmp_path: Path) -> None:
     assert load(tmp_path).claims[0].verdict.word == "not judged"
 
 
+def test_an_interim_analysis_takes_no_later_seed_in_place_of_one_that_is_missing(tmp_path: Path) -> None:
+    """The late seed, 10 below the baseline, belongs to the first analysis: without it the claim would be supported."""
+    rows = {"softmax": [60.0, 60.2, 59.9, 60.1], "SKA": [61.0, 50.0, 61.1, 61.0], "w/o": [50.0, 51.0, 50.5, 50.2]}
+    store = make_store(tmp_path, rows, decide={"pairs": [3, 5], "shares": [0.5, 0.5], "level": 0.05})
+    late = store.outcome(key_of(1, 1)) or {}
+    store.forget(key_of(1, 1))
+    said = load(tmp_path).claims[0].verdict.sentence
+    assert said == "not judged: 3 paired seeds (2 behind a seed that is missing), the first interim analysis is at 3"
+    store.finish(key_of(1, 1), late)
+    assert load(tmp_path).claims[0].verdict.word == "undecided"
+    fail(store, 1, 1, "x")  # it has ended: the next seeds take its place
+    assert load(tmp_path).claims[0].verdict.word == "supported"
+    store.forget(key_of(2, 0))
+    assert load(tmp_path).gate.passed is None
+
+
 @pytest.mark.parametrize(
     ("error", "fields", "number"),
     [

@@ -57,7 +57,7 @@ class Gate:
 
 def judge_gate(
     values: Mapping[str, Mapping[int, float]], controls: Sequence[str], baseline: str, metric: str,
-    looks: Looks | None = None,
+    looks: Looks | None = None, first: Mapping[str, Mapping[int, float]] | None = None,
 ) -> Gate:  # fmt: skip
     """Passed if the baseline is better than every control, with the whole interval of each difference above zero.
 
@@ -65,14 +65,14 @@ def judge_gate(
     pass it are then not known. If the interval of a better baseline contains zero the gate is undecided, and the
     sentence has the number of seeds that would decide it.
     looks: of a study whose seeds are added until it is decided; then each difference has to be above zero in one of its
-    interim analyses, which the sentence names.
+    interim analyses, which the sentence names. first: of these the values, those of `analysed_runs`.
     """
     if not controls:
         return Gate(None, "The study has no controls, so it cannot show that mixing tokens helps here.")
     parts: list[str] = []
     states: list[bool | None] = []
     found = [paired_interval(values.get(baseline, {}), values[label]) for label in controls]
-    analysed = None if looks is None else _by_analyses(looks, gate_differences(values, controls, baseline))
+    analysed = None if looks is None else _by_analyses(looks, gate_differences(first or values, controls, baseline))
     for index, (label, difference) in enumerate(zip(controls, found, strict=True)):
         verdict = judge(difference)
         worse = verdict.side < 0 or (verdict.word == "undecided" and (difference.mean or 0.0) <= 0)
@@ -104,18 +104,19 @@ def _by_analyses(looks: Looks, gate: Differences) -> tuple[bool | None, list[str
 
 def judge_claims(
     snapshot: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], gate: Gate, failed: Mapping[str, int],
-    residual: Pooled,
+    residual: Pooled, first: Sequence[Mapping[str, Any]],
 ) -> tuple[Judged, ...]:  # fmt: skip
     """The claims of a snapshot whose rows it has, with verdicts corrected over all of them.
 
     runs: with their outcomes. failed: number of failed runs by row. residual: of the table, for pooled intervals.
+    first: the `analysed_runs`.
     """
     scale, refusal = snapshot.get("scale", ""), ""
     if any(row.get("control") for row in snapshot["rows"]) and gate.passed is not True:
         refusal = "the baseline is not better than every control" if gate.passed is False else "the gate is undecided"
     looks, judged = stored_looks(snapshot), []
     alike = {row["label"] for row in snapshot["rows"] if not (row.get("control") or failed[row["label"]])}  # pooled
-    analysis = None if looks is None else analyse(looks, claim_differences(snapshot, runs))
+    analysis = None if looks is None else analyse(looks, claim_differences(snapshot, first))
     for index, claim in enumerate(judgeable(snapshot)):
         a, b, metric, rows = claim["a"], claim["b"], claim["metric"], claim_rows(claim)
         difference = interval(list(differences(runs, rows, metric).values()))
@@ -128,7 +129,8 @@ def judge_claims(
             )  # fmt: skip
         else:
             p, side, at = (part[index].item() for part in (analysis.p, analysis.side, analysis.at))
-            verdict = judge_analyses(looks, difference, p, side, at, sampling)
+            late = difference.n - len(differences(first, rows, metric))
+            verdict = judge_analyses(looks, difference, p, side, at, sampling, late)
         without = sum(failed[label] for label in set(rows))
         if without:
             verdict = replace(verdict, facts=f"{verdict.facts}; without {count(without, 'failed run')}")
@@ -156,16 +158,31 @@ def claim_rows(claim: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def claim_differences(snapshot: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> Differences:
-    """The paired differences of the claims of `judgeable`, in the order of the runs.
-
-    A study lists its seeds in the order in which they are added, so that an interim analysis keeps those it had.
-    """
+    """The paired differences of the claims of `judgeable`, in the order of the runs: for analyses `analysed_runs`."""
     claims, at_paper = judgeable(snapshot), snapshot.get("scale") == "paper"
     return Differences(
         differences=as_array([list(differences(runs, claim_rows(c), c["metric"]).values()) for c in claims]),
         at=np.array([claim.get("by") or 0.0 if at_paper else 0.0 for claim in claims], float),
         within=np.array([claim.get("within") for claim in claims], float),  # None is NaN
     )
+
+
+def analysed_runs(
+    listed: Sequence[Mapping[str, Any]], ended: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Those of `runs` that interim analyses take: of each row the first seeds, up to one that has not ended.
+
+    listed: all runs of a study, with its seeds in the order in which they are added; so an analysis keeps those it had,
+    whatever ends later.
+    """
+    order = {seed: place for place, seed in enumerate(dict.fromkeys(run["seed"] for run in listed))}
+    have = {(run["row"], run["seed"]) for run in ended}
+    number = {
+        row: next((place for seed, place in order.items() if (row, seed) not in have), len(order))
+        for row in {run["row"] for run in runs}
+    }
+    taken = (run for run in runs if order[run["seed"]] < number[run["row"]])
+    return sorted(taken, key=lambda run: order[run["seed"]])
 
 
 def gate_differences(values: Mapping[str, Mapping[int, float]], controls: Sequence[str], baseline: str) -> Differences:

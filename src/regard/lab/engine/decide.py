@@ -1,6 +1,7 @@
 """`regard study run --decide`: seeds are added to the rows of undecided claims, until nothing more can be decided."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -17,7 +18,7 @@ from regard.lab.train.environment import resolved_device
 from regard.lab.train.run import Run
 from regard.lab.train.sources import warn_of_edits
 
-from .claims import claim_differences, claim_rows, gate_differences, judgeable, row_values, stored_looks
+from .claims import analysed_runs, claim_differences, claim_rows, gate_differences, judgeable, row_values, stored_looks
 from .comparability import device_type, on_one_device
 from .estimate import estimate
 from .executors.base import Place
@@ -132,10 +133,21 @@ class _Tuning:
         return [(row, run) for row, run in self.runs if row.label in labels - known]
 
     def retry(self, looks: Looks) -> None:
-        """Reopen failed runs; those that choose the rate of a row only while no run has it."""
-        done = {run["row"] for run in self.listed if (self.store.outcome(run["key"]) or {}).get("status") == "done"}
+        """Reopen failed runs; those that choose the rate of a row only while no run has it.
+
+        A run stays failed where its row has later seeds and had an analysis, which would otherwise change.
+        """
+        done = Counter(
+            run["row"] for run in self.listed if (self.store.outcome(run["key"]) or {}).get("status") == "done"
+        )
         reset([run for row, run in self.runs if row.label not in done], self.store, False)
-        reset([run for _, run in self.study().runs(self.scale, seeds=2 * looks.pairs[-1])], self.store, False)
+        later, open_again = set[str](), list[Run]()
+        for row, run in reversed(self.study().runs(self.scale, seeds=2 * looks.pairs[-1])):
+            if self.store.status(run.key) == "done":
+                later.add(row.label)
+            elif row.label not in later or done[row.label] < looks.pairs[0]:
+                open_again.append(run)
+        reset(open_again[::-1], self.store, False)
 
     def check_device(self) -> None:
         """Raises: ConfigError if the finished runs are of another type of device than this machine would use."""
@@ -196,14 +208,15 @@ def _plan_runs(
     claims = [claim_rows(claim) for claim in judgeable(snapshot)]
     compared = [*claims, *((study.baseline, label) for label in controls)]
 
-    values = {row["label"]: row_values(runs, row["label"], study.metric) for row in rows}
+    first = analysed_runs([{"row": row.label, "seed": run.seed} for row, run in possible], ended, runs)
+    values = {row["label"]: row_values(first, row["label"], study.metric) for row in rows}
     gate = gate_differences(values, controls, study.baseline)
     passed = bool(gate_passed(looks, gate))
     times = _Times(
         possible, store, runs, _estimated_seconds(study, scale, store, claims, runs, processes) if passed else {}
     )
     reachable = _reachable(looks, claims, times, left * processes)
-    pairs = np.concatenate(next_pairs(looks, claim_differences(snapshot, runs), gate, reachable)).tolist()
+    pairs = np.concatenate(next_pairs(looks, claim_differences(snapshot, first), gate, reachable)).tolist()
     ends = [(run["row"], run["seed"]) for run in runs if run["outcome"].get("status") != "done"]
     failed = {label: {seed for row, seed in ends if row == label} for label in values}
     asked = [

@@ -15,7 +15,7 @@ from regard.lab.results.results import Results
 from regard.lab.statistics.sequential import Looks
 from regard.measure.intervals import Interval, Pooled, interval, paired_interval, pooled_variance
 
-from .claims import Gate, Judged, headline, judge_claims, judge_gate, row_values, stored_looks
+from .claims import Gate, Judged, analysed_runs, headline, judge_claims, judge_gate, row_values, stored_looks
 from .comparability import mixture_warnings, on_one_device
 
 LONGEST_NAME = 255
@@ -143,12 +143,14 @@ def make_table(snapshot: Mapping[str, Any], ended: Sequence[dict[str, Any]]) -> 
     metric, baseline = snapshot["metric"], snapshot["baseline"]
     values = {row["label"]: row_values(runs, row["label"], metric) for row in snapshot["rows"]}
     controls = [row["label"] for row in snapshot["rows"] if row.get("control")]
-    gate = judge_gate(values, controls, baseline, metric, stored_looks(snapshot))
+    first = analysed_runs(snapshot["runs"], ended, runs)
+    first_values = {label: row_values(first, label, metric) for label in values}
+    gate = judge_gate(values, controls, baseline, metric, stored_looks(snapshot), first_values)
     lines = tuple(_line(row, runs, values, gate, snapshot) for row in snapshot["rows"])
     residual = pooled_variance(
         {line.label: values[line.label] for line in lines if not line.control and not line.failed}
     )
-    claims = judge_claims(snapshot, runs, gate, {line.label: line.failed for line in lines}, residual)
+    claims = judge_claims(snapshot, runs, gate, {line.label: line.failed for line in lines}, residual, first)
     warnings += mixture_warnings(runs) + _run_warnings(lines, runs)
     warnings += [f"{missing} of {len(snapshot['runs'])} runs are missing"] if missing else []
     return Table(

@@ -192,18 +192,22 @@ def _chance(
     return powers(edges[last[asked]], target[asked], sd[asked], level[asked], other=other[asked])
 
 
-def judge_analyses(looks: Looks, difference: Interval, p: float, side: int, at: int, sampling: float | None) -> Verdict:
+def judge_analyses(
+    looks: Looks, difference: Interval, p: float, side: int, at: int, sampling: float | None, late: int = 0
+) -> Verdict:
     """What the interim analyses of one claim say by themselves: suggested, undecided, or not judged before the first.
 
     difference: of all paired seeds. p, side, at: of the claim, as in `Analysis`. sampling: the `sampling_error`. p of a
-    claim before its first analysis is 1 and not None: the correction is over all claims from the beginning.
+    claim before its first analysis is 1 and not None: the correction is over all claims from the beginning. late: pairs
+    that no analysis takes yet, since an earlier seed is missing.
     """
     first, last = looks.pairs[0], looks.pairs[-1]
+    behind = f" ({late} behind a seed that is missing)" if late else ""
     if at == 0 or difference.low is None or difference.high is None:
-        reason = f"{seed_pairs(difference.n)}, the first interim analysis is at {first}"
+        reason = f"{seed_pairs(difference.n)}{behind}, the first interim analysis is at {first}"
         return Verdict("not judged", reason, difference, 1.0, sampling=sampling, reason=reason)
     numbers = numbers_of(difference)
     if p > looks.level:
-        return Verdict("undecided", f"{numbers}, of at most {last}", difference, p, sampling=sampling)
+        return Verdict("undecided", f"{numbers}{behind}, of at most {last}", difference, p, sampling=sampling)
     facts = f"{numbers}; by the interim analysis at {at}, p {p:.2g} over all analyses"
     return Verdict("suggested", facts, difference, p, side, sampling=sampling)
