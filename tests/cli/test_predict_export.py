@@ -1,9 +1,11 @@
 """`regard predict` and `regard export` on a finished classification run."""
 
 import json
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from regard.cli.predict import _coco, _ids_in, _nothing_drawn, _surest
 from regard.cli.trained import read_trained
 from regard.cli.user_model import ModelOptions
 from regard.core import ConfigError, DataError, UnsupportedError
+from regard.files.records import read_record, write_record
 from regard.images import own
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification
@@ -72,6 +75,24 @@ def test_wrong_use_is_one_sentence(store: tuple[str, str], tmp_path: Path, capsy
     refused(capsys, [*predict, str(file), *drawn], "--confidence is for boxes and masks")
     for out, read in ((file.parent, file), (file.parent, file.parent), (file.parent / "out", file.parent)):
         refused(capsys, [*predict, str(read), "--out", str(out)], "lies in, a folder of what is read: name another")
+
+
+@pytest.mark.parametrize(
+    ("normal", "said"),
+    [
+        (None, "outcome.json: of its data, 'normal' is missing, which is needed here; the file is damaged"),
+        ([[0.5] * 3, [0.2] * 3], "have 1: its outcome is damaged"),
+        ([[], []], "outcome.json: of its data, normal is [mean, deviation], a number of each channel"),
+    ],
+)
+def test_a_record_of_other_images_is_named(
+    store: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], normal: Any, said: str
+) -> None:
+    folder = shutil.copytree(Path(store[0]) / store[1], tmp_path / store[1])
+    outcome = read_record(folder / "outcome.json")
+    names = {"class_names": outcome["data"]["class_names"]}
+    write_record(folder / "outcome.json", {**outcome, "data": names if normal is None else {**names, "normal": normal}})
+    refused(capsys, ["predict", str(folder), str(digit_file(tmp_path, 3))], said, code=1)
 
 
 def test_the_files_of_a_folder_are_predicted_and_those_that_cannot_be_read_do_not_stop_the_others(

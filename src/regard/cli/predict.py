@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
-from regard.core import ConfigError, DataError, UnsupportedError
+from regard.core import ConfigError, DataError, StoreError, UnsupportedError
 from regard.files.atomic import store_errors, write_atomically
 from regard.files.paths import printable, user_path
 from regard.pages.phrasing import count
@@ -83,7 +83,11 @@ def predict(
     if out is not None:
         _check_apart(out, files, sources)
     network = ModelAtPrecision(trained.network.to(torch_device), trained.precision).eval()
-    predictions, unreadable = _predictions(task, trained.record, network, sources, torch_device)
+    try:
+        predictions, unreadable = _predictions(task, trained.record, network, sources, torch_device)
+    except RuntimeError as error:
+        _check_channels(model, task, trained.record, network, error)
+        raise
     _write(task, predictions, json.dumps(_coco(predictions, ids) if coco else predictions, indent=1), out, confidence)
     for line in unreadable:
         typer.echo(f"left out: {line}", err=True)
@@ -103,6 +107,19 @@ def _predictions(
     half = len(sources) // 2
     first, second = (_predictions(task, record, model, part, device) for part in (sources[:half], sources[half:]))
     return first[0] + second[0], first[1] + second[1]
+
+
+def _check_channels(text: str, task: "Task", record: dict[str, Any], network: "nn.Module", error: RuntimeError) -> None:
+    """Raises: StoreError, from the error of the network, if images are normalised with other channels than it takes."""
+    from regard.lab.tasks import Classification
+    from regard.swapping.inspect import input_channels
+
+    if isinstance(task, Classification):
+        given, colours = task.host_channels(len(record["normal"][0])), input_channels(network)
+        if given != colours:
+            raise StoreError(
+                f"mean and deviation are of {given} channels, images of {text} have {colours}: its outcome is damaged"
+            ) from error
 
 
 def _write(

@@ -26,7 +26,7 @@ def data_problem(data: Any) -> str:
     whole = (
         isinstance(normal, list)
         and [type(part) for part in normal] == [list, list]
-        and len(normal[0]) == len(normal[1])
+        and 0 < len(normal[0]) == len(normal[1])
         and all(type(value) in (int, float) and abs(value) < math.inf for part in normal for value in part)
         and all(value > 0 for value in normal[1])
     )

@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 Status = Literal["new", "running", "begun", "failed", "done"]
 
 
+class _Data(dict[str, Any]):
+    """The entries about data in the outcome at a path."""
+
+    def __init__(self, entries: dict[str, Any], path: Path) -> None:
+        super().__init__(entries)
+        self.path = path
+
+    def __missing__(self, name: str) -> Any:
+        raise StoreError(f"{self.path}: of its data, {name!r} is missing, which is needed here; the file is damaged")
+
+
 class Results:
     """The store in the folder `root`, which is created when something is written."""
 
@@ -90,8 +101,11 @@ class Results:
         return value
 
     def data(self, key: str) -> dict[str, Any]:
-        """What the outcome of a run says of the data of its training; {} without an outcome. Raises: as `outcome`."""
-        return (self.outcome(key) or {}).get("data") or {}
+        """What the outcome of a run says of the data of its training; {} without an outcome.
+
+        Raises: as `outcome`; also what is returned raises StoreError, for an entry that it lacks.
+        """
+        return _Data((self.outcome(key) or {}).get("data") or {}, path=self.folder(key) / "outcome.json")
 
     def keys(self) -> list[str]:
         """The names of all folders that are keys, sorted: another one is no run's, whatever its files are called.

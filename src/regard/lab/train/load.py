@@ -55,7 +55,7 @@ def load_run(
         run = with_local_host(read_run(store, target.name, extra))
         if not download:
             recipes.check_local(target / "run.json", run.task.host)
-        model = run.model(outcome.get("data"))
+        model = run.model(store.data(target.name) or None)
     else:
         with recipes.description_errors(target, "outcome.json"):
             if not download:
@@ -90,10 +90,10 @@ def load_trained(run: Run, store: Results) -> nn.Module:
 
     Raises: StoreError if the run has no checkpoint.
     """
-    folder, outcome = store.folder(run.key), store.outcome(run.key) or {}
+    folder, outcome, data = store.folder(run.key), store.outcome(run.key) or {}, store.data(run.key) or None
     averaged = bool(run.recipe.ema or run.recipe.average)
     weights = checkpoint.trained_weights(folder, averaged=averaged, end=outcome.get("step"))
-    return _with_weights(with_local_host(run).model(outcome.get("data")), weights, folder)
+    return _with_weights(with_local_host(run).model(data), weights, folder)
 
 
 def with_local_host(run: Run) -> Run:
