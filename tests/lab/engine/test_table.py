@@ -281,6 +281,19 @@ def test_an_imported_outcome_does_not_finish_weights_that_were_begun_here(tmp_pa
     assert {path.name for path in here.folder(key).iterdir()} == {"outcome.json"}
 
 
+def test_a_replaced_outcome_does_not_keep_the_weights_of_the_one_before(tmp_path: Path) -> None:
+    here, key = make_store(tmp_path / "here"), key_of(0, 0)
+    (here.folder(key) / "probes").mkdir()
+    for name in ("last.ckpt", "best.ckpt", "metrics.csv", "probes/maps.json"):
+        (here.folder(key) / name).write_text("{}")
+    there = make_store(tmp_path / "there")
+    import_runs(there.root, here, replace=True)
+    assert (here.folder(key) / "last.ckpt").exists()  # of the same result
+    change(there, 0, 0, metrics={"top1": 50.0}, bits=None)
+    import_runs(there.root, here, replace=True)
+    assert {path.name for path in here.folder(key).rglob("*")} == {"outcome.json", "probes"}
+
+
 def test_import_adds_seeds_to_a_snapshot(tmp_path: Path) -> None:
     make_store(tmp_path / "here", {"softmax": [1.0, 2.0], "SKA": [1.0, 2.0]})
     make_store(tmp_path / "there", {"softmax": [1.0, 2.0, 3.0], "SKA": [1.0, 2.0, 4.0]})

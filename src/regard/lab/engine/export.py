@@ -49,10 +49,10 @@ def evidence(root: Path | str, name: str, scale: str) -> dict[str, Any]:
 def import_runs(path: Path | str, store: Results, replace: bool = False) -> dict[str, int]:
     """Import finished runs: an outcome file, a folder of them, another store, or evidence files.
 
-    Runs that are finished in the store are not changed unless `replace`. Returns the numbers of new runs, of known ones
-    (finished in the store), of snapshots, and of runs that are left out, because their task, recipe, mechanism or host
-    differs from the store's study, or because the row already has their seed. Everything is checked before anything is
-    written.
+    Runs that are finished in the store are not changed unless `replace`, which deletes the weights, maps and metrics by
+    epoch of a run with other metrics. Returns the numbers of new runs, of known ones (finished in the store), of
+    snapshots, and of runs that are left out, because their task, recipe, mechanism or host differs from the store's
+    study, or because the row already has their seed. Everything is checked before anything is written.
     Raises: StoreError if there is nothing to import, or a file is damaged or of another version.
     """
     outcomes, snapshots = _read_files(Path(path))
@@ -205,8 +205,8 @@ def _import_outcome(value: Mapping[str, Any], store: Results, replace: bool, cou
         counts["known"] += 1
         return
     with store.lock(key, wait=10.0) as folder:
-        if present is None or present.get("status") != "done":
-            remove_training(folder)  # weights of a half-trained run are not those of this outcome
+        if present is None or present.get("metrics") != value.get("metrics"):
+            remove_training(folder)  # weights that were trained here are not those of this outcome
         store.finish(key, dict(value))
     counts["new"] += 1
 

@@ -88,12 +88,12 @@ def bring(source: Results, key: str, store: Results) -> bool:
 
 
 def remove_training(folder: Path) -> None:
-    """Delete checkpoints and metrics of a run that was begun here, before the result of another store takes its place.
+    """Delete checkpoints, metrics and maps of a run that was trained here, before another result takes its place.
 
     Raises: StoreError.
     """
     with store_errors(folder):
-        for path in (*folder.glob("*.ckpt"), folder / "metrics.csv"):
+        for path in (*folder.glob("*.ckpt"), *folder.glob("probes/*.json"), folder / "metrics.csv"):
             path.unlink(missing_ok=True)
 
 
