@@ -19,6 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
+from regard.files.paths import printable
+
 INK, MUTED, RULE, CONTROL = "#0b0001", "#0b0002", "#0b0003", "#0b0004"
 VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", CONTROL: "--control"}
 
@@ -142,7 +144,9 @@ def tradeoff_figure(
             axes.plot(point["x"], point["y"], style.marker, color=style.color, markersize=7, zorder=3)
             if point["low"] is not None:
                 axes.plot([point["x"]] * 2, [point["low"], point["high"]], color=style.color, linewidth=1.2, zorder=2)
-            axes.annotate(point["label"], (point["x"], point["y"]), (7, 4), textcoords="offset points", fontsize=10)
+            axes.annotate(
+                printable(point["label"]), (point["x"], point["y"]), (7, 4), textcoords="offset points", fontsize=10
+            )
         axes.set_xlabel(xlabel)
         axes.set_title(ylabel, loc="left", fontsize=11, color=MUTED, pad=-2)
         axes.margins(x=0.16, y=0.12)

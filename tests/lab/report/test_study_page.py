@@ -8,9 +8,10 @@ import pytest
 from pilot_store import key_of
 from regard.cli.app import run
 from regard.core import ConfigError, StoreError
-from regard.files.records import read_record, write_record
+from regard.files.records import read_record, record_text, write_record
 from regard.lab.report import render, write_report
 from regard.lab.report.page_data import read_study
+from regard.lab.report.study_page import plot
 from regard.pages.figures import LIGHT
 
 from .conftest import SCORES, write_study
@@ -36,6 +37,18 @@ def test_text_from_the_store_is_escaped(page: str):
     assert "MiTA <9/9>" not in page
     assert "MiTA &lt;9/9&gt;" in page
     assert "Test &amp; Co" in page
+
+
+@pytest.mark.filterwarnings("error")
+def test_signs_that_steer_or_turn_text_are_written_out(study):
+    """Also in the figures, where they have no glyph."""
+    results = study()
+    path = results / "studies" / "pilot-desk.json"
+    path.write_text(record_text(json.loads(path.read_text().replace("MiTA <9/9>", r"a\u001b[31m\u202eb"))))
+    page = render(results, "pilot", "desk")
+    assert r"a\x1b[31m\u202eb" in page
+    assert not set(page) & {"\x1b", "\u202e"}
+    assert plot(results, "pilot", "desk", "svg")
 
 
 def change(folder: Path, **fields: object) -> None:
