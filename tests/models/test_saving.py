@@ -22,6 +22,7 @@ from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
+from regard.models.recipe import fill
 from regard.models.resnet import attend
 from regard.models.saving import load, read_description, save
 from regard.models.segmentation import make_segmenter
@@ -319,6 +320,16 @@ def test_a_pickle_of_other_things_is_refused_without_advice_to_run_it(tmp_path: 
     with pytest.raises(ConfigError, match="is a pickle") as refused:
         create_model(VIT, None, checkpoint_path=str(tmp_path / "weights.pth"))
     assert "weights_only" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["blocks.0.attn.proj.weight", "blocks.0.attn.regard.operator.keys"])
+def test_weights_of_a_swapped_layer_that_are_not_finite_are_neither_saved_nor_loaded(key: str, tmp_path: Path) -> None:
+    model = create_model(DESK, SKA())
+    model.state_dict()[key].flatten()[0] = torch.nan
+    with pytest.raises(ConfigError, match=f"^{key} has values that are not finite, which load would refuse"):
+        save(model, tmp_path)
+    with pytest.raises(ValueError, match=f"^{key} has values that are not finite"):
+        fill(create_model(DESK, SKA()), model.state_dict())
 
 
 @pytest.mark.parametrize("mixer", ["Softmax()", "SKA()", "Factors(dwc=3)"])

@@ -53,13 +53,12 @@ def check_weights(model: nn.Module, weights: Mapping[str, Tensor], finite: bool 
     Raises: ValueError if one is of another kind (integer, real, complex), which PyTorch would convert in silence, or,
     with `finite`, a parameter has values that are not finite.
     """
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for name, own in model.state_dict().items():
+    for name, own in model.state_dict(keep_vars=True).items():  # a swapped layer has other names in named_parameters
         if (value := weights.get(name)) is None:
             continue
         if (value.is_floating_point(), value.is_complex()) != (own.is_floating_point(), own.is_complex()):
             raise ValueError(f"{name} is of {value.dtype}, expected {own.dtype}")
-        if finite and name in parameters and not value.isfinite().all():
+        if finite and isinstance(own, nn.Parameter) and not value.isfinite().all():
             raise ValueError(f"{name} has values that are not finite")
 
 
