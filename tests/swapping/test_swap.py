@@ -489,6 +489,37 @@ class OwnAttention(nn.Module):
         return self.proj(x)
 
 
+class HeadsByWidth(OwnAttention):
+    def __init__(self, **given):
+        super().__init__()
+        del self.num_heads
+        vars(self).update(given)
+
+
+class ReadPort(Port):
+    replaces = (HeadsByWidth,)
+    watch = "patches"
+    parameter_names = {"to_qkv": "qkv"}
+
+    def forward(self, x):
+        return self.mixer(x, self.grid())
+
+
+@pytest.mark.parametrize("given", [{"head_dim": 2, "groups": 2}, {"heads": "4", "head_dim": 2}, {"n_heads": 4}])
+def test_the_number_of_heads_of_an_own_attention_is_read_from_the_names_of_the_docs(given):
+    model = OwnModel()
+    model.attn = HeadsByWidth(**given)
+    assert swap(model, Softmax(), ports=[ReadPort]).attn.mixer.site.heads == 4
+
+
+@pytest.mark.parametrize("given", [{"n_head": 4}, {"heads": 0}, {"head_dim": 0}, {"heads": "4"}])
+def test_an_own_attention_without_a_number_of_heads_is_told_to_define_its_site(given):
+    model = OwnModel()
+    model.attn = HeadsByWidth(**given)
+    with pytest.raises(ConfigError, match=r"^attn has no number of heads, .* or head_dim: let the port define site"):
+        swap(model, Softmax(), ports=[ReadPort])
+
+
 class OwnModel(nn.Module):
     def __init__(self):
         super().__init__()

@@ -14,11 +14,12 @@ from timm.models import clean_state_dict
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, Site, StoreError
+from regard.core.validation import is_whole, plain_number
 from regard.files.atomic import read_bytes
 from regard.files.records import is_sealed, unseal
 from regard.files.tensor_files import decode
 
-HEADS = ("num_attention_heads", "num_heads", "heads", "n_heads", "groups")
+HEADS = ("num_attention_heads", "num_heads", "heads", "n_heads")
 """The names of an attention's number of heads; without one it is the width of all heads over `head_dim`."""
 
 
@@ -26,7 +27,7 @@ def host_site(module: Any, names: Mapping[str, str], grid: Grid, name: str, laye
     """The site of an attention with linear queries, keys and values, fused or separate, and a linear output.
 
     names: `Port.parameter_names`, by which its parts are found; others have Regard's names, such as qkv, q_proj, proj.
-    Raises: ConfigError if it has no such parts, or normalises q and k by another layer than Regard's.
+    Raises: ConfigError if it lacks such parts or a number of heads, or normalises q and k by another layer than Regard's.
     """
     fused = host_part(module, names, "qkv")
     first = fused or host_part(module, names, "qkv.q_proj", "qkv.q", "qkv.v")
@@ -35,7 +36,11 @@ def host_site(module: Any, names: Mapping[str, str], grid: Grid, name: str, laye
         raise ConfigError(f"{name} has no matrix of queries or no output: let the port define site or parameter_names")
     rows, channels = first.weight.shape[:2]
     inner = rows if fused is None else rows // 3
-    heads = _attribute(module, *HEADS) or inner // _attribute(module, "head_dim")
+    width = _whole_number(module, "head_dim")
+    heads = _whole_number(module, *HEADS) or (inner // width if width else 0)
+    if not heads:
+        given = f"{', '.join(HEADS)} or head_dim"
+        raise ConfigError(f"{name} has no number of heads, a whole number named {given}: let the port define site")
     return Site(
         dim=channels, heads=heads, grid=grid, width=inner // heads,
         qkv_bias=first.bias is not None or getattr(module, "q_bias", None) is not None, out_bias=out.bias is not None,
@@ -56,9 +61,11 @@ def inner_attention(module: nn.Module) -> nn.Module:
     return next((child for name, child in module.named_children() if name in ("attention", "self")), module)
 
 
-def _attribute(module: nn.Module, *names: str) -> Any:
+def _whole_number(module: nn.Module, *names: str) -> int:
+    """The first attribute with one of these names that is a positive whole number; 0 if none is."""
     parts = (module, inner_attention(module))
-    return next((value for part in parts for name in names if (value := getattr(part, name, None)) is not None), None)
+    values = (plain_number(getattr(part, name, None)) for part in parts for name in names)
+    return next((value for value in values if is_whole(value) and value > 0), 0)
 
 
 def output_dropout(module: nn.Module) -> float:
