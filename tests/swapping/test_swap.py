@@ -558,6 +558,34 @@ def test_a_port_that_forgets_the_name_of_a_matrix_does_not_start_at_random_in_si
     swap(OwnModel(), MiTA(m=2, k=2, projection=SNE()), ports=[NamedPort])
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_learned_parameter_of_an_own_attention_is_not_left_out_in_silence():
+    model = OwnModel()
+    model.attn.temperature = nn.Parameter(torch.ones(2, 1, 1))
+    with pytest.warns(UserWarning, match="^attn: there is no place for temperature of Own.*NamedPort.kept_param"):
+        swap(model, Softmax(), ports=[NamedPort])
+
+    class TemperedPort(NamedPort):
+        kept_parameters = ("temperature",)
+
+    swap(restore(model), SKA(), ports=[TemperedPort])
+    remove(restore(model), ports=[NamedPort])
+
+
+class Adapted(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_a_linear_layer_of_ones_own_does_not_become_a_plain_one():
+    model = OwnModel()
+    model.attn.to_qkv.__class__ = Adapted
+    with pytest.raises(SwapError, match=r"^attn: its to_qkv is of .*\.Adapted, whose forward would be lost; put"):
+        swap(model, Softmax(), ports=[NamedPort])
+    restore(remove(model, ports=[NamedPort]))
+    assert type(model.attn.to_qkv) is Adapted
+
+
 class ThreeMatrices(OwnAttention):
     def __init__(self):
         super().__init__()

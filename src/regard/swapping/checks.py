@@ -13,13 +13,18 @@ from regard.mixers.shared.heads import HeadMixerConfig, drops_bias
 from regard.mixers.spelling import parts, spell
 from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 
-from .adapters import alteration, package_name
+from .adapters import LIBRARIES, alteration, package_name
 from .host_names import MIXER_CHILD
 from .layer import Port
-from .separate_qkv import SEPARATE_MATRICES, SHORT_MATRICES
+from .separate_qkv import SEPARATE_BIASES, SEPARATE_MATRICES, SHORT_MATRICES
 
 PATCH_DROPOUT = ("PatchDropout", "PatchDropoutWithIndices")
 """Classes of timm and OpenCLIP that drop patches in training."""
+_MATRICES = ("qkv", "proj", *SEPARATE_MATRICES.values(), *SHORT_MATRICES.values())
+_WEIGHTS = tuple(f"{each}.weight" for each in _MATRICES)
+_BIASES = (*(f"{each}.bias" for each in _MATRICES), *SEPARATE_BIASES.values())
+_PARTS = ("qkv.kv.", "q_norm.", "k_norm.", "operator.", "around.")
+"""Parameters that a layer of Regard may have, by the mixer's names, and that some mechanisms do not use."""
 OTHER_MASKS = "leave the layer out with where=, or take a mechanism that can: `regard list` shows the masks of each"
 
 
@@ -64,6 +69,20 @@ def check_plain(layer: nn.Module, name: str) -> None:
             f"{name}: {reason}, whose weights would be lost; merge or remove it first (merge_and_unload() of PEFT, "
             "prune.remove() or remove_parametrizations() of torch), or leave the layer out with where="
         )
+
+
+def check_linears(layer: Port, host: nn.Module, name: str) -> None:
+    """Raises: SwapError if a linear layer with a forward of the user's own, such as LoRA, becomes a plain one."""
+    matched, own = layer.matched_roles(), dict(layer.mixer.named_modules())
+    for path, part in host.named_modules():
+        kind = type(part)
+        if not isinstance(part, nn.Linear) or kind.forward is nn.Linear.forward or package_name(part) in LIBRARIES:
+            continue
+        if f"{path}.weight" in matched and type(own[layer.mixer_name(f"{path}.weight").rpartition(".")[0]]) is not kind:
+            raise SwapError(
+                f"{name}: its {path} is of {kind.__module__}.{kind.__qualname__}, whose forward would be lost; put a "
+                "plain nn.Linear with merged weights there, or leave the layer out with where="
+            )
 
 
 def lost_adapters_error(name: str, paths: list[str]) -> SwapError:
@@ -128,18 +147,33 @@ def left_out(layers: Sequence[tuple[Port, list[str]]]) -> str:
 def describe_unmapped(name: str, layer: Port, new: list[str], dropped: list[str]) -> str:
     """What to say where a port of the user's own leaves matrices behind and the mechanism starts with new ones.
 
-    new, dropped: as `Port.parameter_changes` has them. "" where all is in order, or the port is one of Regard's.
+    new, dropped: as `Port.parameter_changes` has them. "" where all is in order, or the port is one of Regard's for
+    this class.
     """
-    matrices = {f"{each}.weight" for each in ("qkv", "proj", *SEPARATE_MATRICES.values(), *SHORT_MATRICES.values())}
-    random = [path for key in new if (path := key.removeprefix(f"{MIXER_CHILD}.")) in matrices]
+    random = [path for key in new if (path := key.removeprefix(f"{MIXER_CHILD}.")) in _WEIGHTS]
     unused = [key for key in dropped if len(layer.host_shapes.get(key, ())) > 1]
     port = type(layer)
-    if port.__module__.startswith("regard.") or not (random and unused):
+    if port.__module__.startswith("regard.") and (port.matches(layer.host) or package_name(layer.host) == "regard"):
         return ""
+    if not (random and unused):
+        return _describe_lost(name, layer, dropped)
     return (
         f"{name}: {', '.join(unused)} of the host {'is' if len(unused) == 1 else 'are'} not used, and "
         f"{', '.join(random)} of the new layer {'starts' if len(random) == 1 else 'start'} at random; "
         f"{port.__name__}.parameter_names says which is which"
+    )
+
+
+def _describe_lost(name: str, layer: Port, dropped: list[str]) -> str:
+    """What to say of learned parameters of the user's own attention, such as a temperature; "" where none is lost."""
+    learned = dict(layer.host.named_parameters()) if layer.mixer.config.uses else {}
+    own = {key: layer.mixer_name(key) for key in dropped if key in learned}
+    lost = [key for key, path in own.items() if path not in _WEIGHTS + _BIASES and not path.startswith(_PARTS)]
+    if not lost:
+        return ""
+    return (
+        f"{name}: there is no place for {', '.join(lost)} of {type(layer.host).__qualname__}, so the output may "
+        f"change; {type(layer).__name__}.kept_parameters names what the port's forward uses itself"
     )
 
 

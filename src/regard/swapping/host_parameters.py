@@ -27,7 +27,7 @@ def host_site(module: Any, names: Mapping[str, str], grid: Grid, name: str, laye
     """The site of an attention with linear queries, keys and values, fused or separate, and a linear output.
 
     names: `Port.parameter_names`, by which its parts are found; others have Regard's names, such as qkv, q_proj, proj.
-    Raises: ConfigError if it lacks such parts or a number of heads, or normalises q and k by another layer than Regard's.
+    Raises: ConfigError if it lacks such parts or a number of heads, or normalises q and k as Regard's layer does not.
     """
     fused = host_part(module, names, "qkv")
     first = fused or host_part(module, names, "qkv.q_proj", "qkv.q", "qkv.v")

@@ -86,9 +86,9 @@ class SwapPlan:
         """Warn about what a swap may lose unnoticed.
 
         That is dropout of attention weights, which the mechanism leaves out, trained parts of the host's own mechanism,
-        such as a reduction of keys, hooks that do not move, matrices that a port of the user's own leaves behind where
-        the mechanism starts with new ones, parameters that the file of a loaded model did not have, and attention that
-        was left out since it was changed.
+        such as a reduction of keys, hooks that do not move, parameters of the user's own attention that the new layer
+        does not have, parameters that the file of a loaded model did not have, and attention that was left out since
+        it was changed.
         """
         if self.left_out:
             warnings.warn(left_out_text(self.left_out), stacklevel=3)
@@ -217,6 +217,7 @@ def _plan(
                 f"{name} has not the parts that {port.__name__} reads ({error}): leave it out with where=, or pass a "
                 "port for it as ports=[...]"
             ) from error
+        checks.check_linears(layer, host, name)
         layer.source, layer.planned_grid = source, planned_grid
         notes = checks.plan_notes(port, host, mixer, site.qkv_bias)
         planned.append(_planned_site(uses, name, module, layer, call, notes))
