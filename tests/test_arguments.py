@@ -101,7 +101,7 @@ CALLS: dict[str, Callable[[], object]] = {
     ),
     "count_macs: images is 3": lambda: count_macs(vit()[0], 3),  # type: ignore[arg-type]
     "example is one input of a model": lambda: swap(vit()[0], SKA(), example=[1]),  # type: ignore[arg-type]
-    "does not take inputs of 3x5x5": lambda: swap(
+    "does not take inputs of 3x5x5.* as example=": lambda: swap(
         maxvit("maxvit_tiny_tf_224")[0], SKA(), example=torch.ones(1, 3, 5, 5)
     ),
 }

@@ -308,6 +308,25 @@ def test_an_attribute_of_the_model_comes_back() -> None:
     assert restore(model).no_weight_decay is own
 
 
+def test_a_plan_and_a_swap_leave_buffers_as_they_are() -> None:
+    model: Any = vit()[0]
+    norm, model.calls = nn.BatchNorm2d(3), torch.nn.Buffer(torch.zeros(()))
+
+    def count(module: Any, images: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        module.calls = module.calls + 1
+        return (norm.train()(*images),)
+
+    model.patch_embed.norm_of_images = norm
+    model.register_forward_pre_hook(count)
+    before = {name: (value, value.clone()) for name, value in model.named_buffers()}
+    plan_swap(model, Softmax())
+    swap(model, Softmax())
+    for name, value in model.named_buffers():
+        if name in before:
+            assert value is before[name][0]
+            assert torch.equal(*before[name])
+
+
 # wrapped models
 
 

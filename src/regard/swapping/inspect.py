@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from regard.core import ConfigError, Grid, RegardError, SwapError, UnsupportedError
@@ -194,8 +195,8 @@ def explain_inputs(model: nn.Module, example: Example) -> Iterator[None]:
         raise ConfigError(
             f"{type(model).__name__} does not take inputs of {_describe(example)}: "
             f"{str(error).strip() or type(error).__name__}; "
-            "pass images of the size that it was built for, build it for this size (img_size=, patch_size=), or swap "
-            "only the part of it that takes images"
+            "pass images of the size that it was built for, or another input that it takes, as example=, build it for "
+            "this size (img_size=, patch_size=), or swap only the part of it that takes images"
         ) from error
 
 
@@ -344,7 +345,10 @@ def layer_grids(
 
 @contextmanager
 def _kept_attributes(model: nn.Module) -> Iterator[None]:
-    """Undo what a pass writes into attributes, such as the shift of Swin's windows, and into caches of biases."""
+    """Undo what a pass writes into attributes, such as the shift of Swin's windows, caches of biases, and buffers."""
+    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    plain = (x for x in model.buffers() if not (is_lazy(x) or x.is_inference() or x.is_meta or x.is_sparse))
+    values = [(x, x.clone()) for x in plain]
     before = [(module, type(module), dict(vars(module))) for module in model.modules()]
     caches = [cache for *_, attributes in before if isinstance(cache := attributes.get("attention_bias_cache"), dict)]
     cached = [dict(cache) for cache in caches]
@@ -357,6 +361,11 @@ def _kept_attributes(model: nn.Module) -> Iterator[None]:
         for cache, entries in zip(caches, cached, strict=True):
             cache.clear()
             cache.update(entries)
+        for present, former in buffers:
+            present.update(former)
+        for x, value in values:
+            if not torch.equal(x, value):  # others may be saved for a backward pass
+                x.data.copy_(value)
 
 
 def _grid_sources(model: nn.Module, layers: Mapping[str, type[Port]], hooks: ExitStack) -> dict[str, GridSource]:
