@@ -59,6 +59,17 @@ def test_a_swap_is_written_and_read_again(tmp_path):
         load(tmp_path)
 
 
+def test_a_swapped_model_whose_configuration_asks_for_attention_weights_is_not_written(tmp_path):
+    config = transformers.ViTConfig(**SQUARE)
+    config._attn_implementation = "eager"
+    model = swap(transformers.ViTModel(config), Softmax())
+    model.config.output_attentions = True
+    with pytest.raises(ConfigError, match=r"^the configuration has output_attentions=True, .* = False"):
+        save(model, tmp_path)
+    model.config.output_attentions = False
+    assert load(save(model, tmp_path))
+
+
 @pytest.mark.parametrize("change", ["adapter", "wrapper"])
 def test_what_could_not_be_built_again_is_not_written(tmp_path, change):
     """Such as LoRA around a layer, or around the model: the folder would be written and never read."""

@@ -36,6 +36,11 @@ def save_transformers(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     """
     config = config_of(model)
     about: dict[str, Any] = {"architecture": type(model).__name__, "swaps": recipe.recorded_swaps(model)}
+    if about["swaps"] and any(getattr(config_of(part), "output_attentions", False) for part in model.modules()):
+        raise ConfigError(
+            "the configuration has output_attentions=True, which no swapped model gives, so load would refuse it: set "
+            "model.config.output_attentions = False; regard.capture collects attention maps"
+        )
     if getattr(model, "pooler", model) is None:
         about["options"] = {"add_pooling_layer": False}
     differences = recipe.model_differences(model, partial(_build_model, about, copy.deepcopy(config)))
