@@ -376,6 +376,15 @@ def test_calibration_is_a_running_mean_over_batches():
     assert made[0].abs().max() > 1e-3
 
 
+def test_calibration_on_an_image_that_is_not_finite_sets_no_key():
+    teacher, student = swap(vit(None), Softmax()), swap(vit(None), SKA(init="calibrate"))
+    images = torch.randn(2, *first_shape(teacher), dtype=F64)
+    images[1, 0, 0, 0] = torch.nan
+    with pytest.raises(ConfigError, match=r"^blocks\.0\..*: the teacher's mean keys are not finite; leave out"):
+        calibrate(student, teacher, [images])
+    assert all(value.isfinite().all() for value in student.parameters())
+
+
 def first_shape(model):
     return next(p.shape[1] for p in model.parameters() if p.ndim == 4), 12, 12
 

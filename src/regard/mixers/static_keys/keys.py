@@ -265,8 +265,9 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: Iterable[Tensor] 
     student with init="calibrate" get the mean keys over the batches, a running mean in float32: exact for one image.
     Those with init="positions" get the keys that the teacher makes of its position embedding: K = W_k norm1(pos).
     The teacher runs in evaluation mode; afterwards its modules have their own modes again.
-    Raises: ConfigError if no layer has either init, or batches are missing; SwapError if the teacher lacks a layer,
-    does not run it, has no `pos_embed` and `norm1`, or has other heads or another width; GridError if the grids differ.
+    Raises: ConfigError if no layer has either init, batches are missing, or mean keys are not finite; SwapError if the
+    teacher lacks a layer, does not run it, has no `pos_embed` and `norm1`, or has other heads or another width;
+    GridError if the grids differ.
     No key is set then.
     """
     operators = {name: op for name, op in _operators(student).items() if op.config.init in FROM_TEACHER}
@@ -323,6 +324,10 @@ def _mean_keys(
     unused = [name for name, count in counts.items() if not count]
     if unused:
         raise SwapError(f"the forward pass of the teacher did not run {', '.join(unused)}")
+    if wrong := [name for name, mean in means.items() if not mean.isfinite().all()]:
+        raise ConfigError(
+            f"{wrong[0]}: the teacher's mean keys are not finite; leave out images or weights with values that are not"
+        )
     return means
 
 
