@@ -141,6 +141,13 @@ def test_the_statistical_threshold_row_by_row_with_masks() -> None:
         assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
 
 
+def test_the_statistical_threshold_takes_half_precision() -> None:
+    q, k, v = torch.randn(3, 1, 2, 9, 8).bfloat16().unbind()
+    y = topk_reference(q, k, v, 3, rank=4, statistical=True)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y, topk(q, k, v, 3, rank=4, statistical=True))
+
+
 def test_the_statistical_threshold_keeps_about_k_keys_and_passes_gradients() -> None:
     """Fact 4.15: 18 to 33 of 196 normal scores for k = 25, 25 in the mean."""
     torch.manual_seed(0)

@@ -57,7 +57,8 @@ def topk_reference(
     _check_scores(q, k, scores, plan, top, rank, statistical)
     k, v = hide(k, mask), hide(v, mask)
     if statistical:
-        return softmax_rows((mask or NO_MASK).add_to(threshold_logits(q, k, top, rank, scale, mask))).to(v.dtype) @ v
+        chosen = threshold_logits(upcast(q), upcast(k), top, rank, scale, mask)  # the quantile needs float32
+        return softmax_rows((mask or NO_MASK).add_to(chosen)).to(v.dtype) @ v
     logits = spark_logits(q, k, rank, scale) if rank else q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     logits = (mask or NO_MASK).add_to(logits)
     if plan is None and scores is None and not rank:
