@@ -16,6 +16,7 @@ from regard.core import ConfigError, Grid, GridError, SwapError, UnsupportedErro
 from regard.mixers.axial import Axial  # noqa: E402
 from regard.mixers.convolutions.conv import Conv  # noqa: E402
 from regard.mixers.factors.factors import Factors  # noqa: E402
+from regard.mixers.linear import Linear  # noqa: E402
 from regard.mixers.mita.mita import MiTA  # noqa: E402
 from regard.mixers.pvt import PVT  # noqa: E402
 from regard.mixers.softmax import Softmax  # noqa: E402
@@ -79,6 +80,19 @@ def test_attention_weights_are_refused_where_the_configuration_asks_and_one_laye
     swap(model, Softmax(), where=next(iter(attention_layers(model))), example=inputs)
     with pytest.raises(UnsupportedError, match="returns no attentions"):
         model(**inputs)
+
+
+@torch.no_grad()
+def test_a_padding_mask_that_an_encoder_made_additive_hides_the_same_keys() -> None:
+    """nn.TransformerEncoder does so; a mechanism without biases takes it too, but no other numbers."""
+    model, inputs, _ = prepared(HOSTS["torchvision"]["nn.TransformerEncoder, padding"]())
+    swap(model, Linear(), example=inputs)
+    layer = model.encoder.layers[0].self_attn  # type: ignore[union-attr, index]
+    x, hidden = torch.randn(2, 25, 32, dtype=torch.float64), inputs["padding"]
+    added = torch.zeros(2, 25).double().masked_fill(hidden, -torch.inf)
+    assert torch.equal(layer(x, x, x, added)[0], layer(x, x, x, hidden)[0])
+    with pytest.raises(UnsupportedError, match="bias"):
+        layer(x, x, x, added - 1)
 
 
 @torch.no_grad()

@@ -88,15 +88,21 @@ class TorchAttention(Port):
             attn_mask = attn_mask.unflatten(0, (len(x), -1))
         mask = library_mask(attn_mask, is_causal and attn_mask is None, x)  # beside a mask, is_causal is a hint
         if key_padding_mask is not None:
-            mask = _with_padding(mask or NO_MASK, key_padding_mask)
+            kinds = self.mixer.config.masks
+            mask = _with_padding(mask or NO_MASK, key_padding_mask, "padding" in kinds and "bias" not in kinds)
         out = self.mixer(x, self.grid(), mask)
         return (out if self.batch_first else out.transpose(0, 1)), None
 
 
-def _with_padding(mask: Mask, padding: Tensor) -> Mask:
-    """A mask with a padding mask (B, N) of torch: boolean, or added to the logits, as nn.TransformerEncoder has it."""
+def _with_padding(mask: Mask, padding: Tensor, read: bool) -> Mask:
+    """A mask with a padding mask (B, N) of torch: boolean, or added to the logits, as nn.TransformerEncoder has it.
+
+    read: whether the second, if all of it is 0 or -inf, is taken as boolean; not under `torch.compile`.
+    """
     if padding.dtype == torch.bool:
         return replace(mask, keep=~padding)
+    if read and not torch.compiler.is_compiling() and bool(((padding == 0) | padding.isneginf()).all()):
+        return replace(mask, keep=padding == 0)
     bias = padding[:, None, None]
     return replace(mask, bias=bias if mask.bias is None else mask.bias + bias)
 
