@@ -118,6 +118,20 @@ def test_a_class_that_names_its_port_is_left_out_too_where_its_forward_was_repla
     assert [type(block.attn) for block in model.blocks] == [TimmViT, Named, TimmViT]
 
 
+def test_a_class_that_names_its_port_may_take_a_function_as_its_forward() -> None:
+    def shared(self: Attention, x: Tensor, *further: object, **named: object) -> Tensor:
+        return Attention.forward(self, x)
+
+    class Sharing(Attention):
+        port = TimmViT
+        forward = shared
+
+    model = vit()
+    model.blocks[1].attn.__class__ = Sharing
+    regard.swap(model, Softmax())
+    assert isinstance(model.blocks[1].attn, TimmViT)
+
+
 def test_a_port_in_the_call_goes_before_that_of_the_class() -> None:
     class Own(TimmViT):
         replaces = (Named,)

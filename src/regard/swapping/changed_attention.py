@@ -50,11 +50,14 @@ def named_port(module: nn.Module) -> type[Port] | None:
 
 
 def has_own_forward(module: nn.Module) -> bool:
+    """Whether the forward pass is that of the class, or one of its package if the class names its port."""
     owner = next(base for base in type(module).__mro__ if "forward" in vars(base))
     forward = inspect.unwrap(vars(owner)["forward"])  # libraries decorate their own
     named = (getattr(forward, "__module__", ""), getattr(forward, "__qualname__", ""))
     plain = "forward" not in vars(module) and type(module).__call__ is nn.Module.__call__
-    return plain and named == (owner.__module__, f"{owner.__qualname__}.forward")
+    package = owner.__module__.partition(".")[0]
+    shared = named_port(module) is not None and named[0].partition(".")[0] == package  # `forward = a_function`
+    return plain and (shared or named == (owner.__module__, f"{owner.__qualname__}.forward"))
 
 
 def changed_attention(model: nn.Module, layers: dict[str, type[Port]], where: str = "*") -> dict[str, str]:
