@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.advice.distill import change_text
 from regard.advice.fidelity import AnswerChange, Fidelity
 from regard.advice.judges import KINDS, Judge, choose
 from regard.advice.judges.boxes import QueryBoxes, average_precision
@@ -185,6 +186,18 @@ def test_the_loss_leads_back_to_the_original(judge: Judge, shape: tuple[int, ...
         judge.loss(before, after).backward()
         optimizer.step()
     assert judge.change(before, after.detach())[0].mean() < 0.3 * start
+
+
+def test_a_distance_of_ones_own_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match="^judge gave a distance that is not a number"):
+        Own(lambda old, new: torch.full((3,), torch.nan)).change(torch.zeros(3, 5), torch.zeros(3, 5))
+
+
+def test_a_step_has_no_agreement_where_a_judge_knows_none() -> None:
+    judge = Own(lambda old, new: (new - old).square().mean(1))
+    distance, agrees = judge.change(torch.zeros(3, 5), torch.ones(3, 5))
+    change = AnswerChange(distance.numpy(), agrees.numpy(), judge.shares)
+    assert change_text("swapped", change, judge) == "swapped: divergence 1"
 
 
 def test_further_outputs_are_judged_beside_the_first() -> None:

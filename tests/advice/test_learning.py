@@ -128,7 +128,7 @@ def test_a_saved_model_is_not_replaced_by_another_distillation(tmp_path: Path) -
     none = Distillation(steps=0)
     distill_model(user_model(), "*=SKA()", images(), none, none, tmp_path / "out")
     saved = (tmp_path / "out" / "model.safetensors").read_bytes()
-    with pytest.raises(ConfigError, match="out has a saved model already, .* choose another folder with --out"):
+    with pytest.raises(ConfigError, match="out has a saved model already, .* choose another .folder=, --out."):
         distill_model(user_model(), "*=Linear()", images(), none, none, tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == saved
 

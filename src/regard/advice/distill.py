@@ -5,6 +5,7 @@ does is left out. The rate of the output is found by short trials.
 """
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,7 +71,9 @@ class Distilled:
 
 def change_text(step: str, change: AnswerChange, judge: Judge) -> str:
     """What a step has changed so far."""
-    return f"{step}: divergence {change.divergence.mean:.4g}{judge.unit}, agreement {change.agreement.mean:.1f} %"
+    share = change.agreement.mean
+    known = "" if math.isnan(share) else f", agreement {share:.1f} %"  # a judge of the user's own knows no share
+    return f"{step}: divergence {change.divergence.mean:.4g}{judge.unit}{known}"
 
 
 def plan_of(model: UserModel, source: PlanSource | MixerConfig, extra: Extra = ()) -> dict[str, MixerConfig]:
@@ -114,7 +117,7 @@ def distill_model(
     kept = Kept(None if folder is None else folder / STATE, key, _refuse_other)
     if folder is not None and not kept.content and any((folder / name).exists() for name in SAVED):
         raise ConfigError(
-            f"{folder} has a saved model already, which is not replaced: choose another folder with --out, or delete it"
+            f"{folder} has a saved model already, which is not replaced: choose another (folder=, --out), or delete it"
         )
     mixers = tuple(choice.values())
     with Substitutes(model.network, mixers, model.example, ports=model.ports, reinitialise=True) as substitutes:
@@ -227,7 +230,7 @@ def how_to_load(folder: Path, model: UserModel) -> str:
 
 def _refuse_other(text: str) -> None:
     raise StoreError(
-        f"{text} that did not end: end it with its own command, choose another folder with --out, or delete the file"
+        f"{text} that did not end: end it with its own command, choose another folder (folder=, --out), or delete it"
     )
 
 

@@ -38,6 +38,8 @@ class Own(Judge):
         images = next((len(value) for value in named_outputs(before).values()), len(distance))
         if len(distance) not in (1, images):
             raise ConfigError(f"judge gave {len(distance)} distances for {images} images: give one each, or their mean")
+        if distance.isnan().any():
+            raise ConfigError("judge gave a distance that is not a number (NaN): give each image a finite one")
         distance = distance.expand(images)
         return distance, torch.full_like(distance, torch.nan)
 
