@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from regard.ops import (
     moba_plan,
     softmax,
     softmax_reference,
+    topk,
     window,
     window_reference,
     xca_reference,
@@ -42,6 +44,12 @@ WRONG: dict[str, Callable[[torch.Tensor], Any]] = {
     "fewer channels": lambda x: x[..., :-1],
     "fewer tokens": lambda x: x[..., :-1, :],
 }
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    q = torch.randn(1, 2, 16, 4)
+    assert torch.equal(softmax(q, q, q, scale=np.float32(0.5)), softmax(q, q, q, scale=0.5))
+    assert torch.equal(topk(q, q, q, np.int64(2)), topk(q, q, q, 2))
 
 
 @pytest.mark.parametrize("wrong", WRONG)

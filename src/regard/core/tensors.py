@@ -18,7 +18,7 @@ from torch import Tensor
 from .errors import ShapeError, UnsupportedError
 from .grid import Grid
 from .mask import Mask
-from .validation import Rule, field_rule, short_repr
+from .validation import Rule, field_rule, plain_number, short_repr
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -80,6 +80,7 @@ def operator_function(function: Any = None, *, depth: bool = False) -> Any:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
+            args, kwargs = plain_number(args), {key: plain_number(value) for key, value in kwargs.items()}
             _check_arguments(name, kinds, [*zip(names, args, strict=False), *kwargs.items()], depth)
         return function(*args, **kwargs)
 
