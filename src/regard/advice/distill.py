@@ -71,8 +71,8 @@ class Distilled:
 
 def change_text(step: str, change: AnswerChange, judge: Judge) -> str:
     """What a step has changed so far."""
-    share = change.agreement.mean
-    known = "" if math.isnan(share) else f", agreement {share:.1f} %"  # a judge of the user's own knows no share
+    share = change.agreement.mean  # a judge of the user's own knows none
+    known = "" if share is None or math.isnan(share) else f", agreement {share:.1f} %"
     return f"{step}: divergence {change.divergence.mean:.4g}{judge.unit}{known}"
 
 
