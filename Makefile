@@ -83,6 +83,7 @@ generated: $(VENV)/.ready  ## write what follows from the table of mechanisms an
 	$(BIN)/python tools/generate.py
 	$(BIN)/python -m tools.docs_pages
 	$(BIN)/python -m tools.findings
+	$(BIN)/python -m tools.real_networks
 	$(BIN)/python -m tools.claims_page
 	$(BIN)/python -m tools.papers_page
 	$(BIN)/python -m tools.advice_table

@@ -28,6 +28,7 @@ GUIDES = {
 }
 EVIDENCE = {
     "Findings": "docs/findings.md",
+    "What a swap keeps of a real network": "docs/real-networks.md",
     "The papers, table by table": "docs/papers.md",
     "Claims of the papers": "docs/claims.md",
     "Results": "docs/results/README.md",
