@@ -23,6 +23,18 @@ def test_fewer_than_three_have_no_interval(n: int) -> None:
     assert result.high is None
 
 
+@pytest.mark.parametrize("images", [64, 360, 899, 1798, 10000])
+def test_equal_differences_of_counts_have_no_deviation(images: int) -> None:
+    """Fractions of images are rounded, so that equal differences of them are not quite equal."""
+    for right in np.random.default_rng(images).integers(0, images - 3, (50, 4)).tolist():
+        a, b = ({seed: 100 * (n + more) / images for seed, n in enumerate(right)} for more in (3, 0))
+        found = paired_interval(a, b)
+        assert found.sd == 0
+        assert found.low == found.high == found.mean
+        assert pooled_variance({"a": a, "b": b}).sd in (0, None)
+    assert interval([1.0, 1.0, 1.0 + 1e-8]).sd > 0
+
+
 def test_paired_differences_use_common_seeds() -> None:
     assert paired_interval({0: 1.0, 1: 5.0, 7: 3.0}, {7: 1.0, 1: 2.0, 9: 0.0}).mean == pytest.approx(2.5)
     assert paired_interval(SKA, SOFTMAX).mean == pytest.approx(3.7667, abs=1e-4)

@@ -15,6 +15,8 @@ Numbers = NDArray[Any] | float | int
 
 LEVEL = 0.95
 FEWEST = 3
+ROUNDING = 1e-10
+"""Values that differ by less than this part of the largest one are equal: what remains is the rounding of fractions."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def quantiles(probability: Numbers, degrees: Numbers) -> NDArray[np.float64]:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean and 95 % t-interval."""
+    """Mean and 95 % t-interval; equal values, but for their rounding, have sd 0."""
     n = len(values)
     if n == 0:
         return Interval(0, None)
@@ -65,6 +67,8 @@ def interval(values: Sequence[float]) -> Interval:
     if n == 1:
         return Interval(1, mean)
     sd = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    if max(values) - min(values) <= ROUNDING * max(map(abs, values)):
+        sd = 0.0
     if n < FEWEST:
         return Interval(n, mean, sd=sd)
     half = quantile((1 + LEVEL) / 2, n - 1) * sd / math.sqrt(n)
@@ -125,6 +129,7 @@ def pooled_variance(table: Mapping[str, Mapping[int, float]]) -> Pooled:
     residual = x - x.mean(0, keepdims=True) - x.mean(1, keepdims=True) + x.mean()
     degrees = (len(rows) - 1) * (len(seeds) - 1)
     sd = math.sqrt(float((residual**2).sum()) / degrees)
+    sd = sd if sd > ROUNDING * float(np.abs(x).max()) else 0.0
     return Pooled(sd, degrees, quantile((1 + LEVEL) / 2, degrees) * sd * math.sqrt(2 / len(seeds)))
 
 

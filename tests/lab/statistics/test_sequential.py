@@ -33,6 +33,14 @@ def test_p_is_the_smallest_of_the_analyses_over_their_shares() -> None:
     assert (against.p[0], against.side[0]) == (pytest.approx(expected), -1)
 
 
+def test_rounding_is_no_deviation() -> None:
+    """Three more of 360 images at each seed."""
+    x = [100 * (right + 3) / 360 - 100 * right / 360 for right in (326, 205, 179, 11, 300)]
+    assert len(set(x)) > 1
+    found = analyse(LOOKS, differences_of(x))
+    assert (found.p[0], found.at[0]) == (1, 3)
+
+
 def test_an_equivalence_has_its_two_one_sided_tests() -> None:
     x = [0.1, -0.2, 0.05, 0.15, -0.1]
     tests = Differences(differences=np.array([x]), at=np.zeros(1), within=np.array([1.0]))

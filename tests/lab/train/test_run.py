@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from regard.files.records import read_record, write_record
 from regard.lab.results.metrics import Metrics
 from regard.lab.results.results import Results
 from regard.lab.tasks import TASKS, Classification
-from regard.lab.train import checkpoint
+from regard.lab.train import checkpoint, environment
 from regard.lab.train.environment import resolved_device
 from regard.lab.train.execute import execute, write_run_file
 from regard.lab.train.load import load_run, load_trained
@@ -469,3 +470,12 @@ def test_a_number_of_threads_that_no_machine_has_is_refused(threads: object, tmp
     write_record(path, {**read_record(path), "threads": threads})
     with pytest.raises(StoreError, match="does not describe a run"):
         execute(PLAIN, store, device="cpu")
+
+
+def test_the_code_of_a_run_is_the_commit_of_this_tree() -> None:
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        pytest.skip("this is no checkout")
+    commit = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+    if Path(environment.__file__).is_relative_to(root):
+        assert commit.startswith(environment.code_version().rstrip("+"))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from regard.core import ConfigError
 from regard.core.validation import check_fields
-from regard.measure.intervals import FEWEST, LEVEL, Interval, holm, powers, quantiles, seed_pairs
+from regard.measure.intervals import FEWEST, LEVEL, ROUNDING, Interval, holm, powers, quantiles, seed_pairs
 
 from .verdicts import Verdict, claim_p, numbers_of
 
@@ -92,7 +92,8 @@ class Differences:
         first = self.differences[..., :pairs]
         if first.shape[-1] < pairs:
             return np.full(first.shape[:-1], np.nan), np.full(first.shape[:-1], np.nan)
-        return first.mean(-1), first.std(-1, ddof=1)
+        equal = np.ptp(first, -1) <= ROUNDING * np.abs(first).max(-1)
+        return first.mean(-1), np.where(equal, 0.0, first.std(-1, ddof=1))
 
     def p(self, pairs: int) -> tuple[Floats, NDArray[np.int64]]:
         """(two-sided p, side) of each claim from its first `pairs` differences, p NaN where there are fewer."""

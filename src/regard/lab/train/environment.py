@@ -74,7 +74,7 @@ def quiet_lightning() -> None:
 @lru_cache(maxsize=1)
 def code_version() -> str:
     """The commit of the source tree ("+" if it has changes), or the installed version."""
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[4]
     if not (root / ".git").exists():
         return version("regard")
     try:
