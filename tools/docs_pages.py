@@ -363,18 +363,22 @@ mechanism keeps only in part.
 Dropout of attention weights: no mechanism here has it, and a swap warns. `output_attentions=True` of transformers, as
 an argument or in the configuration: the first swapped layer refuses it; use `regard.capture` to collect attention maps.
 Layers that `torch.compile` compiles may not see it, and the output then lacks their weights. `set_input_size` of timm,
-where it gives Swin or BEiT other windows: `restore`, set the size, then swap. Elsewhere a mechanism follows the size of
-each image, and one with learned parameters for its grid resamples them.
+where it gives Swin or BEiT other windows or a ViT other patches, and any other exchange of the patch embedding:
+`restore`, change the model, then swap. Elsewhere a mechanism follows the size of each image, and one with learned
+parameters for its grid resamples them.
 
 ## Adapters, pruning and export
 
 The linear projections of a swapped layer are plain `nn.Linear` modules under the host's names, so LoRA of PEFT finds
-them with the same `target_modules` as before the swap (torchvision's fused matrix is `qkv`), and dynamic quantisation
-and torchao change them. For LoRA before a swap: adapters around projections that the new layer has in full stay, as the
-same modules; a plan lists them as `site.adapters`. Those around projections that are replaced, such as fused queries,
-keys and values where the mechanism has no keys, are `site.lost_adapters`, and the swap is refused; nothing is merged in
-silence. Saved adapters have the names of modules: load those from before a swap before you swap. A swap refuses weights
-that are pruned, parametrised (weight norm) or quantised; undo this first, or do it after the swap.
+them with the same one-word `target_modules` as before the swap (torchvision's fused matrix is `qkv`; in a path, such as
+`blocks.0.attn.regard.qkv`, the word `regard` is new), and dynamic quantisation and torchao change them. For LoRA before
+a swap: adapters around projections that the new layer has in full stay, as the same modules; a plan lists them as
+`site.adapters`. Those around projections that are replaced, such as fused queries, keys and values where the mechanism
+has no keys, are `site.lost_adapters`, and the swap is refused; nothing is merged in silence. A linear layer of your own
+with another forward, inside an attention of your own, is refused too, except where the port keeps it as a module;
+learned parameters that the new layer has no place for are named by a warning. Saved adapters have the names of modules:
+load those from before a swap before you swap. A swap refuses weights that are pruned, parametrised (weight norm) or
+quantised; undo this first, or do it after the swap.
 
 `torch.export.export` and `torch.onnx.export(..., dynamo=True)` take swapped models with one image size, and with any
 batch size if its dimension is dynamic (ViT3: one batch size only; DynamicConv: up to a maximum that you give, such as

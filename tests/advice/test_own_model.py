@@ -93,6 +93,9 @@ def test_a_loader_gives_its_images_and_wrong_ones_are_refused() -> None:
         (DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=4), "no images"),
         (DataLoader(TensorDataset(100 * images), batch_size=8), "not normalised by the mean and deviation"),
         (PIXELS.transpose(0, 3, 1, 2), "pixels .n, h, w, channels. of uint8"),
+        (DataLoader(TensorDataset(images[:, :, :8]), batch_size=8), "8x.* pixels, fewer than the 16x16 of the model"),
+        (DataLoader(TensorDataset(images[:, :1]), batch_size=8), r"no images \(n, 3, h, w\): it has shape \(8, 1, "),
+        (DataLoader(TensorDataset(images * torch.nan), batch_size=8), "not finite"),
         (PIXELS[:, :8, :8], "none smaller than the 16x16 of the model"),
         (PIXELS[:0], "at least one is needed"),
     ):

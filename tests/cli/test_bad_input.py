@@ -474,3 +474,8 @@ def test_data_of_another_task_name_it(command: list[str], tmp_path: Path, capsys
     shutil.copytree(tmp_path / "cells/images", tmp_path / "pictures")
     assert run([*command, "--data", str(tmp_path / "pictures")]) != 0
     assert "--task" not in capsys.readouterr().err
+
+
+def test_statistics_of_other_channels_are_refused(capsys) -> None:
+    words = [*shlex.split(TRAIN), "--set", "task.mean=0.5,0.5,0.5", "--set", "task.std=0.5,0.5,0.5"]
+    refused(capsys, words, "task.mean has 3 numbers, the images of digits", "have 1 channels")

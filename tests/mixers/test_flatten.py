@@ -34,6 +34,15 @@ def test_powers_do_not_overflow():
         assert (out.double() - flatten_reference(*(x.double() for x in (size * q, size * k, v)))).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("over", ["channels", "head"])
+def test_the_plain_form_takes_tokens_without_a_positive_channel(over):
+    """1e-6^5, squared, is 0 in float32."""
+    q, k, v = (x.float() for x in draw_qkv())
+    q[:, :, 0] = k[:, :, 1] = -1.0
+    expected = flatten(q, k, v, power=5.0, over=over)
+    assert torch.allclose(flatten_reference(q, k, v, power=5.0, over=over), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_counts_of_the_paper():
     """FLatten-T of DeiT size: C + N C more a layer, 26 d more with the convolution (6,173,608 and 6,193,576)."""
     site = Site(192, 3, Grid(14, 14, prefix=1))

@@ -51,7 +51,11 @@ def cut_off(attention: nn.Module) -> None:
     attention.fused_attn = False
 
 
-@pytest.mark.parametrize("change", [as_subclass, on_instance, scaled, sharpened, cut_off])
+def put_through_relu(attention: nn.Module) -> None:
+    attention.proj_drop = nn.ReLU()
+
+
+@pytest.mark.parametrize("change", [as_subclass, on_instance, scaled, sharpened, cut_off, put_through_relu])
 def test_a_changed_layer_is_left_out_with_a_warning(change: Callable[[nn.Module], None]) -> None:
     model = vit()
     change(model.blocks[1].attn)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 pytest.importorskip("transformers", reason="pip install 'regard[hf]'")
 
@@ -93,6 +93,25 @@ def test_a_padding_mask_that_an_encoder_made_additive_hides_the_same_keys() -> N
     assert torch.equal(layer(x, x, x, added)[0], layer(x, x, x, hidden)[0])
     with pytest.raises(UnsupportedError, match="bias"):
         layer(x, x, x, added - 1)
+
+
+class Causal(nn.Module):
+    """Tokens of an image that see those before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch_embed, self.att = nn.Conv2d(3, 32, 8, 8), nn.MultiheadAttention(32, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.patch_embed(x).flatten(2).mT
+        later = torch.ones(t.shape[1], t.shape[1]).bool().triu(1)
+        return self.att(t, t, t, attn_mask=later, need_weights=False)[0]
+
+
+def test_a_plan_refuses_the_masks_that_its_swap_refuses() -> None:
+    for form in (plan_swap, swap):
+        with pytest.raises(UnsupportedError, match="mask"):
+            form(Causal(), Linear(), example=torch.randn(1, 3, 32, 32))
 
 
 @torch.no_grad()

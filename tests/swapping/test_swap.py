@@ -682,3 +682,18 @@ def test_a_bias_of_the_hosts_heads_refuses_others():
         swap(model, SKA(heads=4))
     assert torch.equal(model(x), before)
     swap(model, SKA(heads=2), "layers.0.*")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("replaces", nn.Linear),
+        ("class_paths", "a.B"),
+        ("watch", 5),
+        ("parameter_names", ["qkv"]),
+        ("mask_kinds", "bias"),
+    ],
+)
+def test_a_member_of_a_port_that_is_of_another_kind_is_named(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"Wrong\.{name} is a "):
+        type("Wrong", (Port,), {name: value, "__qualname__": "Wrong"})

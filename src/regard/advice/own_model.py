@@ -130,9 +130,15 @@ def _load_images(loader: DataLoader[Any], user: UserModel) -> Images:
         if user.frames and images.ndim == 5:
             images = frames_joined(images, user.frames_first)
         if images.ndim != 4 or images.shape[1] != user.channels or 0 in images.shape[2:]:
+            what = f"has shape {tuple(images.shape)}" if images.numel() else f"is a {type(batch).__name__}"
             raise DataError(
-                f"a batch of the loader has no images (n, {user.channels}, h, w): it is a {type(batch).__name__}; give "
-                "a tensor, a tuple with it first, or a mapping with pixel_values"
+                f"a batch of the loader has no images (n, {user.channels}, h, w): it {what}; give a tensor, a tuple "
+                "with it first, or a mapping with pixel_values"
+            )
+        if images.shape[-2] < user.size[0] or images.shape[-1] < user.size[1]:
+            raise DataError(
+                f"the loader has images of {images.shape[-2]}x{images.shape[-1]} pixels, fewer than the "
+                f"{user.size[0]}x{user.size[1]} of the model: give larger ones, or size="
             )
         if len(images):
             batches.append(centre(_pixels(images, user.statistics), user.size))
@@ -149,6 +155,8 @@ def _pixels(images: Tensor, statistics: Statistics) -> UInt8[np.ndarray, "n h w 
     if images.dtype != torch.uint8:
         mean, std = (torch.tensor(part).view(1, -1, 1, 1) for part in statistics)
         values = images.detach().cpu().float() * std + mean
+        if not values.isfinite().all():
+            raise DataError("the loader has images with values that are not finite: leave them out")
         if not -0.02 <= float(values.min()) <= float(values.max()) <= 1.02:
             raise DataError(
                 "the images of the loader are not normalised by the mean and deviation of the model: give those of "

@@ -55,7 +55,8 @@ def check(
 ) -> None:
     """Read all files of your own data: counts, sizes, modes, unreadable files, copies in several splits.
 
-    With --fix those of the copy. Exit code 1 if there is a problem that would stop a training.
+    With --fix those of the copy. Exit code 1 if there are problems that would stop a training, 2 if the data cannot be
+    read at all.
     """
     from regard.lab.tasks.check_data import DataReport, check_data
     from regard.lab.tasks.clean_copy import write_clean_copy

@@ -243,6 +243,9 @@ def make_run(
         raise ConfigError(f"--set has a value of the wrong type: {error}") from error
     except ConfigError as error:
         raise ConfigError(_with_options(str(error), changes)) from error
+    given_mean = changed["task"].get("mean")
+    if given_mean and len(given_mean) != (channels := getattr(problem, "channels", len(given_mean))):
+        raise ConfigError(f"task.mean has {len(given_mean)} numbers, the images of {data} have {channels} channels")
     return Run(
         task=problem,
         mixer=None if mixer in ("host", "None") else parse_mixer(mixer, extra),

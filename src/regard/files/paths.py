@@ -75,7 +75,8 @@ _STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 def visible(folder: Path) -> Iterator[os.DirEntry[str]]:
     """The entries of a folder by name, without hidden ones and those that macOS adds to archives.
 
-    Raises: DataError if the folder may not be read, and for a pipe, socket or device, whose reader would wait for ever.
+    Raises: DataError if the folder may not be read, for a pipe, socket or device, whose reader would wait for ever, and
+    for a link to nothing that may have been a folder or a list of files; a reader names the others.
     """
     with readable(folder), os.scandir(folder) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
@@ -85,7 +86,18 @@ def visible(folder: Path) -> Iterator[os.DirEntry[str]]:
         raise DataError(
             f"{printable(special)} is a pipe, socket or device, but no file; remove it, or put it elsewhere"
         )
+    dead = next((entry.path for entry in shown if _is_dead(entry)), None)
+    if dead is not None:
+        raise DataError(f"{printable(dead)} is a link to nothing: remove it, or bring back what it leads to")
     return iter(shown)
+
+
+_LISTS = frozenset({"", ".csv", ".tsv", ".json", ".jsonl", ".txt", ".yaml", ".yml", ".xml", ".gz"})
+"""Suffixes of folders and lists, whose absence looks like data without them."""
+
+
+def _is_dead(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and Path(entry.name).suffix.lower() in _LISTS and not Path(entry.path).exists()
 
 
 def _is_special(entry: os.DirEntry[str]) -> bool:

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -191,7 +192,16 @@ def read_splits(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], di
         folders.warn_of_other_files(path)
     if not reserved and _has_reserved(path):
         log.warning("val of %s is its validation part, which --val 0.1 takes; the test is test", path)
-    return classes, divide(*splits["train"]) if len(splits) == 1 else splits
+    if len(splits) > 1:
+        return classes, splits
+    if read is lists.read:
+        name, number = Counter(map(str, splits["train"][1])).most_common(1)[0]
+        if number > 1:
+            raise DataError(
+                f"{name} is listed {number} times, and without a split copies would lie in training and test: list "
+                "each image once, or add a column split"
+            )
+    return classes, divide(*splits["train"])
 
 
 def _has_reserved(path: Path) -> bool:
@@ -474,8 +484,8 @@ def _whole_labels(file: Path, name: str, column: Any) -> np.ndarray:
     labels = column.to_numpy()
     if labels.dtype.kind not in "iu":
         raise DataError(
-            f"{file}: column {name!r} holds {labels.dtype}, expected one whole number from 0 for each image "
-            "(images with several labels are not supported)"
+            f"{file}: column {name!r} holds {'texts' if labels.dtype == object else labels.dtype}, expected one whole "
+            "number from 0 for each image, with names in its metadata class_names; lists in .csv take names"
         )
     if len(labels) and int(labels.max()) >= LARGEST_LABEL:
         row = int(labels.argmax())

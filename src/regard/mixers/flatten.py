@@ -43,8 +43,8 @@ def flatten_reference(
     def focus(x: Tensor) -> Tensor:
         x = F.relu(x) + 1e-6
         x = x if spread is None else x / spread
-        length = torch.linalg.vector_norm
-        return length(x, dim=AXES[over], keepdim=True) * x**power / length(x**power, dim=AXES[over], keepdim=True)
+        length, y = torch.linalg.vector_norm, (x / x.amax(AXES[over], keepdim=True)) ** power  # a factor cancels
+        return length(x, dim=AXES[over], keepdim=True) * y / length(y, dim=AXES[over], keepdim=True)
 
     return kernel_weights(focus(q), only_kept(focus(only_kept(k, keep)), keep), eps) @ only_kept(v, keep)
 

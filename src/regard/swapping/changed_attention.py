@@ -25,8 +25,9 @@ def change_of(module: nn.Module) -> str:
         return f"the forward of {kind} was replaced"
     if change := _change_of_scale(module):
         return f"the scale of {kind} is {change}"
-    if isinstance(drop := getattr(module, "attn_drop", None), nn.Module) and not isinstance(drop, DROPOUT):
-        return f"the attn_drop of {kind} is a {type(drop).__qualname__}"
+    for name in ("attn_drop", "proj_drop"):
+        if isinstance(drop := getattr(module, name, None), nn.Module) and not isinstance(drop, DROPOUT):
+            return f"the {name} of {kind} is a {type(drop).__qualname__}"
     return ""
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, ClassVar, cast
@@ -15,6 +15,7 @@ from torch.fx import Proxy, Tracer
 from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError, UnsupportedError
 from regard.core.errors import INSTEAD_OF_TORCHSCRIPT
 from regard.core.mask import POSITION_BIASES
+from regard.core.validation import short_repr
 from regard.mixers.shared.heads import drops_bias
 from regard.projections.linear import role_rows
 
@@ -24,6 +25,12 @@ from .host_names import MIXER_CHILD, HostNames
 from .host_parameters import host_part, host_site
 from .kept_parameters import like
 from .separate_qkv import joined_qkv, match_host_projection
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "replaces": (tuple,), "class_paths": (frozenset, set, tuple), "watch": (str,), "parameter_names": (Mapping,),
+    "mask_kinds": (frozenset, set),
+}  # fmt: skip
+"""Of members that a subclass may define."""
 
 
 class Port(HostNames):
@@ -73,6 +80,14 @@ class Port(HostNames):
     below `regard.`. Loading does the reverse, so a checkpoint of the original model fits. Unknown attributes are looked
     up in the mixer, so that every key of the state dict is also a path through the modules.
     """
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for name, kinds in _KINDS.items():
+            value = vars(cls).get(name)
+            if value is not None and not isinstance(value, (*kinds, property)):
+                named = " or ".join(kind.__name__ for kind in kinds)
+                raise ConfigError(f"{cls.__qualname__}.{name} is a {named}, not {short_repr(value)}")
 
     replaces: ClassVar[tuple[type, ...]] = ()
     class_paths: ClassVar[frozenset[str]] = frozenset()

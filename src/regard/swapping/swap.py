@@ -166,6 +166,8 @@ def plan_swap(
         raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}{removing}")
     names = inspect.matching_layers(model, where, ports, reinitialise=reinitialise)
     plan = plan_layers(model, config, names, example, ports=ports)
+    for site in plan.sites:
+        site.call.check(site.layer, site.name)
     plan.left_out = changed_attention(model, inspect.attention_layers(model, ports, reinitialise=True), where)
     return plan
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import StdConv2d
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from kernels import check_once, needs_kernels, runs_kernel
 from operators import check_error, check_same
@@ -220,6 +221,18 @@ def test_gradcheck_of_compiled_sampling():
             return deformable_conv(x, weight, offsets, mask=factors, padding=1, execution="native")
 
         assert torch.autograd.gradcheck(run, leaves)
+
+
+@needs_kernels
+def test_compiled_sampling_is_checkpointed():
+    leaves = [t.requires_grad_() for t in inputs(groups=2, channels=6, outputs=2, sides=(4, 5), padding=1)]
+
+    def run(x, weight, offsets, factors):
+        return deformable_conv(x, weight, offsets, mask=factors, padding=1, execution="native").square().sum()
+
+    expected = torch.autograd.grad(run(*leaves), leaves)
+    found = torch.autograd.grad(checkpoint(run, *leaves, use_reentrant=False), leaves)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 @needs_kernels

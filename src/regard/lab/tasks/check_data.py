@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,8 @@ KINDS = ("classification", "segmentation", "detection", "instances", "sequences"
 TASK_OF: Mapping[str, type[Boxes]] = {task.name: task for task in TASKS if issubclass(task, Boxes)}
 LARGE = 89_000_000
 """Pixels of an image that most readers warn of."""
+MANY = 200
+"""Classes above which those without an image have no row."""
 UNEQUAL = 4
 """Of the lengths of clips in one set, without a warning."""
 SKIPPED = "skipped: "
@@ -258,6 +260,8 @@ def _classification(path: Path, report: DataReport) -> None:
     for split, (sources, names, labels) in splits.items():
         for label, name in enumerate(classes):
             rows = np.flatnonzero(labels == label)
+            if not len(rows) and len(classes) > MANY:
+                continue
             where = f"{split}, {name}"
             found = [one for row in rows.tolist() if (one := pictures.add(split, sources[row], str(names[row]), where))]
             line = {"split": split, "class": name, "images": len(rows), "unreadable": len(rows) - len(found)}
@@ -266,8 +270,17 @@ def _classification(path: Path, report: DataReport) -> None:
             check_labels(f"the {split} split", labels, len(classes))
         except DataError as error:
             report.problems.append(str(error))
+    _warn_of_empty(report, len(classes), {label for *_, labels in splits.values() for label in labels.tolist()})
     _only_in_test(report, "images")
     pictures.compare()
+
+
+def _warn_of_empty(report: DataReport, classes: int, present: Collection[int]) -> None:
+    if len(present) < classes:
+        report.warnings.append(
+            f"{classes - len(present)} of {classes} classes have no image, and a network has outputs for them: look "
+            "for a wrong label, or for gaps in their numbers"
+        )
 
 
 def _video(path: Path, report: DataReport) -> None:
@@ -281,7 +294,7 @@ def _video(path: Path, report: DataReport) -> None:
             for clip in (paths[row] for row in rows):
                 try:
                     number, sizes, total = clips.measure(clip)
-                except (ValueError, DataError) as error:
+                except (ValueError, OSError, DataError) as error:
                     report.problems.append(f"{clip} cannot be read as a clip: {error}")
                     continue
                 copies[total].setdefault(split, str(clip))
@@ -316,6 +329,7 @@ def _stream(data: str, kind: str) -> DataReport:
     report = DataReport("classification")
     classes, splits = streamed.splits(data)
     pictures = _Pictures(report, sum(shards.images for shards in splits.values()))
+    present: set[int] = set()
     for split, shards in splits.items():
         found: dict[int, list[Any]] = defaultdict(list)
         labels = Counter[int]()
@@ -324,8 +338,12 @@ def _stream(data: str, kind: str) -> DataReport:
                 labels[label] += 1
                 found[label] += [one] if (one := pictures.add(split, image, f"{name} in {shards.name(shard)}")) else []
         for label, name in enumerate(classes):
+            if not labels[label] and len(classes) > MANY:
+                continue
             line = {"split": split, "class": name, "images": labels[label]}
             report.rows.append(line | {"unreadable": labels[label] - len(found[label])} | _ranges(found[label]))
+        present |= labels.keys()
+    _warn_of_empty(report, len(classes), present)
     _only_in_test(report, "images")
     pictures.compare()
     return report

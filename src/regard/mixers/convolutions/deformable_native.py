@@ -53,8 +53,9 @@ def _empty_gradients(
 
 
 def _differentiate(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-    grad_rows, grad_points, grad_factors = _sample_backward(grad, *ctx.saved_tensors)
-    return grad_rows, grad_points, None if ctx.saved_tensors[2] is None else grad_factors
+    rows, points, factors = ctx.saved_tensors  # read once, as checkpointing wants it
+    grad_rows, grad_points, grad_factors = _sample_backward(grad, rows, points, factors)
+    return grad_rows, grad_points, None if factors is None else grad_factors
 
 
 _TWICE = 'deformable_conv: execution="native" cannot be differentiated twice; use execution="eager"'

@@ -609,3 +609,11 @@ def test_evidence_for_both_is_refused_and_a_choice_decides(tmp_path: Path) -> No
     one, two = (task_on(tmp_path, exif=choice).part("train").pixels(0) for choice in ("keep", "turn"))
     assert np.array_equal(one[::-1, ::-1].mean((0, 1)).round(), two.mean((0, 1)).round())
     assert not np.array_equal(one, two)
+
+
+def test_annotations_that_are_a_link_to_nothing_are_named(tmp_path: Path) -> None:
+    standard(tmp_path)
+    (tmp_path / "val.json").unlink()
+    (tmp_path / "val.json").symlink_to(tmp_path / "gone.json")
+    with pytest.raises(DataError, match=r"val\.json is a link to nothing"):
+        check_data(str(tmp_path))

@@ -378,7 +378,14 @@ def test_an_image_of_another_folder_is_named(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_a_repeated_row_is_named(tmp_path: Path) -> None:
-    lists(tmp_path, {"labels.csv": table(("file", "label"), range(12), "images/") + "images/3.png,dog\n"})
+    again = "images/3.png,dog\n"
+    lists(tmp_path, {"labels.csv": table(("file", "label"), range(12), "images/") + again})
+    for read in (lambda: check_data(str(tmp_path)), task(tmp_path).data_set):
+        with pytest.raises(DataError, match=r"3\.png is listed 2 times, and without a split copies would lie in"):
+            read()
+    (tmp_path / "labels.csv").unlink()
+    lists(tmp_path, {"train.csv": table(("file", "label"), range(8), "images/") + again,
+                     "test.csv": table(("file", "label"), range(8, 12), "images/")})  # fmt: skip
     (said,) = (text for text in check_data(str(tmp_path)).warnings if "more than once" in text)
     assert said.endswith("3.png")
 
@@ -527,3 +534,27 @@ def test_a_class_that_was_renamed_is_scored_by_its_new_name(tmp_path: Path) -> N
         (tmp_path / "other" / old).rename(tmp_path / "other" / new)
     second = trained.score_on(str(tmp_path / "other"), model, CPU, record)
     assert second.metrics["top1"] == pytest.approx(100 - first.metrics["top1"])
+
+
+@pytest.mark.parametrize("place", ["train/c", "test", "val"])
+def test_a_link_to_nothing_is_no_missing_folder(tmp_path: Path, place: str) -> None:
+    for number in range(8):
+        shade(tmp_path / "train" / "ab"[number % 2] / f"{number}.png", number)
+    (tmp_path / place).symlink_to(tmp_path / "gone")
+    for read in (lambda: check_data(str(tmp_path)), task(tmp_path).data_set):
+        with pytest.raises(DataError, match=rf"{place} is a link to nothing"):
+            read()
+
+
+def test_classes_without_an_image_are_counted(tmp_path: Path) -> None:
+    hub_table(tmp_path / "train.parquet", range(8), names=None)
+    made = pq.read_table(tmp_path / "train.parquet")
+    labels = pa.array([0, 1, 0, 1, 0, 1, 0, 5000])
+    pq.write_table(made.set_column(1, "label", labels).replace_schema_metadata({}), tmp_path / "train.parquet")
+    report = check_data(str(tmp_path / "train.parquet"))
+    assert len(report.rows) <= 6
+    assert "4998 of 5001 classes have no image" in "".join(report.warnings)
+    texts = pa.array(list("abababab"))
+    pq.write_table(made.set_column(1, "label", texts).replace_schema_metadata({}), tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=r"column 'label' holds texts, .*lists in \.csv take names"):
+        check_data(str(tmp_path / "train.parquet"))

@@ -195,3 +195,10 @@ def test_imdb_has_the_published_splits(data_root):
     assert (len(found.train), len(found.held), len(found.test)) == (22_500, 2_500, 25_000)
     assert np.bincount(found.test.labels).tolist() == [12_500, 12_500]
     assert 0.025 < found.test.count_truncated(4096) / 25_000 < 0.030  # 2.7 % are longer
+
+
+def test_a_test_that_is_a_link_to_nothing_is_named(tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"word {n},{n % 2}\n" for n in range(10)))
+    (tmp_path / "test.csv").symlink_to(tmp_path / "gone.csv")
+    with pytest.raises(DataError, match=r"test\.csv is a link to nothing"):
+        text.tables(tmp_path)

@@ -260,6 +260,11 @@ def test_a_damaged_video_is_named(broken: Path) -> None:
     report = check_data(str(broken))  # recognised by the file
     assert report.kind == "video"
     assert "noise.mp4 cannot be read as a clip" in report.problems[0]
+    (broken / "dark" / "noise.mp4").unlink()
+    (broken / "dark" / "noise.mp4").symlink_to(broken / "gone.mp4")
+    assert "noise.mp4 cannot be read as a clip" in check_data(str(broken), "video").problems[0]
+    (broken / "dark" / "noise.mp4").unlink()
+    (broken / "dark" / "noise.mp4").write_bytes(b"no video" * 100)
     with pytest.raises(DataError, match="no test image of class dark in .* can be read"):  # it is all of that part
         own(broken, corrupt="skip").data_set()
 

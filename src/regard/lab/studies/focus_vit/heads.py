@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import Grid
+from regard.core import Grid, require
 from regard.core.eval_mode import eval_mode
 from regard.files.records import read_record_if_present, write_record
 from regard.images.imagenet import NORMAL
@@ -23,6 +23,7 @@ from regard.images.normalise import normalise
 from regard.lab.data import catalog
 from regard.lab.engine.analysis import Analysis, Source, analysis_path
 from regard.lab.tasks.detection import data as scenes
+from regard.lab.tasks.detection import masks as rle
 from regard.lab.tasks.segmentation import data as masks
 from regard.measure.intervals import interval
 from regard.models.segmentation import VOID
@@ -74,11 +75,10 @@ def streets(split: str, wanted: int) -> list[Picture]:
 
 def nuclei(split: str, wanted: int) -> list[Picture]:
     """Of nuclei: 1 where one is."""
-    from pycocotools import mask as rle
-
     found = scenes.load("nuclei", True, "stop").splits[split]
     chosen = [found[row] for row in drawn(len(found), wanted)]
-    return [(decode(one.source, None, 3), rle.decode(list(one.objects.masks or ())).any(-1)) for one in chosen]
+    told = [np.asarray(rle.decode(one.objects.masks or (), one.size).any(0)) for one in chosen]
+    return [(decode(one.source, None, 3), mask) for one, mask in zip(chosen, told, strict=True)]
 
 
 PROBLEMS: tuple[Problem, ...] = (
@@ -149,6 +149,7 @@ class _Scores:
 
     def _learn(self, model: FocusViT, pictures: Sequence[Picture]) -> Any:
         """A linear head: of patches, each has the class of most of its pixels."""
+        require("sklearn")
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler

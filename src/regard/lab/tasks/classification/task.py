@@ -167,7 +167,8 @@ class Classification(ValidationPart, ImageTask):
             return self._validation_images(image_set)
         images = image_set.test if self.split == "test" else image_set.held
         if images is None:
-            raise DataError(f'{image_set.name} has no images reserved for tuning; use split="test"')
+            part = 'split="val", the part of --val' if self.val else 'split="test"'
+            raise DataError(f"{image_set.name} has no images reserved for tuning; use {part}")
         return self._limit_images(images)
 
     def _validation_images(self, image_set: ImageSet) -> Images:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard.core import DataError
-from regard.files.paths import subfolders
+from regard.files.paths import subfolders, visible
 from regard.images.folders import SPLITS, split_of_name
 
 from . import coco, labelme, tables, voc, yolo
@@ -47,7 +47,8 @@ def annotation_files(path: Path) -> dict[str, Path]:
     A file has the name of its split, or this name and a year at its end: "instances_val2017.json".
     """
     for folder in (path, path / "annotations"):
-        files = [file for file in sorted(folder.glob("*.json")) if file.is_file()]
+        entries = visible(folder) if folder.is_dir() else ()
+        files = [folder / entry.name for entry in entries if entry.name.endswith(".json") and entry.is_file()]
         found: dict[str, Path] = {}
         for split, names in SPLITS.items():
             for name in names:
