@@ -1,13 +1,14 @@
 """Files are whole or absent, and errors say what to do."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from regard.core import StoreError
-from regard.files.atomic import json_text, read_json, write_atomically
+from regard.files.atomic import check_writable, json_text, read_json, write_atomically
 from regard.files.tensor_files import read_state, write_state
 
 
@@ -38,6 +39,21 @@ def test_a_failed_write_keeps_the_old_content(tmp_path: Path) -> None:
         write_atomically(target, "\udcff")
     assert target.read_bytes() == b"old"
     assert {path.name for path in tmp_path.iterdir()} == {"x", "folder"}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with a name")
+@pytest.mark.parametrize("write", [check_writable, lambda path: write_atomically(path, "new")], ids=["check", "write"])
+def test_a_pipe_a_folder_and_standard_output_are_not_replaced(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")  # may be a file
+    (tmp_path / "folder").symlink_to(tmp_path)
+    before = {path: path.lstat().st_ino for path in tmp_path.iterdir()}
+    for path in before:
+        with pytest.raises(StoreError, match=f"cannot write {path}: .*; (give the path of a file|a file is where)"):
+            write(path)
+    assert {path: path.lstat().st_ino for path in tmp_path.iterdir()} == before
 
 
 def test_the_root_is_not_replaced() -> None:

@@ -32,8 +32,9 @@ def write_atomically(path: Path | str, data: bytes | str) -> None:
 
     The content is written to a temporary file beside the target and synced; then it is renamed and the folder synced.
     Text is written as UTF-8. Missing folders are created. Several threads and processes can write one file: the last
-    one's content remains.
-    Raises: StoreError without permission, if the disk is full, if the target is a folder, or if text is not Unicode.
+    one's content remains. A link to a file is replaced by the file.
+    Raises: StoreError without permission, if the disk is full, if text is not Unicode, or if the target, links
+    followed, is a folder, pipe, socket or device, or is a link such as /dev/stdout.
     """
     with prepare_write(path, data) as replace:
         replace()
@@ -44,9 +45,19 @@ def check_writable(path: Path | str) -> None:
 
     Raises: StoreError, as `write_atomically`.
     """
-    with prepare_write(path, b""), store_errors(Path(path)):
-        if Path(path).is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    with prepare_write(path, b""):
+        pass
+
+
+_OTHER_PATH = "give the path of a file, or leave the option out"
+
+
+def _check_file(path: Path, verb: str) -> None:
+    """Raises: StoreError if a path, links followed, is a pipe, socket or device; IsADirectoryError for a folder."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if os.path.exists(path) and not path.is_file():
+        raise StoreError(f"cannot {verb} {path}: it is a pipe, socket or device, but no file; {_OTHER_PATH}")
 
 
 @contextmanager
@@ -59,6 +70,11 @@ def prepare_write(path: Path | str, data: bytes | str) -> Iterator[Any]:
     part = target.parent / f".{secrets.token_hex(12)}{TEMPORARY}"
     with store_errors(target):
         content = data.encode() if isinstance(data, str) else data
+        _check_file(target, "write")
+        if target.is_symlink():
+            link = os.path.join(os.path.realpath(target.parent), os.readlink(target))
+            if link.startswith(("/proc/", "/dev/fd/", "/dev/std")):  # also if it is a file now
+                raise StoreError(f"cannot write {path}: it is a link to {link}; {_OTHER_PATH}")
         target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with store_errors(target), open(os.open(part, _NEW | _NO_LINK | _BINARY, 0o666), "wb") as file:
