@@ -12,6 +12,7 @@ import pytest
 from command_line import answer
 from regard.cli.app import run
 from regard.cli.results import _line
+from regard.core import StoreError
 from regard.files.atomic import write_atomically
 from regard.lab.results import housekeeping
 from regard.lab.results.housekeeping import StoredRun, remove, select_runs, stored_runs
@@ -82,6 +83,23 @@ def test_a_link_to_a_folder_is_no_run_of_this_store(store: Results, tmp_path: Pa
     (tmp_path / "other").mkdir()
     (store.root / ("d" * 12)).symlink_to(store.folder("a" * 12))
     assert len(stored_runs(store)) == 3
+
+
+def test_what_a_link_points_to_is_not_changed(store: Results, tmp_path: Path) -> None:
+    mine, key, source = tmp_path / "mine", "b" * 12, Results(tmp_path / "source")
+    mine.mkdir()
+    (mine / "a.json").write_text("mine")
+    (store.folder(key) / "probes").symlink_to(mine)
+    (store.folder(key) / "run.json").symlink_to(mine / "a.json")
+    (store.root / ("d" * 12)).symlink_to(mine)
+    source.finish(key, {"status": "done", "metrics": {"top1": 50.0}})
+    (source.folder(key) / "run.json").write_text("new")
+    assert housekeeping.bring(source, key, store)
+    for change in (store.forget, store.reopen, lambda key: housekeeping.bring(source, key, store)):
+        with pytest.raises(StoreError, match=f"{'d' * 12} is a link"):
+            change("d" * 12)
+    assert {path.name: path.read_text() for path in mine.iterdir()} == {"a.json": "mine"}
+    assert (store.folder(key) / "run.json").read_text() == "new"
 
 
 @pytest.mark.parametrize("name", ["last.ckpt", "metrics.csv", "outcome.json", "run.json", "lock"])

@@ -65,8 +65,11 @@ def test_the_photograph_is_normalised_as_the_task_does(colours: Path, tmp_path: 
 def test_grey_models_look_at_a_digit(tmp_path: Path) -> None:
     store, run = Results(tmp_path), run_of("digits-canvas", Softmax(), (12, 12))
     execute(run, store, device="cpu")
+    (tmp_path / "mine").mkdir()
+    (store.folder(run.key) / "probes").symlink_to(tmp_path / "mine")  # what a link points to is not changed
     assert probe_maps(run, store) == "done"
     found = read_record(store.folder(run.key) / "probes" / "maps.json")
+    assert not list((tmp_path / "mine").iterdir())
     assert found["credit"] == CREDITS["digit"]
     assert "scikit-learn" in found["credit"]
     assert np.array_equal(decoded(found["image"]), sample_image((12, 12), grey=True)[..., 0])

@@ -1,7 +1,6 @@
 """Housekeeping of a store: which runs it has, with state, size and age; and their removal. Needs no torch."""
 
 import ast
-import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard.core import StoreError
-from regard.files.atomic import store_errors
+from regard.files.atomic import read_bytes, store_errors, write_atomically
 from regard.files.records import read_record_if_present
 
 from .import_checks import spelled_call, spelled_fields
@@ -83,17 +82,19 @@ def bring(source: Results, key: str, store: Results) -> bool:
         remove_training(folder)
         for path in sorted(source.folder(key).iterdir(), key=lambda path: path.name == "outcome.json"):
             if path.is_file() and path.name != "lock":  # the outcome last: it says that the run is finished
-                shutil.copyfile(path, folder / path.name)
+                write_atomically(folder / path.name, read_bytes(path))
     return True
 
 
 def remove_training(folder: Path) -> None:
     """Delete checkpoints, metrics and maps of a run that was trained here, before another result takes its place.
 
-    Raises: StoreError.
+    Of a link only itself is deleted. Raises: StoreError.
     """
     with store_errors(folder):
-        for path in (*folder.glob("*.ckpt"), *folder.glob("probes/*.json"), folder / "metrics.csv"):
+        maps = folder / "probes"
+        files = [maps] if maps.is_symlink() else maps.glob("*.json")
+        for path in (*folder.glob("*.ckpt"), *files, folder / "metrics.csv"):
             path.unlink(missing_ok=True)
 
 

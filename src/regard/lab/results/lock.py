@@ -32,6 +32,8 @@ class Busy(StoreError):
 @contextmanager
 def lock_run(folder: Path, wait: float) -> Iterator[Path]:
     """Lock the run in a folder for this process; see `Results.lock`. Raises: Busy, StoreError."""
+    if folder.is_symlink():
+        raise StoreError(f"{folder} is a link, and what it points to is not changed; put the run's folder in its place")
     until = time.monotonic() + wait
     new_root = not folder.parent.exists()
     while True:

@@ -71,7 +71,7 @@ class Results:
         process of this machine keeps its lock. wait: seconds to wait for a lock that another process holds. A folder
         in which an error leaves nothing but run.json is removed: nothing was started.
         Raises: Busy if another process holds the lock, with whose it is and how to clear it; StoreError if the folder
-        cannot be written.
+        cannot be written or is a link.
         """
         return lock_run(self.folder(key), wait)
 

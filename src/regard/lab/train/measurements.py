@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from regard.core import RegardError, StoreError, UnsupportedError
+from regard.files.atomic import store_errors
 from regard.files.records import write_record
 from regard.lab.results.results import Results
 
@@ -61,5 +62,9 @@ def probe_maps(run: "Run", store: Results) -> str:
         return str(error)
     if not maps["layers"]:
         return "no layer has attention weights between all tokens"
-    write_record(store.folder(run.key) / "probes" / "maps.json", maps)
+    folder = store.folder(run.key) / "probes"
+    with store_errors(folder):
+        if folder.is_symlink():  # what it points to is not changed
+            folder.unlink()
+    write_record(folder / "maps.json", maps)
     return "done"

@@ -11,6 +11,7 @@ from typing import Any
 from lightning_fabric.loggers import Logger
 
 from regard.core import ConfigError, require
+from regard.files.atomic import write_atomically
 
 from .child_processes import environment_variables
 
@@ -133,7 +134,7 @@ class MLflowLogger(_ToolLogger):
         number = experiment.experiment_id if experiment else client.create_experiment(name)
         tags = {"regard.key": self.version, "mlflow.user": ""}
         run_id: str = client.create_run(number, run_name=self.label, tags=tags).info.run_id
-        (self.folder / "mlflow-run").write_text(run_id)
+        write_atomically(self.folder / "mlflow-run", run_id)
         return run_id
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
