@@ -49,9 +49,12 @@ class Sheet:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ConfigError(f"{self.title}: a row of {len(row)} cells under {len(self.columns)} columns: {row}")
-        charted = () if self.chart is None else (self.chart.x, self.chart.y, self.chart.series, self.chart.value)
+        charted: tuple[str, ...] = ()
+        if (chart := self.chart) is not None:
+            value = (chart.value,) if chart.value or chart.kind == "heat" else ()
+            charted = (chart.x, chart.y, *((chart.series,) if chart.series else ()), *value)
         for name in (*charted, *self.published):
-            if name and name not in self.columns:
+            if name not in self.columns:
                 raise ConfigError(f"{self.title}: no column {name!r}; {nearest(name, self.columns)}")
 
     def column(self, name: str) -> list[Cell]:

@@ -5,6 +5,7 @@ import pytest
 from pilot_store import key_of, make_store
 from regard import ConfigError
 from regard.core import StoreError
+from regard.files.records import write_record
 from regard.lab.engine.analysis import Analysis, Source, analysis_path, csv_text, load_analysis, markdown, run_analysis
 from regard.lab.report import write_pages
 from regard.lab.results.results import Results
@@ -28,7 +29,7 @@ def made(*parts, **fields):
 def test_what_is_computed_is_kept_and_read_again(tmp_path):
     value = run_analysis(made(SHEET, Picture(title="Dot", image=DOT)), Results(tmp_path))
     kept = load_analysis(analysis_path(tmp_path, "demo"))
-    assert kept["sheets"][0]["rows"] == [["a", 1, 1], ["a", 2, 4], ["b", 1, None], ["b", 3, 9.5]]
+    assert kept["sheets"] == value["sheets"]
     assert kept["pictures"][0]["title"] == "Dot"
     assert value["code"]
     assert kept["environment"]["torch"]
@@ -76,6 +77,42 @@ def test_another_version_and_an_empty_store_say_what_to_do(tmp_path):
         load_analysis(path)
     with pytest.raises(StoreError, match="regard study run"):
         write_pages(tmp_path / "empty", tmp_path / "out")
+
+
+SHEET_ENTRIES = {"title": "t", "columns": ["a", "b"], "rows": [[1, 2]]}
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"source": None}, "source is None; a string is expected"), ({"notes": "n"}, "notes"),
+        ({"runs": [{"key": []}]}, "runs"), ({"environment": []}, "environment"), ({"sheets": {}}, "sheets"),
+        ({"sheets": [{"title": "t"}]}, "columns"), ({"sheets": [SHEET_ENTRIES | {"rows": [[1]]}]}, "1 cells under 2"),
+        ({"sheets": [SHEET_ENTRIES | {"rows": 3}]}, "int"), ({"sheets": [SHEET_ENTRIES | {"rows": [[1, {}]]}]}, "{}"),
+        ({"sheets": [SHEET_ENTRIES | {"columns": [1, 2]}]}, "columns"),
+        ({"sheets": [SHEET_ENTRIES | {"chart": {"x": "a", "y": "z"}}]}, "no column 'z'"),
+        ({"sheets": [SHEET_ENTRIES | {"chart": {"x": "a", "y": "b", "kind": "heat"}}]}, "no column ''"),
+        ({"sheets": [SHEET_ENTRIES | {"chart": {"x": "a", "y": "b", "kind": "pie"}}]}, "pie"),
+        ({"pictures": [{"title": "t", "image": 3}]}, "image"),
+        ({"pictures": [{"title": "t", "image": DOT, "layers": {"a": 1}}]}, "layers"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_result_is_named(tmp_path, change, message):
+    path = analysis_path(tmp_path, "demo")
+    write_record(path, {**run_analysis(made(SHEET), Results(tmp_path)), **change})
+    with pytest.raises(StoreError, match=rf"demo.json is damaged or of another version \(.*{message}"):
+        load_analysis(path)
+
+
+def test_what_a_result_leaves_out_is_empty(tmp_path):
+    path = analysis_path(tmp_path, "demo")
+    least = {"sheets": [SHEET_ENTRIES], "pictures": [{"title": "Dot", "image": DOT}], "runs": [{"key": "a" * 12}]}
+    write_record(path, {**run_analysis(made(), Results(tmp_path)), **least})
+    (page,) = write_pages(tmp_path, tmp_path / "out", "demo")
+    assert "Runs that were read: 1" in page.read_text()
+    assert "## t" in markdown(load_analysis(path))
 
 
 def test_the_scale_of_the_study_that_is_read_is_in_the_name(tmp_path):

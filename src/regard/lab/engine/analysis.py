@@ -4,17 +4,18 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.core import StoreError
+from regard.core import ConfigError, StoreError
+from regard.core.validation import check_fields, field_rule, short_repr
 from regard.files.records import read_record, write_record
 from regard.lab.results.layout import setting_names
 from regard.lab.results.results import Results
-from regard.pages.sheets import Cell, Picture, Sheet, markdown_cell, spreadsheet_cell
+from regard.pages.sheets import Cell, Chart, Picture, Sheet, markdown_cell, spreadsheet_cell
 
 from .table import load_snapshot
 
@@ -106,7 +107,54 @@ def load_analysis(path: Path | str) -> dict[str, Any]:
         scales = ", ".join(f"--scale {setting}" for setting in setting_names(results, name, "analyses"))
         hint = f"there are results with {scales}" if scales else "`regard study run` computes it"
         raise StoreError(f"no result of {name}{f' at {scale} scale' if scale else ''} in {results}; {hint}")
-    return read_record(path)
+    return _checked(path, read_record(path))
+
+
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("analysis", "title", "source", "question", "of", "scale", "code", "finished"), str),
+    "notes": Sequence[str], "environment": Mapping[str, Any], "runs": Sequence[Mapping[str, Cell]],
+    "sheets": Sequence[Mapping[str, Any]], "pictures": Sequence[Mapping[str, Any]],
+}  # fmt: skip
+"""The entries of a result; older ones have no runs."""
+
+
+def _checked(path: Path, value: dict[str, Any]) -> dict[str, Any]:
+    """A result as `run_analysis` returns it. Raises: StoreError with the file's name if it is another one."""
+    value = {"runs": [], **value}
+    try:
+        for name, kind in _KINDS.items():
+            rule = field_rule(kind)
+            if rule is not None and not rule.holds(value.get(name)):
+                raise ConfigError(f"{name} is {short_repr(value.get(name))}; {rule.expected} is expected")
+        pictures = [Picture(**entries) for entries in value["pictures"]]
+        for picture in pictures:
+            check_fields(picture)
+        sheets = [_sheet(_tuples(entries)) for entries in value["sheets"]]
+    except (ConfigError, TypeError) as error:
+        raise StoreError(f"{path} is damaged or of another version ({error}); delete it and run it again") from error
+    runs = [_run_record("", {}) | run for run in value["runs"]]
+    shown = {"sheets": [asdict(sheet) for sheet in sheets], "pictures": [asdict(picture) for picture in pictures]}
+    return {**value, **shown, "runs": runs}
+
+
+def _sheet(entries: Mapping[str, Any]) -> Sheet:
+    """Raises: ConfigError, TypeError."""
+    chart = entries.get("chart")
+    sheet = Sheet(**{**entries, "chart": None if chart is None else Chart(**chart)})
+    check_fields(replace(sheet, rows=()))
+    if sheet.chart is not None:
+        check_fields(sheet.chart)
+    wrong = [cell for row in sheet.rows for cell in row if not isinstance(cell, Cell)]
+    if wrong:
+        raise ConfigError(f"{sheet.title}: a cell is {short_repr(wrong[0])}; a text or number is expected")
+    return sheet
+
+
+def _tuples(value: Any) -> Any:
+    """A value of JSON with tuples for its lists."""
+    if isinstance(value, dict):
+        return {name: _tuples(item) for name, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def analyses(results: Path | str) -> list[Path]:
