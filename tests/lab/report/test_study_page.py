@@ -221,7 +221,9 @@ def test_a_damaged_outcome_stops_the_page_of_its_study_only(study, tmp_path):
     "change",
     [
         {"grid": ["a", "b"]}, {"grid": [3]}, {"grid": [4, 4]}, {"query": ["x;y", 1]}, {"image": "');background:url(x"},
-        {"layers": [{"layer": "a"}]}, {"layers": 3},
+        {"layers": [{"layer": "a"}]}, {"layers": 3}, {"grid": [-3, -4], "query": None}, {"grid": [3.5, 4.2]},
+        {"grid": "34", "layers": []}, {"grid": [0, 4], "query": None, "layers": []}, {"query": [3, 0]},
+        {"query": [0, -1]}, {"query": [0.5, 1]}, {"query": []},
     ],
     ids=str,
 )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from regard.core import StoreError
+from regard.core.validation import is_whole
 from regard.files.records import read_record
 from regard.lab.engine.table import Table, ended_runs, load_snapshot, make_table
 from regard.lab.results.metrics import FIXED, Metrics
@@ -170,15 +171,17 @@ def _attention_maps(path: Path, row: int) -> AttentionMaps:
     """The maps of a file, which may come from another machine. Raises: StoreError if they are none."""
     value = read_record(path)
     try:
-        (height, width), layers = map(int, value["grid"]), value.get("layers") or []
-        query = tuple(map(int, value["query"])) if value.get("query") else None
+        (height, width), layers = value["grid"], value.get("layers") or []
+        y, x = (0, 0) if (query := value.get("query")) is None else query
         shapes = {np.asarray(one, float).shape for layer in layers for one in (layer["mean"], *layer["heads"])}
         picture = re.fullmatch("[A-Za-z0-9+/]*=*", value["image"])
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path} has no attention maps of Regard ({error!r}); delete it and run again") from error
-    if not picture or shapes - {(height * width,)} or (query is not None and len(query) != 2):
+    inside = all(map(is_whole, (height, width, y, x))) and 0 <= y < height and 0 <= x < width
+    if not picture or not inside or shapes - {(height * width,)}:
         raise StoreError(f"{path} has no attention maps of Regard; delete it and run again")
-    return AttentionMaps(row, value["image"], (height, width), query, layers, str(value.get("credit") or ""))
+    cell = None if query is None else (y, x)
+    return AttentionMaps(row, value["image"], (height, width), cell, layers, str(value.get("credit") or ""))
 
 
 def environment(study_data: StudyData) -> list[tuple[str, list[str]]]:
