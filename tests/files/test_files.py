@@ -69,6 +69,14 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
         read_json(tmp_path / "half.json")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/null"), reason="needs a device")
+def test_a_device_is_not_read(tmp_path: Path) -> None:
+    """/dev/zero would fill the memory, and the reader of a pipe would wait for ever."""
+    (tmp_path / "outcome.json").symlink_to("/dev/null")
+    with pytest.raises(StoreError, match=r"cannot read .*outcome.json: it is a pipe, socket or device"):
+        read_json(tmp_path / "outcome.json")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, which Linux has")
 def test_a_full_disk_says_that_finished_work_is_kept() -> None:
     from regard.files.atomic import store_errors

@@ -57,7 +57,8 @@ def _check_file(path: Path, verb: str) -> None:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if os.path.exists(path) and not path.is_file():
-        raise StoreError(f"cannot {verb} {path}: it is a pipe, socket or device, but no file; {_OTHER_PATH}")
+        remedy = _OTHER_PATH if verb == "write" else "put a file in its place, or give the path of one"
+        raise StoreError(f"cannot {verb} {path}: it is a pipe, socket or device, but no file; {remedy}")
 
 
 @contextmanager
@@ -107,7 +108,7 @@ def append(path: Path, text: str) -> None:
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """The content of a file. Raises: StoreError if it is missing, may not be read, or is a folder."""
+    """The content of a file. Raises: StoreError if it is missing, may not be read, or is a folder, pipe or device."""
     data = read_if_present(path)
     if data is None:
         raise StoreError(f"cannot read {path}: there is no such file; check the path")
@@ -117,6 +118,7 @@ def read_bytes(path: Path | str) -> bytes:
 def read_if_present(path: Path | str) -> bytes | None:
     """The content of a file, None if there is none. Raises: StoreError, as `read_bytes`."""
     with store_errors(Path(path), "read"):
+        _check_file(Path(path), "read")  # the reader of a pipe or of /dev/zero would never end
         try:
             return Path(path).read_bytes()
         except FileNotFoundError:
