@@ -20,6 +20,8 @@ from tools.generate import ROOT, between, write
 
 PAGE, PICTURE = "docs/real-networks.md", "docs/real-network.svg"
 MARK = "<!-- generated: real networks -->"
+HEADED = ("MiTA", "Window", "Agent")
+"""Mechanisms whose heads README names."""
 Scores = Mapping[str, Mapping[str, list[float]]]
 
 
@@ -72,10 +74,18 @@ def heads_table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
         for problem in problems:
             own = (heads.OWN, *problem.mixers)[number]
             scores = [found[problem.data].get(f"{own} | {head}", []) for head in heads.HEADS]
-            cells += [f"{100 * np.mean(values):.1f}" if values else "" for values in scores]
+            whole = found[problem.data][f"{heads.OWN} | kept"]
+            cells += [percent(values, whole) if values else "" for values in scores]
         rows.append((short(mixer), *cells))
     heading = [f"{problem.data}, {problem.score}: {head}" for problem in problems for head in heads.HEADS]
     return table(("mechanism", *heading), rows)
+
+
+def percent(values: Sequence[float], whole: Sequence[float]) -> str:
+    """The mean, and the interval of the difference to what softmax attention has, picture by picture."""
+    apart = interval([100 * (a - b) for a, b in zip(values, whole, strict=True)])
+    text = f"{100 * np.mean(values):.1f}"
+    return text if apart.sd == 0 else f"{text} [{apart.low:+.1f}, {apart.high:+.1f}]"
 
 
 def picture(found: Scores) -> Figure:
@@ -115,17 +125,18 @@ def words(found: Scores, scored: Mapping[str, Mapping[str, list[float]]]) -> str
     named = [name for name in ("MiTA", "Window", "Agent", "Linear", "SKA") if name in taught]
     few = ", ".join(f"{taught[name]:.2f} with `{name}`" for name in named)
     text += f"; after 200 steps of [`distill`](docs/advice.md#learning-without-labels-distill) {few}." if few else "."
-    whole = scored.get("imagenette_small", {})
-    done = [mixer for mixer in heads.PROBLEMS[0].mixers if whole.get(f"{mixer} | anew") and short(mixer) in named[:3]]
-    if done:
-        percent = {key: 100 * np.mean(values) for key, values in whole.items()}
-        done.sort(key=lambda mixer: -percent[f"{mixer} | kept"])
-        first = ", ".join(f"{percent[f'{mixer} | kept']:.0f} with `{short(mixer)}`" for mixer in done)
-        second = ", ".join(f"{percent[f'{mixer} | anew']:.0f}" for mixer in done)
-        text += (
-            f" **Heads.** A linear classifier on its features fell from {percent[f'{heads.OWN} | kept']:.0f} % to "
-            f"{first}, before any layer learned; learned anew after the swap it came to {second} %."
-        )
+    text += " **Heads.**" * bool(scored)
+    for problem, what in zip(heads.PROBLEMS, ("classifier", "segmenter of streets"), strict=False):
+        percent = {key: 100 * np.mean(values) for key, values in scored.get(problem.data, {}).items()}
+        done = [mixer for mixer in problem.mixers if f"{mixer} | anew" in percent and short(mixer) in HEADED]
+        if done:
+            done.sort(key=lambda mixer: -percent[f"{mixer} | kept"])
+            first = ", ".join(f"{percent[f'{mixer} | kept']:.0f} with `{short(mixer)}`" for mixer in done)
+            second = ", ".join(f"{percent[f'{mixer} | anew']:.0f}" for mixer in done)
+            text += (
+                f" A linear {what} on its features fell from {percent[f'{heads.OWN} | kept']:.0f} % to {first}; "
+                f"learned anew after the swap it came to {second} %."
+            )
     return text
 
 
@@ -154,7 +165,8 @@ seeds.{todo}
 ## Heads on its features
 
 Linear heads on the frozen backbone, in percent: learned before the swap of all layers and kept, or learned anew after
-it. The class token had no part in the tuning, so the classifier starts lower than DINOv2's own. Study `{heads.NAME}`.
+it; in brackets the 95 % interval of the difference to softmax attention, picture by picture. The class token had no
+part in the tuning, so the classifier starts lower than DINOv2's own. Study `{heads.NAME}`.
 
 {head}
 """
