@@ -200,7 +200,7 @@ def test_what_heads_keep_on_a_small_backbone(tmp_path: Path, monkeypatch: pytest
     (sheet,) = heads.ANALYSIS.compute(source)
     rows = [dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows]
     assert [(row["mechanism"], row["head"]) for row in rows[:5]] == [
-        ("Softmax", "kept"), ("TopK", "kept"), ("TopK", "anew"), ("SKA", "kept"), ("SKA", "anew"),
+        ("Softmax()", "kept"), ("TopK(k=7)", "kept"), ("TopK(k=7)", "anew"), ("SKA()", "kept"), ("SKA()", "anew"),
     ]  # fmt: skip
     assert [row["tokens"] for row in rows] == 10 * [6]
     assert float(str(rows[0]["percent"])) > 60

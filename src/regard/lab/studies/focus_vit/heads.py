@@ -188,7 +188,7 @@ class _Scores:
             for head in HEADS if mixer != OWN else ("kept",):
                 scores = self.found[f"{mixer} | {head}"]
                 apart = [100 * (a - b) for a, b in zip(scores, self.found[f"{OWN} | kept"], strict=True)]
-                named = mixer.partition("(")[0], mixer, share(mixer, self.problem.grid), head
+                named = mixer, share(mixer, self.problem.grid), head
                 percent = round(100 * float(np.mean(scores)), 2)
                 rows.append((*about, self.problem.score, *named, percent, *mean_and_bounds(interval(apart))))
         return rows
@@ -201,7 +201,7 @@ def compute(source: Source) -> Sequence[Sheet]:
     problems = [_Scores(problem, folder) for problem in PROBLEMS]
     for one in problems:
         one.compute()
-    columns = ("data", "pixels", "tokens", "score", "mechanism", "spelling", "products", "head", "percent")
+    columns = ("data", "pixels", "tokens", "score", "mechanism", "products", "head", "percent")
     counts = ", ".join(f"{one.learned} and {one.judged} of {one.data}" for one in PROBLEMS)
     return [
         Sheet(
