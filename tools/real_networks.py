@@ -145,7 +145,7 @@ def page(found: Mapping[int, Scores], scored: Mapping[str, Mapping[str, list[flo
     parts = [f"## {size} pixels, {swaps.square(size).cells} tokens\n\n{swapped_table(size, one)}\n"
              for size, one in sorted(found.items())]  # fmt: skip
     missing = [f"{size}" for size in swaps.MIXERS if size not in found]
-    todo = f" Not run yet: {', '.join(missing)} pixels (`regard study run {swaps.NAME}`)." if missing else ""
+    todo = f" Not run yet: {', '.join(missing)} pixels of the study `{swaps.NAME}`." if missing else ""
     head = heads_table(scored) if scored else ""
     return f"""{NOTE.replace("docs_pages", "real_networks")}
 # What a swap keeps of a real network
