@@ -276,10 +276,16 @@ def progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def record_folder(source: Source, name: str) -> Path:
+    """The folder of an analysis's records, beside its result; it is made."""
+    folder = analysis_path(source.store.root, name).with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def compute(source: Source) -> Sequence[Sheet | Picture]:
     """The floor of each size, the plans, the steps of learning, and maps of a free picture."""
-    folder = analysis_path(source.store.root, NAME).with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = record_folder(source, NAME)
     sizes = [_Size(size, folder, focus_vit(size)) for size in BUDGETS]
     for one in sizes:
         one.measure()

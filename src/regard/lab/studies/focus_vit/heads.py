@@ -21,7 +21,7 @@ from regard.images.imagenet import NORMAL
 from regard.images.images import decode
 from regard.images.normalise import normalise
 from regard.lab.data import catalog
-from regard.lab.engine.analysis import Analysis, Source, analysis_path
+from regard.lab.engine.analysis import Analysis, Source
 from regard.lab.tasks.detection import data as scenes
 from regard.lab.tasks.detection import masks as rle
 from regard.lab.tasks.segmentation import data as masks
@@ -30,7 +30,7 @@ from regard.models.segmentation import VOID
 from regard.pages.sheets import Cell, Sheet
 from regard.swapping.swap import swap
 
-from .half_the_time import SEED, mean_and_bounds, progress
+from .half_the_time import SEED, mean_and_bounds, progress, record_folder
 from .network import PATCH, FocusViT, focus_vit
 from .swaps import share
 
@@ -196,8 +196,7 @@ class _Scores:
 
 def compute(source: Source) -> Sequence[Sheet]:
     """Scores by data, mechanism and head."""
-    folder = analysis_path(source.store.root, NAME).with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = record_folder(source, NAME)
     problems = [_Scores(problem, folder) for problem in PROBLEMS]
     for one in problems:
         one.compute()

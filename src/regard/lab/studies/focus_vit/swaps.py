@@ -16,14 +16,24 @@ from regard.advice.distill import distill_model
 from regard.advice.learning import Distillation
 from regard.core import Grid, Site
 from regard.files.records import read_record_if_present, write_record
-from regard.lab.engine.analysis import Analysis, Source, analysis_path
+from regard.lab.engine.analysis import Analysis, Source
 from regard.measure.intervals import interval
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.spelling import parse_mixer
 from regard.pages.sheets import Cell, Chart, Sheet
 from regard.swapping.swap import swap
 
-from .half_the_time import LEARNED, Change, Likeness, OneSize, likeness, mean_and_bounds, outputs, progress
+from .half_the_time import (
+    LEARNED,
+    Change,
+    Likeness,
+    OneSize,
+    likeness,
+    mean_and_bounds,
+    outputs,
+    progress,
+    record_folder,
+)
 from .network import PATCH, FocusViT, focus_vit
 
 NAME = "focus_vit_swaps"
@@ -134,8 +144,7 @@ def _cells(scores: Likeness) -> tuple[Cell, ...]:
 
 def compute(source: Source) -> Sequence[Sheet]:
     """What is kept right after the swap, in all layers and in a third of them, and after learning."""
-    folder = analysis_path(source.store.root, NAME).with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = record_folder(source, NAME)
     sizes = [_Size(size, folder) for size in MIXERS]
     for one in sizes:
         one.compute()
