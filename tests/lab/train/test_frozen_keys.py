@@ -210,7 +210,7 @@ ROWS: dict[tuple[str, str, str, int], str] = {
     ("mita_table2", "paper", "MiTA + DWC + gate, S", 0): "59e370a5bf08",
     ("mita_table4", "paper", "ViT-T CBT", 0): "f59f10fb1aec",
     ("mita_table5_text", "paper", "Linformer", 2): "5ec202af7464",
-    ("mita_table7", "desk", "Agent 16", 0): "b4d7a8e04114",
+    ("mita_table7", "desk", "Agent 16", 0): "169514b150c3",
     ("esa_table2", "desk", "1101", 1): "dd4c89c1abc4",
     ("esa_fig3_detection", "paper", "1101", 0): "d9b93b0f0727",
     ("esa_placement", "desk", "1111 in conv4", 0): "958d0e7adb44",

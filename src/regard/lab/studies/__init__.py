@@ -87,6 +87,7 @@ ANALYSES: dict[str, tuple[str, str, str]] = {
     "mita_fig6_map": ("mita.fig6", "Accuracy over landmarks and keys", "MiTA, Figure 6"),
     "mita_fig8": ("mita.trained_figures", "Overlap of keys and queries", "MiTA, Figure 8"),
     "mita_fig9": ("mita.trained_figures", "Another mechanism at inference", "MiTA, Figure 9"),
+    "mita_fig9_tuned": ("mita.trained_figures", "Another mechanism after fine-tuning", "MiTA, Figure 9"),
     "mita_fig10": ("mita.trained_figures", "Other numbers at inference", "MiTA, Figure 10"),
     "swap_distillation": ("swap_distillation", "What distillation gives back after a swap", "Regard"),
     "focus_vit": ("focus_vit.half_the_time", "Half the time for a network that is there", "Regard"),

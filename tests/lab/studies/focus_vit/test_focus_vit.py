@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard.core import DataError
+from regard.core import ConfigError, DataError
 from regard.images.images import Images
 from regard.lab.engine.analysis import Source
 from regard.lab.results.results import Results
 from regard.lab.studies.focus_vit import half_the_time, heads, swaps
 from regard.lab.studies.focus_vit.half_the_time import ANALYSIS, COLUMNS, Outputs, change, outputs, pictures
-from regard.lab.studies.focus_vit.network import FocusViT, focus_vit
+from regard.lab.studies.focus_vit.network import FocusViT, focus_backbone, focus_vit
 from regard.models.segmentation import VOID
 from regard.swapping.swap import swap
 
@@ -228,3 +228,20 @@ def test_heads_of_masks_by_hand(tmp_path: Path) -> None:
     assert found == pytest.approx(98 / 196, abs=0.06)  # the corner of the interpolated patch is 0
     exact = heads._Scores(replace(problem, score="accuracy of pixels"), tmp_path)
     assert exact._score(sure, torch.zeros(4, 1), told.astype(np.uint8)) == pytest.approx(1 - 98 / 784, abs=0.03)
+
+
+def test_the_backbone_as_a_classifier(data_root: Path) -> None:
+    """At the size of its positions it is the network's own; its head is new."""
+    if not (data_root / "focus_vit").is_dir():
+        pytest.skip(f"needs focus_vit: REGARD_DATA={data_root} has none")
+    images = torch.randn(1, 3, 518, 518)
+    model = focus_backbone(num_classes=10, img_size=(518, 518), pretrained=True).eval()
+    with torch.no_grad():
+        tokens = focus_vit().tokens(images)
+        torch.testing.assert_close(model(images), model.head(tokens.mean(1)))  # type: ignore[operator]
+    assert focus_backbone(num_classes=3, img_size=196, pretrained=True).pos_embed.shape[1] == 14**2 + 1  # type: ignore[union-attr]
+
+
+def test_the_backbone_needs_colours() -> None:
+    with pytest.raises(ConfigError, match="3 channels, not 1"):
+        focus_backbone(in_chans=1)

@@ -1,17 +1,20 @@
 """The MiTA paper's tables and figures: rows, exact counts, what is read from trained networks, and speed."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from photos import decoded
-from regard.core import Grid, UnsupportedError
+from regard.core import DataError, Grid, UnsupportedError
+from regard.images.normalise import is_pretrained
 from regard.lab.engine.analysis import Source, run_analysis
 from regard.lab.engine.dry_run import dry_run
 from regard.lab.results.results import Results
 from regard.lab.studies import load_analysis, load_study
+from regard.lab.studies.focus_vit.network import focus_backbone
 from regard.lab.studies.mita.counts import library_sheet, printed_sheet
 from regard.lab.studies.mita.expert_choices import Choice, choices
 from regard.lab.studies.mita.fig5 import _MECHANISMS, SIDES, throughput
@@ -142,9 +145,8 @@ def test_fact_table7_published_numbers() -> None:
     assert all("augreg_in21k(pretrained=True)" in row.host for row in rows)
 
 
-@pytest.mark.parametrize("scale", ["smoke", "desk"])
-def test_table7_starts_from_one_network_with_softmax(scale: str) -> None:
-    runs = {row.label: run for row, run in load_study("mita_table7").runs(scale, seeds=1)}
+def test_table7_starts_from_one_network_with_softmax() -> None:
+    runs = {row.label: run for row, run in load_study("mita_table7").runs("smoke", seeds=1)}
     starts = {run.start.key for run in runs.values() if isinstance(run.start, Run)}
     assert len(starts) == 1
     (start,) = {run.start.mixer for run in runs.values() if isinstance(run.start, Run)}
@@ -152,6 +154,21 @@ def test_table7_starts_from_one_network_with_softmax(scale: str) -> None:
     assert [label for label, run in runs.items() if run.start is None] == ["MiTA from nothing"]
     assert runs["MiTA"].start.task.data != runs["MiTA"].task.data  # type: ignore[union-attr]
     assert runs["MiTA"].mixer == runs["MiTA from nothing"].mixer
+
+
+def test_table7_at_desk_scale_starts_from_a_real_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens, agents, m and k are the paper's; only a run needs the weights, a dry run does not."""
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    study = load_study("mita_table7")
+    runs = {row.label: run for row, run in study.runs("desk", seeds=1)}
+    mixers = {row.label: row.mixer for row in study.rows("paper")}
+    assert all(runs[label].mixer == mixers[label] for label in ("Softmax", "Linear", "Agent 49", "Agent 64", "MiTA"))
+    assert [label for label, run in runs.items() if not is_pretrained(run.task.host)] == ["MiTA from nothing"]
+    (line,) = dry_run(study, "desk", "MiTA")
+    assert (line.error, line.params) == ("", sum(p.numel() for p in focus_backbone(num_classes=10).parameters())
+                                         - (37**2 - 14**2) * 384)  # fmt: skip
+    with pytest.raises(DataError, match="the weights of focus_vit are not in"):
+        runs["MiTA"].task.build(runs["MiTA"].mixer, 10, 3)
 
 
 @pytest.mark.slow
@@ -321,6 +338,16 @@ def test_figure9_names_rows_without_runs(source: Source) -> None:
         key = next(run.key for row, run in _quick_runs(source) if row == name)
         outcome = source.store.outcome(key)
         assert pairs[name, name][2] == pytest.approx(outcome["metrics"]["top1"], abs=0.01)
+
+
+@pytest.mark.slow
+def test_figure9_of_fine_tuned_networks(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    train_rows(store, "mita_table7", ("Softmax", "Agent 4", "MiTA"))
+    (sheet,) = run_analysis(load_analysis("mita_fig9_tuned"), store, "smoke")["sheets"]
+    names = ("Softmax", "Agent 4", "MiTA")
+    assert [tuple(row[:2]) for row in sheet["rows"]] == [(a, b) for a in names for b in names]
+    assert all(row[3] == 100 for row in sheet["rows"] if row[0] == row[1])
 
 
 def _quick_runs(source: Source) -> list[tuple[str, Run]]:

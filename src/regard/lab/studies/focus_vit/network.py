@@ -5,15 +5,16 @@ them to FOLDER/focus_vit.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import timm
 from jaxtyping import Float
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
-from regard.core import DataError
+from regard.core import ConfigError, DataError
 from regard.images.imagenet import NORMAL
 from regard.lab.data.catalog import data_root
 
@@ -70,6 +71,27 @@ def focus_vit(size: int = 518) -> FocusViT:
     except RuntimeError as error:
         raise DataError(f"REGARD_DATA/focus_vit has other weights than this network: {error}") from error
     return model.eval()
+
+
+def focus_backbone(
+    *, num_classes: int = 0, in_chans: int = 3, img_size: int | tuple[int, int] = 518, pretrained: bool = False
+) -> nn.Module:
+    """The backbone as a classifier of the mean patch token, whose linear layer is new: a host of studies.
+
+    pretrained: with its trained weights, whose positions are resized to the image's grid.
+    Raises: ConfigError for images without colours, DataError without the weights.
+    """
+    if in_chans != 3:
+        raise ConfigError(f"focus_backbone takes images of 3 channels, not {in_chans}")
+    model: Any = timm.create_model(
+        "vit_small_patch14_dinov2", img_size=img_size, num_classes=num_classes, global_pool="avg", fc_norm=False
+    )
+    if pretrained:
+        state = checkpoint_filter_fn({name: value.float() for name, value in _read(BACKBONE).items()}, model)
+        missing, unexpected = model.load_state_dict(state, strict=False)
+        if unexpected or not set(missing) <= {"head.weight", "head.bias"}:
+            raise DataError(f"REGARD_DATA/focus_vit has other weights than this network: without {', '.join(missing)}")
+    return cast(nn.Module, model)
 
 
 def _read(name: str) -> dict[str, Tensor]:

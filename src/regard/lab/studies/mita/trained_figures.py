@@ -6,7 +6,7 @@ first test images of the study's data.
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from regard.core import Grid, GridError, MixerConfig
 from regard.lab.engine.analysis import Analysis, Source, trained_runs
+from regard.lab.engine.study import Study
 from regard.lab.studies.overlays import SMOKE_NOTE, first_inputs, overlay, photograph
 from regard.lab.studies.papers import MITA_SOURCE
 from regard.lab.tasks.classification import Classification
@@ -28,6 +29,7 @@ from regard.swapping.swap import retune, swap
 
 from .expert_choices import Choice, choices
 from .table2 import STUDY
+from .table7 import STUDY as TABLE7
 
 EVALUATED = 2000
 """Test images for one accuracy."""
@@ -43,13 +45,14 @@ def _first(source: Source, row: str) -> Run:
     return source.run(trained_runs(source, STUDY.name, row)[0][2])
 
 
-def _several(source: Source, rows: Sequence[str]) -> dict[str, list[Run]]:
-    """The first `SEEDS` finished runs of each row that has any. Raises: as `_first`, if no row has one."""
+def _several(source: Source, study: Study, rows: Sequence[str]) -> dict[str, list[Run]]:
+    """The first `SEEDS` finished runs of each row that has any. Raises: ConfigError or StoreError if no row has one."""
+    extra = study.setting(source.scale).task.extra
     runs: dict[str, list[Run]] = {}
-    for row, _, key in trained_runs(source, STUDY.name):
+    for row, _, key in trained_runs(source, study.name):
         if row in rows and len(runs.setdefault(row, [])) < SEEDS:
-            runs[row].append(source.run(key))
-    return runs or {rows[0]: [_first(source, rows[0])]}
+            runs[row].append(source.run(key).with_extra(extra))
+    return runs or {rows[0]: [source.run(trained_runs(source, study.name, rows[0])[0][2])]}
 
 
 def _accuracy(model: nn.Module, run: Run) -> float:
@@ -223,13 +226,21 @@ def exchange(model: nn.Module, mixer: MixerConfig) -> nn.Module:
     return swap(copy.deepcopy(model), mixer).eval()
 
 
-_EXCHANGED = ("Softmax", "Agent", "MiTA")
-
-
 def figure9(source: Source) -> Sequence[Sheet | Picture]:
     """Accuracy of networks that are trained with one mechanism and run with another, without further training."""
-    mixers = {row.label: row.mixer for row in STUDY.rows(source.scale, ",".join(_EXCHANGED))}
-    runs_of = _several(source, _EXCHANGED)
+    return [_exchanged(source, STUDY, ("Softmax", "Agent", "MiTA"))]
+
+
+def tuned_figure9(source: Source) -> Sequence[Sheet | Picture]:
+    """The same of a trained network that was fine-tuned with each mechanism."""
+    agent = next(row.label for row in TABLE7.rows(source.scale) if row.label.startswith("Agent"))
+    return [_exchanged(source, TABLE7, ("Softmax", agent, "MiTA"))]
+
+
+def _exchanged(source: Source, study: Study, labels: Sequence[str]) -> Sheet:
+    """labels: rows of the study whose networks have the same parameters."""
+    mixers = {row.label: row.mixer for row in study.rows(source.scale, ",".join(labels))}
+    runs_of = _several(source, study, labels)
     lines: list[tuple[Cell, ...]] = []
     for row, runs in runs_of.items():
         accuracies: dict[str, list[float]] = {label: [] for label in mixers}
@@ -244,19 +255,17 @@ def figure9(source: Source) -> Sequence[Sheet | Picture]:
             for label, values in accuracies.items()
         ]
     spellings = ", ".join(spell(mixer) for mixer in mixers.values() if mixer is not None)
-    untrained = [row for row in _EXCHANGED if row not in runs_of]
+    untrained = [row for row in labels if row not in runs_of]
     missing = f" Not trained yet: {', '.join(untrained)}." if untrained else ""
-    return [
-        Sheet(
-            title="Another mechanism at inference",
-            columns=("trained with", "run with", "top-1", "percent of its own", "runs"),
-            rows=tuple(lines),
-            note=f"{spellings}, on {EVALUATED} test images at most. All have the same parameters (Agent without bias), "
-            f"so that every network runs with each. The paper omits the diagonal.{missing}",
-            chart=Chart(kind="heat", x="trained with", y="run with", value="top-1",
-                        outlines={"run as trained": tuple((row, row) for row in runs_of)}),
-        )
-    ]  # fmt: skip
+    return Sheet(
+        title="Another mechanism at inference",
+        columns=("trained with", "run with", "top-1", "percent of its own", "runs"),
+        rows=tuple(lines),
+        note=f"{spellings}, on {EVALUATED} test images at most. All have the same parameters (Agent without bias), "
+        f"so that every network runs with each. The paper omits the diagonal.{missing}",
+        chart=Chart(kind="heat", x="trained with", y="run with", value="top-1",
+                    outlines={"run as trained": tuple((row, row) for row in runs_of)}),
+    )  # fmt: skip
 
 
 def accuracies_at(model: nn.Module, run: Run, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
@@ -335,6 +344,12 @@ _NOTES9 = (
     "This is Figure 9a, with the networks of `mita_table2` at the scale of the analysis; 9b (DeiT-S) is not drawn.",
     f"Means over the first {SEEDS} finished seeds of each row.",
 )
+_NOTES9_TUNED = (
+    _NOTES9[0],
+    "This is Figure 9 with the networks of `mita_table7`, which start from trained weights and are fine-tuned with "
+    "each mechanism: at desk scale a DINOv2 ViT-S/14.",
+    _NOTES9[2],
+)
 _NOTES10 = (
     _NOTE,
     "The paper has ViT-T at 512 pixels, 1024 tokens (10a), and ViT-L at 224 pixels, 196 tokens (10b), and prints no "
@@ -355,4 +370,8 @@ FIGURE3, FIGURE4, FIGURE8, FIGURE9, FIGURE10 = (
         (10, "Other numbers of landmarks and keys at inference",
          "How many landmarks and keys does a trained network need?", figure10, _NOTES10),
     )
+)  # fmt: skip
+TUNED_FIGURE9 = replace(
+    FIGURE9, name="mita_fig9_tuned", title="Another mechanism after fine-tuning",
+    compute=tuned_figure9, of=TABLE7.name, notes=_NOTES9_TUNED,
 )  # fmt: skip
