@@ -23,6 +23,7 @@ STUDIES: dict[str, tuple[str, str, str]] = {
     "mita_table2": ("mita.table2", "MiTA beside other efficient attention", "MiTA, Table 2"),
     "mita_table3": ("mita.table3", "MiTA in ViT-5", "MiTA, Table 3"),
     "mita_table4": ("mita.table4", "MiTA in plain ViTs for segmentation", "MiTA, Table 4"),
+    "mita_table4_tuned": ("mita.table4", "MiTA in a trained backbone for segmentation", "MiTA, Table 4"),
     "mita_table5_listops": ("mita.table5", "Long sequences: ListOps", "MiTA, Table 5"),
     "mita_table5_text": ("mita.table5", "Long sequences: bytes of reviews", "MiTA, Table 5"),
     "mita_table5_retrieval": ("mita.table5", "Long sequences: pairs of texts", "MiTA, Table 5"),
