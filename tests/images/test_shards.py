@@ -195,10 +195,10 @@ def test_a_shard_whose_rest_is_zeros_is_refused(tmp_path: Path, keep: int) -> No
 def test_no_shard_is_both_validation_and_test(tmp_path: Path, word: str) -> None:
     for split in ("train", word):
         write_members(tmp_path / f"pets-{split}.tar", sample(1, 0))
-    assert own.split_of_shards(tmp_path, shards.files_of(tmp_path)).keys() == {"train", "test"}
+    assert shards.split_of_shards(tmp_path, shards.files_of(tmp_path)).keys() == {"train", "test"}
     with_both = write_members(tmp_path / f"pets-{'test' if word != 'test' else 'val'}.tar", sample(1, 0))
-    assert with_both in sum(own.split_of_shards(tmp_path, shards.files_of(tmp_path)).values(), [])
-    assert own.split_of_shards(tmp_path, shards.files_of(tmp_path)).keys() == {"train", "test", "val"}
+    assert with_both in sum(shards.split_of_shards(tmp_path, shards.files_of(tmp_path)).values(), [])
+    assert shards.split_of_shards(tmp_path, shards.files_of(tmp_path)).keys() == {"train", "test", "val"}
 
 
 @pytest.mark.parametrize("other", ["cat/1.png", "b.tar.gz", "b.tgz", "train.parquet"])

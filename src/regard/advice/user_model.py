@@ -17,9 +17,8 @@ from regard.images.augment import centre
 from regard.images.clips import Clip, clips_below, frames_apart
 from regard.images.feed import to_tensor
 from regard.images.imagenet import NORMAL
-from regard.images.images import Images, read_image, size_before_crop
+from regard.images.images import SUFFIXES, Images, read_image, size_before_crop
 from regard.images.normalise import Statistics, normalise
-from regard.images.own import SUFFIXES
 from regard.models.catalog import user_ports
 from regard.models.create import spell_host
 from regard.models.hugging_face import is_of_transformers

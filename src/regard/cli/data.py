@@ -58,8 +58,9 @@ def check(
     With --fix those of the copy. Exit code 1 if there are problems that would stop a training, 2 if the data cannot be
     read at all.
     """
-    from regard.lab.tasks.check_data import DataReport, check_data
+    from regard.lab.tasks.check_data import check_data
     from regard.lab.tasks.clean_copy import write_clean_copy
+    from regard.lab.tasks.data_report import DataReport
 
     if fix is not None:
         lines = write_clean_copy(data, fix, task, void, classes, exif)

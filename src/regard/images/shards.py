@@ -22,7 +22,8 @@ from regard.core import DataError, StoreError
 from regard.files.atomic import parse_json
 from regard.files.paths import files_below, printable, stamp
 
-from .images import SUFFIXES
+from .folders import SPLITS, TESTS, TRAINS
+from .images import SUFFIXES, Split
 from .rows import Rows
 
 SUFFIX = frozenset({".tar"})
@@ -230,3 +231,44 @@ def _label(file: Path | str, name: str, kind: str, data: bytes) -> int | None:
     if type(value) not in (int, str) or not re.fullmatch("[0-9]{1,18}", text) or int(text) >= 2**20:
         raise DataError(f"{name} in {file} has the label {text[:40]!r}, expected a whole number from 0 on")
     return int(text)
+
+
+def from_shards(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str, Split]]:
+    """Shards in folders train and test, or with these words in their names; labels are numbers."""
+    parts = split_of_shards(path, files_of(path))
+    if not reserved:
+        parts.pop("val", None)
+    splits = {name: read(part) for name, part in parts.items()}
+    for name, (_, _, labels) in splits.items():
+        if not len(labels):
+            raise DataError(f"the {name} shards of {path} have no image; expected members KEY.jpg and KEY.cls")
+    classes = tuple(str(label) for label in range(int(splits["train"][2].max()) + 1))
+    return classes, dict(splits)
+
+
+def split_of_shards(path: Path, files: list[Path], tests: tuple[str, ...] = TESTS) -> dict[str, list[Path]]:
+    """The shards of "train" and, if there are some, of "test", and of "val" beside it, by the words in their names and
+    folders; without the words of `TRAINS` those without any word are for training.
+
+    tests: words of the test; the first one that is present is used. Raises: DataError without shards for training, and
+    for one without a word beside them.
+    """
+    kinds: dict[str, list[Path]] = {}
+    for file in files:
+        found = [word for word in words(path, file) if word in (*TRAINS, *TESTS, *tests)]
+        if len({word in TRAINS for word in found}) > 1:
+            raise DataError(f"{file} has the words {found[0]} and {found[-1]} in its path; keep that of its split")
+        kinds.setdefault(found[0] if found else "", []).append(file)
+    train = [file for name in TRAINS for file in kinds.get(name, [])]
+    if train and "" in kinds:
+        raise DataError(
+            f"{kinds[''][0]} lies beside {train[0].name}, but has no word of a split in its path: put train or test "
+            "(or val) into its name, or put it elsewhere"
+        )
+    train = train or kinds.get("", [])
+    test = next((name for name in tests if name in kinds), "")
+    val = next((name for name in SPLITS["val"] if name in kinds and test in SPLITS["test"]), "")
+    if not train:
+        raise DataError(f"{path} has shards for the test only; name those for training, or their folder, train")
+    parts = {"train": train, "test": kinds[test] if test else [], "val": kinds[val] if val else []}
+    return {name: part for name, part in parts.items() if part}

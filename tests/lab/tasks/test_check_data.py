@@ -12,7 +12,8 @@ from PIL import Image
 from layouts_of_boxes import LAYOUTS, picture, pictures, standard, write
 from regard.cli.app import run
 from regard.core import DataError
-from regard.lab.tasks.check_data import DataReport, check_data
+from regard.lab.tasks.check_data import check_data
+from regard.lab.tasks.data_report import DataReport
 from small_masks import labels, pairs
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.core import DataError, nearest, require
 from regard.files.paths import user_path
-from regard.images import imagenet, own
+from regard.images import imagenet, own, tables
 from regard.images.digest import fingerprint
 from regard.images.images import Images, ImageSet, Source, check_labels, decode_all, load_or_make, size_before_crop
 from regard.images.streams import generator
@@ -298,7 +298,7 @@ def parquet_set(name: str, size: tuple[int, int] | None, corrupt: str) -> ImageS
         _parquet_split(name, file, total, rows, size, corrupt)
         for file, total, rows in zip(files, sums, spec.rows, strict=True)
     )
-    names = own.class_names(files[0]) or tuple(str(label) for label in range(spec.classes))
+    names = tables.class_names(files[0]) or tuple(str(label) for label in range(spec.classes))
     used = spec.used if len(train) >= spec.rows[0] else len(train) * spec.used // spec.rows[0]
     held = train.take(slice(used, None)) if used < len(train) else None
     checksum = hashlib.sha256("".join(sums).encode()).hexdigest()
@@ -309,12 +309,12 @@ def _parquet_split(name: str, file: Path, total: str, rows: int, size: tuple[int
     spec = PARQUET[name]
 
     def read_sources() -> tuple[list[Source], list[str], np.ndarray]:
-        table = own.read_table(file)
+        table = tables.read_table(file)
         if len(table) != rows:
             raise DataError(f"{file} has {len(table)} rows, {name} has {rows}; download the file again")
         labels = table["label"].to_numpy().astype(np.int64)
         check_labels(str(file), labels, spec.classes)
-        sources = own.image_column(file, table["img"])
+        sources = tables.image_column(file, table["img"])
         if spec.raw is not None:
             sources = [np.frombuffer(cast(bytes, source), np.uint8).reshape(*spec.raw, 1) for source in sources]
         return sources, names, labels

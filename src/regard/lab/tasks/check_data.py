@@ -1,11 +1,9 @@
 """Checking the user's own data before training: counts, sizes, modes, unreadable files, duplicates between splits."""
 
 import hashlib
-import logging
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,14 @@ import numpy as np
 
 from regard.core import ConfigError, DataError, nearest
 from regard.files.paths import files_below, user_path
-from regard.images import clips, lists, own
-from regard.images.images import DARK, SUFFIXES, Source, check_labels, decode, omissions, open_image
-from regard.images.notes import Notes
-from regard.images.progress import ProgressLine
+from regard.images import clips, lists, own, tables
+from regard.images.images import SUFFIXES, check_labels
 from regard.lab.data.moving import FRAMES
 from regard.lab.data.streamed import load as streamed
 from regard.lab.data.streamed.names import is_stream
 
 from . import TASKS
+from .data_report import DataReport, Pictures, collect_into, different_sizes, join_places, ranges
 from .detection import data as detection
 from .detection import formats
 from .detection.task import Boxes
@@ -33,33 +30,16 @@ from .translation import texts
 KINDS = ("classification", "segmentation", "detection", "instances", "sequences", "translation", "video")
 """The tasks whose data are checked; those of instances are the data of detection, with masks."""
 TASK_OF: Mapping[str, type[Boxes]] = {task.name: task for task in TASKS if issubclass(task, Boxes)}
-LARGE = 89_000_000
-"""Pixels of an image that most readers warn of."""
 MANY = 200
 """Classes above which those without an image have no row."""
 UNEQUAL = 4
 """Of the lengths of clips in one set, without a warning."""
-SKIPPED = "skipped: "
-"""The beginning of a reader's warning of what it skips, at which a training stops unless it skips too."""
 _WITH_EXIF = ("segmentation", "detection", "instances")
 ONLY_FOR = {
     "source": ("translation",), "target": ("translation",), "void": ("segmentation",), "classes": ("segmentation",),
     "exif": _WITH_EXIF,
 }  # fmt: skip
 """The tasks that an option is for."""
-
-
-@dataclass
-class DataReport:
-    """What was found. kind: the task. rows: for each split and class (or language) its counts and ranges. problems:
-    what stops a training. warnings: what makes its score doubtful, such as duplicates between training and test. hints:
-    what else the data are for."""
-
-    kind: str
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    hints: list[str] = field(default_factory=list)
 
 
 def check_data(
@@ -92,7 +72,7 @@ def check_data(
     kind = kind or kind_of(path, source, target)
     _refuse_unused(data, kind, given)
     report = DataReport(kind)
-    with _collect_into(report):
+    with collect_into(report):
         if kind == "translation":
             _translation(path, source, target, report)
         elif kind in ("detection", "instances"):
@@ -155,108 +135,12 @@ def kind_of(path: Path, source: str = "en", target: str = "de") -> str:
 
 
 def _has_text(file: Path) -> bool:
-    return file.suffix.lower() != ".parquet" or {"text", "text1"} & set(own.read_table(file).column_names) != set()
-
-
-@contextmanager
-def _collect_into(report: DataReport) -> Iterator[None]:
-    """What the readers of the block skip becomes a problem, what else they warn of a warning."""
-
-    def emit(record: logging.LogRecord) -> None:
-        said = record.getMessage()
-        (report.problems if said.startswith(SKIPPED) else report.warnings).append(said.removeprefix(SKIPPED))
-
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = emit  # type: ignore[method-assign]
-    log = logging.getLogger("regard.data")
-    propagate, log.propagate = log.propagate, False
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.propagate = propagate
-
-
-class _Pictures:
-    """Sizes, modes and copies of the images that are read."""
-
-    def __init__(self, report: DataReport, total: int) -> None:
-        self.report, self.total, self.read, self.line = report, total, 0, ProgressLine()
-        self.copies: dict[bytes, dict[str, str]] = defaultdict(dict)
-        self.largest: dict[str, list[int]] = defaultdict(list)
-        self.notes = Notes()
-
-    def add(self, split: str, source: Source, name: str, where: str = "") -> tuple[tuple[int, int], str] | None:
-        """(height, width) and mode of an image, or None with a problem if it cannot be read.
-
-        where: a part in which copies are no warning; "" = the split.
-        """
-        self.read += 1
-        self.line.show(f"{self.read} of {self.total} images read")
-        try:
-            content = source if isinstance(source, bytes) else Path(str(source)).read_bytes()
-            shape = decode(source, None, 3).shape
-        except Exception as error:  # Pillow raises various errors for a damaged file
-            self.report.problems.append(f"{name} cannot be read as an image: {error}")
-            return None
-        self.copies[hashlib.sha256(content).digest()].setdefault(where or split, name)
-        mode, largest, left_out = _mode(content)
-        if shape[0] * shape[1] > LARGE:
-            self.notes.add(
-                f"images of more than {LARGE // 10**6} million pixels, which are slow: shrink or tile them", name
-            )
-        if left_out:
-            self.notes.add(f"images of which {left_out} are left out", name)
-        self.largest[split] += [] if largest is None else [largest]
-        return (shape[0], shape[1]), mode
-
-    def compare(self) -> None:
-        """Add warnings of images that are in several splits, of parts of images that are not read, and of splits whose
-        16 bits are hardly used."""
-        self.report.warnings += self.notes.sentences()
-        for split, largest in self.largest.items():
-            if largest and max(largest) < DARK:
-                self.report.warnings.append(
-                    f"no value of the {len(largest)} images of 16 bits of {split} is above {max(largest)} of 65535: "
-                    "they are read as almost black; save them with 8 bits, or multiplied to the full range"
-                )
-        for places in self.copies.values():
-            if len(places) > 1:
-                self.report.warnings.append(f"the same image in {_join_places(places)}")
-
-
-def _mode(content: bytes) -> tuple[str, int | None, str]:
-    """The mode of an image, the largest value of one with 16 bits, and what `decode` leaves out."""
-    with open_image(content) as image:
-        left_out = omissions(image)
-        return image.mode, int(np.asarray(image).max()) if image.mode.startswith("I") else None, left_out
-
-
-def _different(what: str, *sizes: tuple[int, ...]) -> str:
-    shown = " and ".join("x".join(map(str, size)) for size in sizes)
-    return f"{what} have different sizes (height x width): {shown}"
-
-
-def _join_places(places: dict[str, str]) -> str:
-    return " and ".join(f"{split}: {name}" for split, name in places.items())
-
-
-def _ranges(found: Sequence[tuple[tuple[int, int], str]]) -> dict[str, Any]:
-    """Smallest and largest sides (height x width), and modes with their numbers."""
-    if not found:
-        return {"smallest": None, "largest": None, "modes": ""}
-    sides = np.array([size for size, _ in found])
-    modes = Counter(mode for _, mode in found)
-    return {
-        "smallest": "x".join(map(str, sides.min(0))), "largest": "x".join(map(str, sides.max(0))),
-        "modes": ", ".join(f"{mode} {number}" for mode, number in modes.most_common()),
-    }  # fmt: skip
+    return file.suffix.lower() != ".parquet" or {"text", "text1"} & set(tables.read_table(file).column_names) != set()
 
 
 def _classification(path: Path, report: DataReport) -> None:
     classes, splits = own.read_splits(path)
-    pictures = _Pictures(report, sum(len(labels) for _, _, labels in splits.values()))
+    pictures = Pictures(report, sum(len(labels) for _, _, labels in splits.values()))
     for split, (sources, names, labels) in splits.items():
         for label, name in enumerate(classes):
             rows = np.flatnonzero(labels == label)
@@ -265,7 +149,7 @@ def _classification(path: Path, report: DataReport) -> None:
             where = f"{split}, {name}"
             found = [one for row in rows.tolist() if (one := pictures.add(split, sources[row], str(names[row]), where))]
             line = {"split": split, "class": name, "images": len(rows), "unreadable": len(rows) - len(found)}
-            report.rows.append(line | _ranges(found))
+            report.rows.append(line | ranges(found))
         try:
             check_labels(f"the {split} split", labels, len(classes))
         except DataError as error:
@@ -303,10 +187,12 @@ def _video(path: Path, report: DataReport) -> None:
                 if number == 1:
                     report.warnings.append(f"{clip} has one frame, in which nothing moves")
                 if len(sizes) > 1:
-                    report.warnings.append(_different(f"frames of {clip}, each cropped for itself,", *sorted(sizes)))
+                    report.warnings.append(
+                        different_sizes(f"frames of {clip}, each cropped for itself,", *sorted(sizes))
+                    )
             line = {"split": split, "class": name, "clips": len(rows), "unreadable": len(rows) - len(frames)}
             span = f"{min(frames)} to {max(frames)}" if len(set(frames)) > 1 else str(*set(frames))
-            report.rows.append(line | {"frames": span} | _ranges(found))
+            report.rows.append(line | {"frames": span} | ranges(found))
             lengths += frames
     if short := sum(number < FRAMES for number in lengths):
         report.problems.append(
@@ -318,7 +204,7 @@ def _video(path: Path, report: DataReport) -> None:
             f"clips have {min(lengths)} to {max(lengths)} frames, and as many of each are taken: time runs faster in "
             "the long ones"
         )
-    report.warnings += [f"the same clip in {_join_places(where)}" for where in copies.values() if len(where) > 1]
+    report.warnings += [f"the same clip in {join_places(where)}" for where in copies.values() if len(where) > 1]
     _only_in_test(report, "clips")
 
 
@@ -328,7 +214,7 @@ def _stream(data: str, kind: str) -> DataReport:
         raise ConfigError(f"--task {kind} does not read streams ({data}): give a folder of files")
     report = DataReport("classification")
     classes, splits = streamed.splits(data)
-    pictures = _Pictures(report, sum(shards.images for shards in splits.values()))
+    pictures = Pictures(report, sum(shards.images for shards in splits.values()))
     present: set[int] = set()
     for split, shards in splits.items():
         found: dict[int, list[Any]] = defaultdict(list)
@@ -341,7 +227,7 @@ def _stream(data: str, kind: str) -> DataReport:
             if not labels[label] and len(classes) > MANY:
                 continue
             line = {"split": split, "class": name, "images": labels[label]}
-            report.rows.append(line | {"unreadable": labels[label] - len(found[label])} | _ranges(found[label]))
+            report.rows.append(line | {"unreadable": labels[label] - len(found[label])} | ranges(found[label]))
         present |= labels.keys()
     _warn_of_empty(report, len(classes), present)
     _only_in_test(report, "images")
@@ -358,7 +244,7 @@ def _only_in_test(report: DataReport, unit: str) -> None:
 
 def _segmentation(path: Path, void: int, classes: int, exif: str, report: DataReport) -> None:
     layout, pairs = segmentation.layout_of(path, void, exif)
-    pictures = _Pictures(report, sum(map(len, pairs.values())))
+    pictures = Pictures(report, sum(map(len, pairs.values())))
     masks: dict[str, list[_Mask]] = {}
     for split, files in pairs.items():
         if split == "val" and files == pairs["test"]:
@@ -372,7 +258,7 @@ def _segmentation(path: Path, void: int, classes: int, exif: str, report: DataRe
                 report.problems.append(str(error))
                 continue
             if read is not None and mask.shape != read[0]:
-                report.problems.append(_different(f"{file} and its image", mask.shape, read[0]))
+                report.problems.append(different_sizes(f"{file} and its image", mask.shape, read[0]))
             if read is not None:
                 masks[split].append(_Mask(file, set(np.unique(mask).tolist()), read))
     if masks["train"]:  # else the cause has been told
@@ -413,7 +299,7 @@ def _labels(
             found = [mask.image for mask in part if label in mask.labels]
             is_void = label == unused or (layout.others and label not in names)
             name = f"{label} (void)" if is_void else names.get(label, str(label))
-            report.rows.append({"split": split, "class": name, "images": len(found), **_ranges(found)})
+            report.rows.append({"split": split, "class": name, "images": len(found), **ranges(found)})
         report.problems += [
             segmentation.unknown_label(mask.file, layouts.read_mask(mask.file, layout.colours), list(names), unused)
             for mask in part
@@ -433,14 +319,14 @@ def _detection(path: Path, task: type[Boxes], exif: str, report: DataReport) -> 
         report.problems.append(str(error))
         return
     classes, splits = own_data.categories.names, own_data.splits
-    pictures = _Pictures(report, sum(map(len, splits.values())))
+    pictures = Pictures(report, sum(map(len, splits.values())))
     any_crowd = any(scene.objects.crowd.any() for scenes in splits.values() for scene in scenes)
     for split, scenes in splits.items():
         objects, images, crowds, found = Counter[int](), Counter[int](), Counter[int](), []
         for scene in scenes:
             read = pictures.add(split, scene.source, scene.name)
             if read is not None and read[0] != scene.size:
-                report.problems.append(_different(f"{scene.name} and its annotation", read[0], scene.size))
+                report.problems.append(different_sizes(f"{scene.name} and its annotation", read[0], scene.size))
             found += [read] if read is not None else []
             single = scene.objects.labels[~scene.objects.crowd].tolist()
             objects.update(single)
@@ -448,7 +334,7 @@ def _detection(path: Path, task: type[Boxes], exif: str, report: DataReport) -> 
             crowds.update(scene.objects.labels[scene.objects.crowd].tolist())
         for label, name in enumerate(classes):
             line = {"split": split, "class": name, "objects": objects[label], "images": images[label]}
-            report.rows.append(line | ({"crowds": crowds[label]} if any_crowd else {}) | _ranges(found))
+            report.rows.append(line | ({"crowds": crowds[label]} if any_crowd else {}) | ranges(found))
         empty = sum(not len(scene.objects) for scene in scenes)
         if 0 < empty < len(scenes):
             report.warnings.append(f"{empty} of {len(scenes)} images of {split} have no object")
@@ -484,7 +370,7 @@ def _sequences(path: Path, report: DataReport) -> None:
         for row in range(len(samples)):
             part = samples.tokens.symbols[starts[row * step] : starts[(row + 1) * step]].tobytes()
             seen[hashlib.sha256(part).digest()].setdefault(split, f"sample {row + 1}")
-    report.warnings += [f"the same text in {_join_places(places)}" for places in seen.values() if len(places) > 1]
+    report.warnings += [f"the same text in {join_places(places)}" for places in seen.values() if len(places) > 1]
     _only_in_test(report, "texts")
 
 
@@ -497,4 +383,4 @@ def _translation(path: Path, source: str, target: str, report: DataReport) -> No
             report.rows.append({"split": split, "language": language, "sentences": len(lines), **lengths})
         for number, both in enumerate(zip(sentences.source, sentences.target, strict=True), 1):
             seen[both].setdefault(split, f"line {number}")
-    report.warnings += [f"the same sentences in {_join_places(places)}" for places in seen.values() if len(places) > 1]
+    report.warnings += [f"the same sentences in {join_places(places)}" for places in seen.values() if len(places) > 1]

@@ -28,8 +28,9 @@ from layouts_of_boxes import (
     write,
 )  # fmt: skip
 from regard.core import DataError
-from regard.lab.tasks.check_data import DataReport, check_data
+from regard.lab.tasks.check_data import check_data
 from regard.lab.tasks.clean_copy import write_clean_copy
+from regard.lab.tasks.data_report import DataReport
 from regard.lab.tasks.detection import Detection, Instances, data, masks
 from regard.lab.tasks.segmentation.data import layout_of, own_digest
 

@@ -11,8 +11,8 @@ from regard.core import DataError, NetworkError, require
 from regard.files import paths
 from regard.files.paths import files_below, readable, user_path
 from regard.images import digest as digests
-from regard.images import own
-from regard.images.shards import GZIP
+from regard.images.folders import TESTS, TRAINS
+from regard.images.shards import GZIP, split_of_shards
 
 from .names import Name
 
@@ -144,7 +144,7 @@ def _in_folder(name: Name, kind: str) -> Found:
     if not files:
         raise DataError(f"{path} has no shards; a stream is read from {', '.join(SUFFIXES)} files")
     chosen = name.choice("test").lower()
-    parts = own.split_of_shards(path, files, (chosen,) if chosen else own.TESTS)
+    parts = split_of_shards(path, files, (chosen,) if chosen else TESTS)
     parts.pop("val", None)
     used = sorted(file for part in parts.values() for file in part)
     total = digests.identity_of(path, digests.relative(path, used), kind or "index")
@@ -164,7 +164,7 @@ def at_commit(name: Name, commit: str) -> Found:
         raise DataError(_reason(name, error)) from error
     files = {str(split): tuple(map(str, part)) for split, part in dict(builder.config.data_files or {}).items()}
     chosen = name.choice("test")
-    wanted = {"train": own.TRAINS, "test": (chosen,) if chosen else own.TESTS}
+    wanted = {"train": TRAINS, "test": (chosen,) if chosen else TESTS}
     found = {split: next((word for word in words if word in files), "") for split, words in wanted.items()}
     splits = {split: files[word] for split, word in found.items() if word}
     return Found(f"{name.place} of the Hugging Face hub", f"hf:{name.place}@{commit}{name.chosen}", splits)

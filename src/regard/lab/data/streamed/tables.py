@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.core import DataError, require
-from regard.images import own
+from regard.images import tables
 
 from .files import is_remote, open_file, stamp
 from .names import Name
@@ -33,18 +33,18 @@ def columns_of(file: str, name: Name) -> Columns:
     Raises: DataError, with all columns, if there is none, or if there are several.
     """
     schema = metadata(file).schema.to_arrow_schema()
-    notes = own.hub_features(schema.metadata)
+    notes = tables.hub_features(schema.metadata)
     image = _column(file, schema.names, name, "image", [key for key in notes if notes[key].get("_type") == "Image"])
     label = _column(
         file, schema.names, name, "label", [key for key in notes if notes[key].get("_type") == "ClassLabel"]
     )
-    classes = own.hub_names(file, notes, label) or (own.class_names(Path(file)) if not is_remote(file) else ())
+    classes = tables.hub_names(file, notes, label) or (tables.class_names(Path(file)) if not is_remote(file) else ())
     return Columns(image, label, classes)
 
 
 def _column(file: str, names: Sequence[str], name: Name, kind: str, noted: list[str]) -> str:
     chosen = name.choice(kind)
-    usual = own.IMAGES if kind == "image" else own.LABELS
+    usual = tables.IMAGES if kind == "image" else tables.LABELS
     found = [chosen] if chosen else noted or [key for key in usual if key in names][:1]
     if len(found) != 1 or names.count(found[0]) != 1:
         problem = f"several columns of {kind}s ({', '.join(found)})" if len(found) > 1 else f"no column of {kind}s"
@@ -98,7 +98,7 @@ def measure(file: str, columns: Columns) -> list[tuple[int, int, int, int]]:
 
 
 def _whole(file: str, columns: Columns, label: Any) -> int:
-    if isinstance(label, bool) or not isinstance(label, int) or label >= own.LARGEST_LABEL:
+    if isinstance(label, bool) or not isinstance(label, int) or label >= tables.LARGEST_LABEL:
         raise DataError(f"{file}: column {columns.label!r} has the label {label!r:.40}, expected a whole number from "
                         "0 on; ?label=COLUMN chooses another column")  # fmt: skip
     return label

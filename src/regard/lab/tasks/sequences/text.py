@@ -16,8 +16,8 @@ import numpy as np
 from regard.core import DataError, Problems
 from regard.files.paths import readable, visible
 from regard.images.folders import SPLITS
-from regard.images.own import read_table
 from regard.images.streams import generator
+from regard.images.tables import read_table
 from regard.lab.data.catalog import data_root, file_checksum, parquet_files
 
 from .tokens import SequenceSet, Split, Tokens
