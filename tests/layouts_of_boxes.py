@@ -179,11 +179,20 @@ def csv_files(root: Path, images: str, file: str, splits: Splits = SPLITS) -> No
         write(root / file.format(split), csv_rows(part))
 
 
-def hub_metadata(root: Path) -> None:
+def hub_metadata(root: Path, one_by_one: bool = False) -> None:
     for split, part in SPLITS:
         pictures(root / split, part)
-        rows = [{"file_name": f"{n}.jpg", "objects": {"bbox": [box(n)], "categories": [NAMES[n % 2]]}} for n in part]
-        write(root / split / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        for n in part:
+            joined = {"bbox": [box(n)], "categories": [NAMES[n % 2]]}
+            objects = [{"bbox": box(n), "category": NAMES[n % 2]}] if one_by_one else joined
+            with (root / split / "metadata.jsonl").open("a") as stream:
+                stream.write(json.dumps({"file_name": f"{n}.jpg", "objects": objects}) + "\n")
+
+
+def with_marks(root: Path) -> None:
+    yolo(root, "images/{}", "labels/{}", LIST)
+    for file in root.glob("labels/*/*.txt"):
+        write(file, "\ufeff" + file.read_text())
 
 
 WITH_SPLITS: dict[str, Callable[[Path], object]] = {
@@ -208,6 +217,8 @@ WITH_SPLITS: dict[str, Callable[[Path], object]] = {
     "table of Roboflow": lambda root: csv_files(root, "{}", "{}/_annotations.csv", VALID),
     "tables": lambda root: csv_files(root, "images", "{}.csv"),
     "table of the Hub": hub_metadata,
+    "table of the Hub, object by object": lambda root: hub_metadata(root, one_by_one=True),
+    "YOLO with byte order marks": with_marks,
     "labelme in splits": lambda root: labelme(root, split=True),
 }
 """Six scenes, four for training and two for validation."""

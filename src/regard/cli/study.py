@@ -282,8 +282,11 @@ def import_(
     if not path.exists():
         raise ConfigError(f"there is no file or folder {path}")
     counts = import_runs(path, Results(results), replace)
-    note = "left out: runs whose mechanism, host, task or recipe differs from the study here, and seeds that it has"
-    show([counts], as_json, notes=[note] if counts["left out"] else [])
+    notes = {
+        "left out": "runs whose mechanism, host, task or recipe differs from the study here, and seeds that it has",
+        "differ": "known runs with other metrics than those here, which are kept; --replace takes the new ones",
+    }
+    show([counts], as_json, notes=[f"{name}: {text}" for name, text in notes.items() if counts[name]])
 
 
 def _write(text: str, path: Path | None) -> None:

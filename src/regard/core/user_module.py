@@ -15,6 +15,8 @@ def user_module(name: str, given: str) -> ModuleType:
     """
     if name.partition(".")[0] in ("regard", "__main__"):
         raise ConfigError(f"{given}: give a module of your own; those of Regard are known already")
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"{given}: give the name of a module, such as my_module for my_module.py, not a path")
     if (folder := os.getcwd()) not in sys.path:
         sys.path.append(folder)
     try:

@@ -3,6 +3,7 @@
 import codecs
 import csv
 import json
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -185,8 +186,7 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> tuple[Rows, list[t
         assert columns is not None
         for number, row in enumerate(rows_in(file), 1 + (file.suffix.lower() != ".jsonl")):
             place, name, label = f"{file}, line {number}", row.get(columns[0]), row.get(columns[1])
-            lacks = str(label).strip().lower() in ("", "none", "nan")  # as tools write a cell without a value
-            if name in (None, "") or lacks or isinstance(label, list | dict):
+            if name in (None, "") or is_empty(label) or isinstance(label, list | dict):
                 problems.append(f"{place}: {_EXPECTED}, not {printable(str(row))[:80]}")
                 continue
             own = _split_of(row)
@@ -210,7 +210,19 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> tuple[Rows, list[t
                 splits.setdefault(given, []).append((found, here[0]))
                 elsewhere += [(str(name), found)] if is_elsewhere(str(name), found) else []
     problems.raise_all()
-    return splits, elsewhere
+    return _whole_numbers(splits), elsewhere
+
+
+def is_empty(label: object) -> bool:
+    """Whether a cell has no value, as tools write it."""
+    return str(label).strip().lower() in ("", "none", "nan")
+
+
+def _whole_numbers(splits: Rows) -> Rows:
+    """The rows with labels such as 1.0 as 1, where all labels are whole numbers: tools write both for one class."""
+    if not all(re.fullmatch(r"\d+(\.0*)?", label, re.ASCII) for part in splits.values() for _, label in part):
+        return splits
+    return {split: [(file, label.partition(".")[0]) for file, label in part] for split, part in splits.items()}
 
 
 def _split_of(row: dict[str, str]) -> str:

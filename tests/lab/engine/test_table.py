@@ -267,7 +267,20 @@ def test_import_takes_runs_in(tmp_path: Path, form: str) -> None:
         counts = import_runs(tmp_path / "there" / key_of(0, 0) / "outcome.json", here)
     assert counts["new"] == (1 if form == "outcome" else 15)
     assert json_text(load(tmp_path / "here")) == json_text(load(tmp_path / "there"))
-    assert import_runs(tmp_path / "there", here)["known"] == 15
+    again = import_runs(tmp_path / "there", here)
+    assert (again["known"], again["differ"]) == (15, 0)
+
+
+def test_known_runs_with_other_metrics_are_counted(tmp_path: Path) -> None:
+    make_store(tmp_path / "here")
+    here, key = Results(tmp_path / "here"), key_of(0, 0)
+    make_store(tmp_path / "there")
+    there = Results(tmp_path / "there")
+    outcome = dict(there.outcome(key) or {})
+    there.reopen(key)
+    there.finish(key, {**outcome, "metrics": {**outcome["metrics"], "loss": 9.0}})
+    assert import_runs(tmp_path / "there", here)["differ"] == 1
+    assert here.outcome(key) == outcome
 
 
 def test_an_imported_outcome_does_not_finish_weights_that_were_begun_here(tmp_path: Path) -> None:

@@ -50,16 +50,17 @@ def import_runs(path: Path | str, store: Results, replace: bool = False) -> dict
     """Import finished runs: an outcome file, a folder of them, another store, or evidence files.
 
     Runs that are finished in the store are not changed unless `replace`, which deletes the weights, maps and metrics by
-    epoch of a run with other metrics. Returns the numbers of new runs, of known ones (finished in the store), of
-    snapshots, and of runs that are left out, because their task, recipe, mechanism or host differs from the store's
-    study, or because the row already has their seed. Everything is checked before anything is written.
+    epoch of a run with other metrics. Returns the numbers of new runs, of known ones (finished in the store), of those
+    of them that differ from the store's in their metrics, of snapshots, and of runs that are left out, because their
+    task, recipe, mechanism or host differs from the store's study, or because the row already has their seed.
+    Everything is checked before anything is written.
     Raises: StoreError if there is nothing to import, or a file is damaged or of another version.
     """
     outcomes, snapshots = _read_files(Path(path))
     if not outcomes and not snapshots:
         raise StoreError(f"{path} holds no outcome.json, snapshot or evidence file of regard; give a results folder")
     _check_seeds(outcomes, snapshots, store, f"nothing of {path} is taken: one of the two is damaged")
-    counts = {"new": 0, "known": 0, "snapshots": 0, "left out": 0}
+    counts = {"new": 0, "known": 0, "differ": 0, "snapshots": 0, "left out": 0}
     for snapshot in snapshots:
         _import_snapshot(snapshot, store, counts)
     for outcome in outcomes:
@@ -203,6 +204,7 @@ def _import_outcome(value: Mapping[str, Any], store: Results, replace: bool, cou
     present = store.outcome(key)
     if present is not None and present.get("status") == "done" and not replace:
         counts["known"] += 1
+        counts["differ"] += present.get("metrics") != value.get("metrics")
         return
     with store.lock(key, wait=10.0) as folder:
         if present is None or present.get("metrics") != value.get("metrics"):

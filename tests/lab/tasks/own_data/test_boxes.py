@@ -231,6 +231,7 @@ ALTERED: dict[str, tuple[str, str, str, str, str]] = {
         "1; the categories are 0, 2",
     ),
     "YOLO, a key twice": (YOLO, "data.yaml", "nc: 2", "names: [dog, cat]", "data.yaml cannot be read: 'names' occurs"),
+    "YOLO, a merge key": (YOLO, "data.yaml", "names: [cat, dog]", "x: &x {names: [cat, dog]}\n<<: *x", "<<: write out"),
     "YOLO, an image in two lists": (
         YOLO_LISTS,
         "val.txt",
@@ -247,6 +248,7 @@ ALTERED: dict[str, tuple[str, str, str, str, str]] = {
     "COCO, nothing": ("COCO", "train.json", "", "\n", "train.json is empty"),
     "COCO, wrong JSON": ("COCO", "train.json", "", '{"images": [\n 1,, 2]}', "line 2, column 4"),
     "COCO, a list": ("COCO", "train.json", "", "[1]", "no object"),
+    "labelme, no shape": ("labelme", "0.json", '"shapes": [', '"shapes": [null, ', "shape 1 .*it is NoneType"),
     "labelme, no label": ("labelme", "0.json", '"cat"', "null", "name 'None'"),
     "labelme, a key twice": ("labelme", "0.json", '"shapes"', '"shapes": [], "shapes"', "'shapes' occurs twice"),
     "VOC, two names": ("VOC", "Annotations/0.xml", "<name>", "<name>a</name><name>", "object 1: it has 2 of name"),
@@ -278,6 +280,7 @@ ALTERED: dict[str, tuple[str, str, str, str, str]] = {
     "VOC, an image twice": ("VOC", LISTED, "1\n", "0\n", "names 0 twice"),
     "VOC, an empty list": ("VOC", LISTED, "", "", "names no images"),
     "table, an empty class": ("tables", "train.csv", "cat", "", "line 2: .*the name ''"),
+    "table, a missing class": ("tables", "train.csv", "cat", "nan", "line 2: .*the class nan"),
     "table, a comma in a class": ("tables", "train.csv", "cat", "cat, small", "line 2 has more fields"),
     "table, another width": ("tables", "train.csv", f".jpg,{WIDTH},", ".jpg,400,", f"has {WIDTH}x{HEIGHT} pixels"),
     "table, a class without a box": (
@@ -289,6 +292,10 @@ ALTERED: dict[str, tuple[str, str, str, str, str]] = {
     ),
     "table, a column twice": ("tables", "train.csv", "width", "class", "'class' twice"),
     "table, a column split": ("tables", "train.csv", "width", "split", "line 2: .*no column split"),
+    "table of the Hub, more boxes": (
+        *("table of the Hub", "train/metadata.jsonl", '"bbox": [', '"bbox": [[1, 2, 3, 4], '),
+        "2 boxes and 1 classes",
+    ),
     "table of the Hub, a key twice": (
         *("table of the Hub", "train/metadata.jsonl", '"objects"', '"objects": {}, "objects"'),
         "line 1: 'objects' occurs twice",

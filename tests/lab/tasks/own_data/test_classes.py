@@ -241,6 +241,19 @@ def test_images_and_pipes_that_no_list_names(tmp_path: Path) -> None:
         check_data(str(tmp_path))
 
 
+@pytest.mark.parametrize("labels", [(0, 5.0, 10, 5), ("0.0", "5.", "10.0", "5.0")])
+def test_whole_numbers_that_are_written_as_decimals(tmp_path: Path, labels: tuple[object, ...]) -> None:
+    """As a tool writes them that has no missing values in whole numbers."""
+    rows = [{"file": f"{n}.png", "label": labels[n % 4]} for n in range(12)]
+    lists(tmp_path, {"labels.jsonl": "".join(json.dumps(row) + "\n" for row in rows)})
+    classes, splits = own.read_splits(tmp_path)
+    assert classes == ("0", "5", "10")
+    found = {
+        Path(name).stem: label for _, names, part in splits.values() for name, label in zip(names, part, strict=True)
+    }
+    assert found == {str(n): (0, 1, 2, 1)[n % 4] for n in range(12)}
+
+
 GOOD = table(("file", "label"), range(12))
 REFUSED: list[tuple[dict[str, str], str]] = [
     ({"labels.csv": HEAD + "0.png,dog, small\n1.png,cat\n"}, "line 2 has more fields .* quotes"),

@@ -92,6 +92,7 @@ def test_pairs_have_two_texts(tmp_path):
         (GOOD, ("text", "stars"), r"train\.csv has no column label \(it has text, stars\)"),
         ([*GOOD, ("  ", "pos")], ("text", "label"), r"train\.csv, row 6, column text is empty; remove the row"),
         ([*GOOD, ("a", "")], ("text", "label"), r"train\.csv, row 6: the label is ''"),
+        ([*GOOD, ("a", "nan")], ("text", "label"), r"train\.csv, row 6: the label is 'nan'"),
         ([*GOOD, ("a", "pos", "b")], ("text", "label"), r"train\.csv, row 6 has 3 fields, the header has 2"),
         ([(line, "pos") for line, _ in GOOD], ("text", "label"), r"train\.csv has one label only, 'pos'"),
         ([], ("text", "label"), r"train\.csv has no rows"),
@@ -202,3 +203,11 @@ def test_a_test_that_is_a_link_to_nothing_is_named(tmp_path):
     (tmp_path / "test.csv").symlink_to(tmp_path / "gone.csv")
     with pytest.raises(DataError, match=r"test\.csv is a link to nothing"):
         text.tables(tmp_path)
+
+
+def test_a_changed_table_is_read_again(tmp_path):
+    path = str(write(tmp_path / "mine.csv", GOOD * 2))
+    name, found = data.identity(path), data.load(path, 16)
+    write(tmp_path / "mine.csv", GOOD * 3)
+    assert data.identity(path) != name == found.name
+    assert len(data.load(path, 16).train) > len(found.train)

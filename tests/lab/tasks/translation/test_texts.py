@@ -43,6 +43,13 @@ def test_test_texts_are_the_test_and_val_is_kept(tmp_path: Path) -> None:
     assert corpus.split("val").source == ("e",)
 
 
+def test_changed_texts_are_read_again(tmp_path: Path) -> None:
+    name = identity(str(small(tmp_path)), "en", "de")
+    small(tmp_path, train_en="a b\nc d\ne f\n", train_de="A B\nC D\nE F\n")
+    assert identity(str(tmp_path), "en", "de") != name
+    assert len(load(str(tmp_path), "en", "de").split("train")) == 3
+
+
 def test_only_newlines_end_a_line(tmp_path: Path) -> None:
     """`str.splitlines` would break at these; a carriage return before a newline and a first mark are dropped."""
     (tmp_path / "text").write_bytes("\ufeffone\u2028two\u0085three\x0b\r\nfour".encode())

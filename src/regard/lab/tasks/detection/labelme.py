@@ -63,6 +63,8 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
         for index, shape in enumerate(content["shapes"], 1):
             place = f"{file}: shape {index}"
             try:
+                if not isinstance(shape, dict):
+                    raise ValueError(f"it is {type(shape).__name__}, not points and a label")
                 polygon = _polygon(shape)
                 label = class_name(shape["label"]) if polygon else ""
             except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -8,7 +8,7 @@ from regard.core import DataError
 from regard.files.paths import subfolders, visible
 from regard.images.folders import split_of_name
 from regard.images.images import size_of
-from regard.images.lists import FILES, KINDS, find_image, images_by_name, is_elsewhere, rows_in
+from regard.images.lists import FILES, KINDS, find_image, images_by_name, is_elsewhere, is_empty, rows_in
 from regard.images.notes import ELSEWHERE
 
 from .coco import FRACTIONS, Categories, Reading, class_name, in_fractions, splits_by_name
@@ -32,7 +32,7 @@ def _has_objects(file: Path) -> bool:
     except DataError:
         return False
     boxes = first.keys() >= {*_SIDES} and any(name in first for name in _CLASSES)
-    return any(name in first for name in FILES) and (boxes or isinstance(first.get("objects"), dict))
+    return any(name in first for name in FILES) and (boxes or isinstance(first.get("objects"), dict | list))
 
 
 def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene]]]:
@@ -106,14 +106,23 @@ def _objects(row: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
     """Class and [left, top, width, height] of each object of a row. Raises: ValueError, TypeError, KeyError."""
     if "objects" in row:
         objects = row["objects"]
+        if isinstance(objects, list):  # one by one
+            objects = {name: [each[name] for each in objects] for name in (objects[0] if objects else ["bbox"])}
+        if not isinstance(objects, dict):
+            raise ValueError(f"objects is {type(objects).__name__}, expected bbox and categories")
+        boxes: list[Any] = objects["bbox"]
         labels: list[Any] = next((objects[name] for name in _OF_OBJECTS if name in objects), [])
-        for box, label in zip(objects["bbox"], labels, strict=True):
+        if len(boxes) != len(labels):
+            raise ValueError(f"{len(boxes)} boxes and {len(labels)} classes")
+        for box, label in zip(boxes, labels, strict=True):
             yield class_name(label), [float(value) for value in box]
     elif any(str(row[side] or "").strip() for side in _SIDES):  # an empty row is an image without objects
         left, top, right, bottom = sides = [float(row[side]) for side in _SIDES]
         if in_fractions([sides]):
             raise ValueError(f"its box is {FRACTIONS}")
         label = class_name(next(row[name] for name in _CLASSES if name in row))
+        if is_empty(label):
+            raise ValueError(f"the class {label}, which stands for none")
         yield label.strip(), [left, top, right - left, bottom - top]
     elif label := next((str(row[name]) for name in _CLASSES if str(row.get(name) or "").strip()), ""):
         raise ValueError(f"it has the class {label} and no box; an image without objects has neither")

@@ -52,6 +52,8 @@ class _Texts(yaml.BaseLoader):
     """Takes values as the texts that are written: a class `no` is not False."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if any(key.value == "<<" for key, _ in node.value):
+            raise ValueError("it has a merge key, <<: write out what it stands for")
         return without_repetition(
             [(self.construct_object(key), self.construct_object(value)) for key, value in node.value]
         )
@@ -80,7 +82,7 @@ def label_of(root: Path, image: Path) -> Path:
 def _looks_right(file: Path, named: bool) -> bool:
     """Whether the first line of a file is a class and at least four numbers: fractions, unless classes are named."""
     try:
-        label, *words = file.read_text().split("\n", 1)[0].split() or [""]
+        label, *words = file.read_text(encoding="utf-8-sig").split("\n", 1)[0].split() or [""]
         values = [float(word) for word in words]
         return len(values) >= 4 and label.isdigit() and (named or all(-1 <= value <= 2 for value in values))
     except (OSError, ValueError):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.images.digest import forget_if_changed
 from regard.lab.data import catalog
 from regard.lab.data.generated import with_revision
 
@@ -78,7 +79,7 @@ def known_counts(data: str) -> tuple[int, int] | None:
 
 def identity(data: str) -> str:
     """The data in a run's key: the name of a named set, or a digest of the user's own tables. Raises: DataError."""
-    return with_revision(data) if data in NAMED else f"own:{text.digest(path_of(data))}"
+    return with_revision(data) if data in NAMED else f"own:{_digest(path_of(data))}"
 
 
 def path_of(data: str) -> Path:
@@ -94,7 +95,13 @@ def load(data: str, length: int) -> SequenceSet:
     if data in NAMED:
         return _load(data, length if data in pixels.NAMED else 0, catalog.folder_in_use())
     path = path_of(data)
-    return _load(str(path), 0, text.digest(path))
+    return _load(str(path), 0, _digest(path))
+
+
+def _digest(path: Path) -> str:
+    """`text.digest`, which is kept in this process, computed anew if the files have changed meanwhile."""
+    forget_if_changed(path, text.digest, _load)
+    return text.digest(path)
 
 
 @lru_cache(maxsize=2)

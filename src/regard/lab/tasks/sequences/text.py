@@ -16,6 +16,7 @@ import numpy as np
 from regard.core import DataError, Problems
 from regard.files.paths import readable, visible
 from regard.images.folders import SPLITS
+from regard.images.lists import is_empty
 from regard.images.streams import generator
 from regard.images.tables import read_table
 from regard.lab.data.catalog import data_root, file_checksum, parquet_files
@@ -212,8 +213,8 @@ def _text(item: Any, place: str) -> str:
 def _label(item: Any, place: str) -> str:
     if isinstance(item, float) and item.is_integer():
         item = int(item)
-    if item is None or isinstance(item, float) or not isinstance(item, str | int) or not str(item).strip():
-        raise DataError(f"{place}: the label is {item!r}; expected a word or a whole number")
+    if is_empty(item) or isinstance(item, float) or not isinstance(item, str | int):
+        raise DataError(f"{place}: the label is {item!r}; expected a word (not none or nan) or a whole number")
     return str(int(item) if isinstance(item, bool) else item).strip()
 
 

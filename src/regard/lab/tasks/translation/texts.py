@@ -9,6 +9,7 @@ from pathlib import Path
 
 from regard.core import ConfigError, DataError
 from regard.files.paths import user_path
+from regard.images.digest import forget_if_changed
 from regard.images.folders import SPLITS
 from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.lab.data.generated import with_revision
@@ -71,6 +72,8 @@ def load(data: str, source: str, target: str) -> Corpus:
 
     source, target: the languages, which are the suffixes of the files; each may also be .gz.
     """
+    if data not in NAMED:
+        forget_if_changed(Path(data).expanduser(), _load)
     return _load(data, source, target, folder_in_use() if data in NAMED else "")
 
 
