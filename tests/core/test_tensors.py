@@ -95,6 +95,7 @@ def test_a_reference_refuses_the_same_shapes() -> None:
 
 def test_a_nested_tensor_without_sizes_is_refused() -> None:
     q = torch.randn(2, 2, 16, 8)
+    check_error(ShapeError, "q has width 0", softmax, q[..., :0], q[..., :0], q)
     check_error(ShapeError, "nested", softmax, q, torch.nested.nested_tensor(list(q)), q)
 
 

@@ -1,6 +1,7 @@
 """Costs of whole models: mechanisms by their formulas, the rest by PyTorch's counter."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from regard.measure.cost import count_macs, host_and_image, model_cost
 from regard.mixers.spelling import spell
 from regard.swapping.layer import Port
 from regard.swapping.swap import plan_swap
+from threads import in_threads
 
 CLASS_TOKEN = "deit_tiny_patch16_224(depth=2)"
 
@@ -92,3 +94,33 @@ def test_what_torch_fuses_is_counted() -> None:
     assert count_macs(model, images) == count_macs(copy.deepcopy(model).to("meta"), images.to("meta"))
     with torch.no_grad():
         assert count_macs(model, images) == 2 * (9 * 16 * (4 * 16 + 2 * 32) + 2 * 9 * 9 * 16)
+
+
+def test_products_that_pytorch_does_not_count() -> None:
+    lstm = nn.LSTM(4, 8, num_layers=2, bidirectional=True)
+    assert count_macs(lstm, torch.zeros(3, 2, 4)) == 3 * 2 * 2 * 4 * 8 * (4 + 8 + 16 + 8)
+
+    class Products(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ x[0] + x[0].dot(x[1])
+
+    assert count_macs(Products(), torch.ones(3, 5)) == 3 * 5 + 5
+
+
+def test_a_model_predicts_in_other_threads_while_it_is_counted() -> None:
+    model = create_model("vit_desk", MiTA(m=4, k=4)).eval()
+    image = torch.randn(1, 3, 32, 32)
+    expected, here, found = model(image).detach(), threading.get_ident(), list[torch.Tensor]()
+
+    def predict() -> None:
+        with torch.no_grad():
+            found.append(model(image))
+
+    def meanwhile(*_: object) -> None:
+        if threading.get_ident() == here:
+            in_threads(predict)
+
+    hook = model.head.register_forward_hook(meanwhile)
+    count_macs(model, image)
+    hook.remove()
+    assert torch.equal(found[0], expected)

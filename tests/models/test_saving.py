@@ -352,3 +352,17 @@ def test_what_a_mechanism_dropped_is_not_taken_for_the_hosts_after_loading(tmp_p
     with pytest.warns(UserWarning, match=r"qkv.weight\[k\] of blocks.1.attn: "):
         swap(model, Softmax(), "blocks.1.*")
     restore(model, "blocks.1.*")  # with the weights as they are now
+
+
+def test_a_folder_of_the_other_library_is_left_as_it_is(tmp_path: Path) -> None:
+    """Each would be read by the description of the other."""
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(image_size=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    models = {"timm": create_model(DESK), "hub": swap(ViTModel(config), SKA())}
+    for name, model in models.items():
+        save(model, tmp_path / name)
+    for name, other in zip(models, reversed(models.values()), strict=True):
+        with pytest.raises(StoreError, match="save into another folder"):
+            save(other, tmp_path / name)
+        load(tmp_path / name)

@@ -697,3 +697,12 @@ def test_a_bias_of_the_hosts_heads_refuses_others():
 def test_a_member_of_a_port_that_is_of_another_kind_is_named(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"Wrong\.{name} is a "):
         type("Wrong", (Port,), {name: value, "__qualname__": "Wrong"})
+
+
+@pytest.mark.parametrize("mixer", ["None", "SKA()", "Reformer(chunk=4)", "Conv()", "Softmax(projection=SNE())"])
+def test_a_loaded_checkpoint_is_what_restore_brings_back(mixer: str) -> None:
+    """Also of what the mechanism has no place for."""
+    (trained, x), (model, _) = vit(), vit()
+    swap(model, f"*={mixer}", example=x)
+    model.load_state_dict(trained.state_dict(), strict=False)
+    assert torch.equal(restore(model)(x), trained(x))

@@ -54,7 +54,7 @@ class Distillation:
         if self.steps < 0 or self.batch < 1 or not 0 < self.lr < 1 or not self.faster > 0 or self.seed < 0:
             raise ConfigError(
                 "steps and seed are 0 or more, batch at least 1, lr between 0 and 1, faster positive, not "
-                f"{self.steps}, {self.seed}, {self.batch}, {self.lr}, {self.faster}"
+                f"steps={self.steps}, seed={self.seed}, batch={self.batch}, lr={self.lr:g}, faster={self.faster:g}"
             )
 
     def rate(self, step: int) -> float:

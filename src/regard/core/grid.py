@@ -149,7 +149,8 @@ class Grid:
             raise GridError(
                 f"m={m}: {m} windows cannot be laid on {self}; nearest possible: {', '.join(map(str, sorted(close)))}"
             )
-        return min(options, key=lambda each: (round(_unlike(self.sides, each), 9), *(-number for number in each)))
+        ranks = [(round(_unlike(self.sides, each), 9), *[-number for number in each]) for each in options]
+        return options[ranks.index(min(ranks))]  # torch.compile of 2.11 cannot trace min(options, key=...)
 
     def _factors(self, m: int) -> list[tuple[int, ...]]:
         """All ways to lay m windows on the grid, as numbers of windows along each side."""

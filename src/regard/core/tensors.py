@@ -277,6 +277,8 @@ def _check_axes(name: str, label: str, x: Tensor, kind: _TensorArgument, sizes: 
         other, expected = sizes.setdefault(axis, (label, size))
         if axis.isdigit() and size != int(axis):
             raise ShapeError(f"{name}: {label} has shape {tuple(x.shape)}; expected {kind.words}")
+        if axis == "d" and not size:
+            raise ShapeError(f"{name}: {label} has width 0; it is at least 1")
         if size != expected and axis.isidentifier():
             word = _WORDS.get(axis, axis)
             raise ShapeError(f"{name}: {label} has {word} {size}, {other} has {expected}; they must be equal")

@@ -177,7 +177,9 @@ def layer_pass(
     leaves = [x, *layer.parameters()]
     if part == "operator":
         if not isinstance(layer, HeadMixer) or isinstance(layer, MemoryMixer):  # whose memory is made before the heads
-            raise ConfigError(f"{spell(layer.config)} has no operator on heads; time the whole layer: --part layer")
+            raise ConfigError(
+                f'{spell(layer.config)} has no operator on heads: time the whole layer, part="layer" (--part layer)'
+            )
         with torch.no_grad():
             projected = layer.project_heads(x, grid)
         roles = {role: None if y is None else y.contiguous().requires_grad_(backward) for role, y in projected.items()}

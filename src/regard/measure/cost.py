@@ -3,9 +3,11 @@
 Models are built on the meta device: no memory for weights, no computation.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -66,6 +68,19 @@ def count_cost(model: nn.Module, image: Tensor, accounting: str = "executed") ->
     return Cost(sum(p.numel() for p in model.parameters()), count_macs(model, image, accounting))
 
 
+def _of_lstm(x: Any, first: Any, second: Any, *args: Any, **kwargs: Any) -> int:
+    """FLOPs of a layer of `nn.LSTM`; x: the shape of its input, (tokens, B, C); first, second: of its weights."""
+    return int(2 * x[0] * x[1] * (math.prod(first) + math.prod(second)))
+
+
+_MORE: dict[Any, Any] = {
+    torch.ops.aten.mv: lambda a, *_, **__: 2 * math.prod(a),
+    torch.ops.aten.dot: lambda a, *_, **__: 2 * math.prod(a),
+    torch.ops.aten.mkldnn_rnn_layer: _of_lstm,
+}
+"""FLOPs, by the shapes of the inputs, of products that PyTorch's counter leaves out."""
+
+
 @check_arguments
 def count_macs(model: nn.Module, images: Tensor | tuple[Any, ...], accounting: str = "executed") -> int:
     """Multiply-accumulates of one forward pass (matrix products, convolutions) in evaluation mode.
@@ -73,11 +88,12 @@ def count_macs(model: nn.Module, images: Tensor | tuple[Any, ...], accounting: s
     images: the model's input, or a tuple of its inputs. Afterwards every module has its own mode again.
     Operators of swapped layers are not run: their formulas are counted, once for each window and image, so it does not
     matter which implementation runs at a size (dense on small grids). Parameters and images may be on the meta device.
+    Meanwhile the model may predict, but not be trained, in other threads.
     accounting: of the formulas, as in `MixerConfig.cost`. Raises: ConfigError for an unknown accounting, or images that
     the model does not take.
     """
     check_accounting(accounting)
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping=_MORE)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         for parameter in trained:  # the counter's hooks fail on views of parameters with a gradient
@@ -105,20 +121,26 @@ def _by_formula(model: nn.Module, accounting: str) -> Iterator[list[int]]:
         for mixer in [module.mixer for module in model.modules() if isinstance(module, Port)]:
             if not isinstance(mixer, HeadMixer):
                 replaced.append((mixer, "forward"))
-                replaced[-1][0].forward = _counted_layer(mixer, accounting, macs)
+                replaced[-1][0].forward = _here(_counted_layer(mixer, accounting, macs), mixer.forward)
                 continue
             if not _has_own_operator(mixer):
                 continue
             operator: Any = mixer.operator
             replaced.append((operator, "forward"))
-            operator.forward = _counted_operator(mixer, accounting, macs)
+            operator.forward = _here(_counted_operator(mixer, accounting, macs), operator.forward)
             if isinstance(mixer, MemoryMixer):
                 replaced.append((operator, "memory"))
-                operator.memory = _zero_memory(mixer)
+                operator.memory = _here(_zero_memory(mixer), operator.memory)
         yield macs
     finally:
         for module, name in replaced:
             vars(module).pop(name, None)
+
+
+def _here(counted: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """counted in this thread, and its own in others, in which the model may run meanwhile."""
+    thread = get_ident()
+    return lambda *args, **kwargs: (counted if get_ident() == thread else own)(*args, **kwargs)
 
 
 def _has_own_operator(mixer: HeadMixer) -> bool:

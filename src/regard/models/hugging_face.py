@@ -50,6 +50,7 @@ def save_transformers(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
             "(merge_and_unload() of PEFT), or save model.state_dict() with safetensors"
         )
     target = user_path(folder, StoreError)
+    check_other(target, "model.json", "create_model")
     data, text = save_tensors(recipe.stored_tensors(model), metadata={"format": "pt"}), config.to_json_string().encode()
     about |= {"sha256": hashlib.sha256(data).hexdigest(), "config_sha256": hashlib.sha256(text).hexdigest()}
     with (
@@ -62,6 +63,12 @@ def save_transformers(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
         replace_weights()
         replace_description()
     return target
+
+
+def check_other(folder: Path, description: str, library: str) -> None:
+    """Raises: StoreError where a folder has the description of a model of the other library, which would remain."""
+    if (folder / description).exists():
+        raise StoreError(f"{folder} holds a model of {library} ({description}): save into another folder, or delete it")
 
 
 def load_transformers(target: Path, extra: Extra = ()) -> nn.Module:

@@ -343,12 +343,21 @@ class Port(HostNames):
                     state_dict.setdefault(name, state_dict.pop(key))
         keys = [key for key in self.host_shapes if key not in self._parameters and prefix + key in state_dict]
         host_tensors, paths = {key: state_dict.pop(prefix + key) for key in keys}, adapters(self.mixer)
+        self._load_hidden(host_tensors)
         for name, value in self.to_mixer(host_tensors).items():
             state_dict.setdefault(f"{prefix}{MIXER_CHILD}.{adapted_name(paths, name)}", value)
         for key in self.kept_parameters:
             if key not in self._parameters:
                 state_dict.pop(prefix + key, None)
         nn.Module._load_from_state_dict(self._without("_load_state_dict_pre_hooks"), state_dict, prefix, *args)
+
+    @torch.no_grad()
+    def _load_hidden(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give the hidden host what the mixer does not have in full, which `restore` brings back."""
+        hidden = self.host.state_dict()
+        for key, value in tensors.items():
+            if not (value.is_meta or hidden[key].is_meta) and hidden[key].shape == value.shape:
+                hidden[key].copy_(value)
 
     def __prepare_scriptable__(self) -> "Port":
         """What `torch.jit.script` calls in each layer. Raises: UnsupportedError."""
@@ -407,7 +416,10 @@ def grid_of_tokens(patches: Grid | None, tokens: int) -> Grid:
     if patches is None:
         raise SwapError("nothing gives the grid of its tokens: let the port define watch or call_grid")
     if tokens < patches.cells:
-        raise SwapError(f"it gets {tokens} tokens, fewer than the {patches.cells} cells of its grid")
+        raise SwapError(
+            f"it gets {tokens} tokens, fewer than the {patches.cells} cells of its grid; if it is "
+            "cross-attention, leave it out with where="
+        )
     return replace(patches, prefix=tokens - patches.cells, suffix=0)
 
 

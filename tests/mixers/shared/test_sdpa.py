@@ -117,3 +117,14 @@ def test_a_trained_bias_is_the_exact_attention_also_where_it_hides_all_keys(dtyp
     for x, y in zip(found, exact, strict=False):
         assert x.grad.dtype == dtype
         torch.testing.assert_close(x.grad.double(), y.grad, rtol=2 * allowed, atol=2 * allowed)
+
+
+def test_a_mask_that_is_trained_under_vmap():
+    """Whose tensors do not tell there that they are trained."""
+    q, k, v = _inputs(torch.float32)
+    bias = torch.randn(2, 3, 6, 5, requires_grad=True)
+    mapped = torch.func.vmap(lambda q, k, v, bias: sdpa(q[None], k[None], v[None], attn_mask=bias[None])[0])
+    plain = (q @ k.mT * 8**-0.5 + bias).softmax(-1) @ v
+    torch.testing.assert_close(mapped(q, k, v, bias), plain)
+    gradients = [torch.autograd.grad(out.square().sum(), bias)[0] for out in (mapped(q, k, v, bias), plain)]
+    torch.testing.assert_close(*gradients)

@@ -105,7 +105,7 @@ def factors(
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same without a tensor over pairs of tokens; q and k may be None where no term uses them.
 
-    tables: (x (H, 2W-1, d), y (H, 2h-1, d)), entry delta + size - 1; size covers queries and keys, or more.
+    tables: (x (H, 2W-1, d), y (H, 2h-1, d)), entry key - query + size - 1; size covers queries and keys, or more.
         y may be None for one row, and (H, h, h_keys, d), a vector for each pair of rows, as in frames below each
         other. u, t: (H, d), for E3 and E4. scale: factor of all terms; None = d^-0.5.
     grid: of the queries, every `query_stride`-th grid cell. key_grid: of the keys, every `stride`-th grid cell; None

@@ -128,7 +128,7 @@ def _differentiate(ctx, grad, *_):  # type: ignore[no-untyped-def]
     return *grads[:3], None if landmarks is None else grads[3], *[None] * 9
 
 
-_TWICE = 'mita: the compiled kernel cannot be differentiated twice: set layer.mixer.operator.execution = "dense"'
+_TWICE = 'mita: the compiled kernel cannot be differentiated twice: use execution="dense" (of a layer: mixer.operator)'
 _mita = native_operator("mita", _forward, fake=_empty_results, save=_save, differentiate=_differentiate)
 _mita_backward = native_operator(
     "mita_backward", _backward, fake=_empty_gradients, differentiate=refuse_derivative(_TWICE)

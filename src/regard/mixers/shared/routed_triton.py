@@ -369,7 +369,7 @@ def _differentiate(ctx, grad, _):  # type: ignore[no-untyped-def]
 
 def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]
     raise UnsupportedError(
-        'the Triton kernel cannot be differentiated twice: set layer.mixer.operator.execution = "dense"'
+        'the Triton kernel cannot be differentiated twice: use execution="dense" (of a layer: mixer.operator)'
     )
 
 

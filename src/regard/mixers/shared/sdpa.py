@@ -3,10 +3,11 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.core.tensors import is_exporting
 
-from .native import eager_on_cpu
+from .native import eager_on_cpu, in_function_transform
 
 FLOAT32_LOGITS = 384 * 384
 """Up to this number of logits per head, bfloat16 attention trains faster in float32 on a CPU."""
@@ -30,6 +31,9 @@ def sdpa(
     if q.device.type == "cpu" and torch.is_grad_enabled():
         if attn_mask is not None and attn_mask.requires_grad and not is_causal and _is_plain(attn_mask):
             return _plain(q, k, v, factor, attn_mask)
+        if attn_mask is not None and in_function_transform():  # whose tensors do not tell that the mask is trained
+            with sdpa_kernel(SDPBackend.MATH):
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
         logits, trained = q.shape[-2] * k.shape[-2], q.requires_grad or k.requires_grad or v.requires_grad
         compiled = torch.compiler.is_compiling() and not is_exporting()
         if trained and compiled and attn_mask is None and not is_causal and logits <= PLAIN_LOGITS:

@@ -70,7 +70,7 @@ def _differentiate(ctx, grad, _):  # type: ignore[no-untyped-def]
     return *_topk_backward(grad, *ctx.saved_tensors, ctx.scale), None, None, None
 
 
-_TWICE = 'topk: the compiled kernel cannot be differentiated twice: set layer.mixer.operator.execution = "dense"'
+_TWICE = 'topk: the compiled kernel cannot be differentiated twice: use execution="dense" (of a layer: mixer.operator)'
 _topk = native_operator("topk", _forward, fake=_empty_results, save=_save, differentiate=_differentiate)
 _topk_backward = native_operator(
     "topk_backward", _backward, fake=_empty_gradients, differentiate=refuse_derivative(_TWICE)
