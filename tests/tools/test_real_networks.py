@@ -35,19 +35,28 @@ def test_numbers_by_hand() -> None:
     assert len(scores) == 100
     assert tool.kept(scores) == f"{mean:.2f} [{mean - half:.2f}, {mean + half:.2f}]"
     assert f"| {tool.kept(scores)} |" in (ROOT / tool.PAGE).read_text()
-    assert f"{mean:.2f} with `MiTA`" in tool.words(SWAPPED[224], SCORED)
+    assert f"{mean:.2f} with `MiTA`" in tool.words(SWAPPED, SCORED)
     right = json.loads((ROOT / "docs/results/focus_vit_heads/imagenette_small.json").read_text())["found"]
-    assert f"from {np.mean(right['Softmax() | kept']):.0%}".replace("%", " %") in tool.words(SWAPPED[224], SCORED)
+    assert f"from {np.mean(right['Softmax() | kept']):.0%}".replace("%", " %") in tool.words(SWAPPED, SCORED)
 
 
 def test_what_is_missing_is_left_out() -> None:
     some = {key: scores for key, scores in SWAPPED[224].items() if not key.endswith(("0", "1", "2"))}
     assert tool.learned(some, "Linear()") == []
-    assert "distill" not in tool.words(some, {})
-    assert "Heads" not in tool.words(some, {})
-    table = tool.swapped_table(224, some).splitlines()
-    assert table[-1].endswith("|  |")
+    assert "distill" not in tool.words({224: some}, {})
+    assert "Heads" not in tool.words({224: some}, {})
+    assert "learned" not in tool.swapped_table(224, some)
+    part = {key: scores for key, scores in SWAPPED[336].items() if not key.startswith("SKA")}
+    assert tool.by_tokens({224: some, 336: part}) == ""
+    assert tool.swapped_table(336, part).splitlines()[-1].endswith("|  |  |")
     assert "Not run yet: 336, 518, 896 pixels" in tool.page({224: some}, {})
+
+
+def test_the_sentence_on_tokens_has_the_least_and_the_greatest_mean() -> None:
+    found = {size: {f"{mixer} | all | None": {"correlation": [0.1 * n]} for mixer in swaps.MIXERS[size]}
+             for n, size in enumerate((224, 336, 518), 3)}  # fmt: skip
+    assert "from 256 to 1,369 tokens" in tool.by_tokens(found)
+    assert "0.30 to 0.50 with `MiTA`" in tool.by_tokens(found)
 
 
 def test_seeds_of_learning_are_averaged_by_picture() -> None:
