@@ -164,6 +164,15 @@ def test_a_part_reads_the_shards_of_its_lanes_alone(tmp_path: Path, reads: list[
     assert len(reads) == 24
 
 
+def test_shards_that_change_are_read_again(tmp_path: Path) -> None:
+    folder = write_stream(tmp_path / "data", "tar", SIZES)
+    before, classes = task(folder).identity(), task(folder).data_set().classes
+    archive = next(folder.rglob("*train*.tar"))
+    write_archive(archive, range(4), classes=4)
+    assert task(folder).identity() != before
+    assert len(task(folder).data_set().classes) == len(classes) + 1
+
+
 def test_compression_changes_nothing(tmp_path: Path) -> None:
     plain, packed = (write_stream(tmp_path / kind.replace(".", ""), kind) for kind in ("tar", "tar.gz"))
     assert equal_batches(feed(plain).between(0, 20), feed(packed).between(0, 20))

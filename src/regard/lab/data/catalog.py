@@ -206,7 +206,7 @@ def load(
     `own.load`. Raises: DataError.
     """
     if is_stream(data):
-        return _load_stream(data, size, kind)
+        return _load_stream(data, size, kind, streamed.identity(data, kind))
     key = data if data in NAMED else str(path_of(data))
     root = folder_in_use() if data in NAMED else own.digest(path_of(data), kind, reserved)
     return _load(key, size, cut, corrupt, download, root, kind, reserved)
@@ -227,7 +227,10 @@ def load_scored(
     return classes, own.from_files(split, size_before_crop(size), corrupt, f"own4-{total}-scored")
 
 
-_load_stream = lru_cache(maxsize=2)(streamed.load)
+@lru_cache(maxsize=2)
+def _load_stream(data: str, size: tuple[int, int], kind: str, identity: str) -> ImageSet:
+    """Of the files with this identity."""
+    return streamed.load(data, size, kind)
 
 
 @lru_cache(maxsize=2)

@@ -13,8 +13,10 @@ import numpy as np
 from regard.core import DataError
 from regard.files.arrays import add_digest, is_whole, read_array, write_array
 from regard.files.cache import cache_folder
+from regard.files.paths import user_path
 from regard.images import own
 from regard.images import shards as archives
+from regard.images.digest import forget_if_changed
 from regard.images.images import ImageSet, size_before_crop
 from regard.images.progress import ProgressLine
 from regard.images.shards import Members
@@ -38,12 +40,19 @@ def identity(data: str, kind: str = "") -> str:
 
     kind: of the digest. Raises: DataError, MissingExtra.
     """
-    return _find_splits(data, kind).identity
+    return _present(data, kind).identity
+
+
+def _present(data: str, kind: str) -> Found:
+    """The files as they are now; those of the hub as they were when this process first asked for them."""
+    if not (name := parse(data)).hub:
+        forget_if_changed(user_path(name.place, DataError), _find_splits)
+    return _find_splits(data, kind)
 
 
 def splits(data: str, kind: str = "") -> tuple[tuple[str, ...], dict[str, Shards]]:
     """The classes, and the counted shards of "train" and "test". Raises: DataError, MissingExtra."""
-    found = _find_splits(data, kind)
+    found = _present(data, kind)
     columns = columns_of(found.splits["train"][0], parse(data)) if is_table(found.splits["train"][0]) else None
     counted = {split: count(found, split, columns) for split in ("train", "test")}
     numbers = range(int(counted["train"].high.max(initial=-1)) + 1)
@@ -59,7 +68,7 @@ def load(data: str, size: tuple[int, int], kind: str = "") -> ImageSet:
     Nothing of the training split is read here but its counts. Raises: DataError, MissingExtra.
     """
     classes, counted = splits(data, kind)
-    found, train = _find_splits(data, kind), counted["train"]
+    found, train = _present(data, kind), counted["train"]
     single = np.count_nonzero(train.low == train.high)
     if len(train) > 1 and 2 * single > len(train):
         log.warning("%d of %d shards of %s have one class only: write them in mixed order, since a stream mixes only "

@@ -233,7 +233,7 @@ class Sequences(ValidationPart):
         """Top-1 accuracy and mean cross-entropy; for texts, `details` has the accuracy of `bag_of_symbols`."""
         score = top1_score(_scores(model, device, self.test_split(), self.tokens))
         if self.data_set().alphabet == "bytes":
-            score.details["bag_of_bytes"] = _bag(self)
+            score.details["bag_of_bytes"] = _bag(self, self.data_set().name)
         return score
 
     def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
@@ -290,7 +290,8 @@ def _first(split: Split, limit: int) -> Split:
 
 
 @lru_cache(maxsize=4)
-def _bag(task: Sequences) -> float:
+def _bag(task: Sequences, name: str) -> float:
+    """Of the data with this name, a digest of the user's own."""
     vocabulary = data_sets.facts_of(task.data_set()).vocabulary
     value = bag_of_symbols(task.train_split(), task.test_split(), task.tokens, vocabulary)
     log.info("%s, first %d symbols: a logistic regression on their counts has %.2f %%", task.data, task.tokens, value)

@@ -73,7 +73,7 @@ def load(data: str, source: str, target: str) -> Corpus:
     source, target: the languages, which are the suffixes of the files; each may also be .gz.
     """
     if data not in NAMED:
-        forget_if_changed(Path(data).expanduser(), _load)
+        forget_if_changed(user_path(data, DataError), _load)
     return _load(data, source, target, folder_in_use() if data in NAMED else "")
 
 
