@@ -29,7 +29,7 @@ FILES = [
     SOURCE / name
     for name in (
         "mita/triton_kernels.py", "shared/routed_triton.py", "shared/triton_tiles.py", "shared/routed_varlen.py",
-        "factors/flex.py", "convolutions/dynamic_triton.py", "shared/linear_triton.py",
+        "factors/flex.py", "convolutions/dynamic_triton.py", "shared/linear_triton.py", "shared/tile_triton.py",
     )
 ]  # fmt: skip
 
@@ -158,6 +158,7 @@ PARTS: dict[str, Callable[[Setting], Result]] = {
     "check-factors": kernels.check_factors,
     "check-static": kernels.check_static,
     "check-linear": kernels.check_linear,
+    "check-window": kernels.check_window,
     "check-mechanisms": models.check_mechanisms,
     "check-compiled": models.check_compiled,
     "mita-1024": partial(kernels.time_mita, tokens=1024, m=64),
@@ -170,6 +171,8 @@ PARTS: dict[str, Callable[[Setting], Result]] = {
     "linear-1024": partial(kernels.time_linear, tokens=1024),
     "linear-4096": partial(kernels.time_linear, tokens=4096),
     "linear-16384": partial(kernels.time_linear, tokens=16384),
+    "window-1024": partial(kernels.time_window, tokens=1024),
+    "window-4096": partial(kernels.time_window, tokens=4096),
     "dynamic": kernels.time_dynamic,
     "step": kernels.time_step,
     "dense": models.dense_memory,

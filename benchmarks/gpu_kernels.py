@@ -272,6 +272,51 @@ def time_static(setting: Setting) -> Result:
     return _timed(runs, [q, k, v, keys], grid, setting)
 
 
+def check_window(setting: Setting) -> Result:
+    """Window attention's kernel: even and shifted windows, prefix tokens, with and without padding."""
+    import torch
+
+    from regard import Grid, Mask
+    from regard.mixers.window import window, window_reference
+
+    notes = []
+    for grid, size, shift in ((Grid(4, 6), 2, 0), (Grid(5, 7, prefix=1), 3, 1)) if setting.small else (
+        (Grid(32, 32), 8, 0), (Grid(31, 40, prefix=1), 7, 3),
+    ):  # fmt: skip
+        q, k, v = leaves(setting, grid, 2)
+        table = torch.randn(q.shape[1], 2 * size - 1, 2 * size - 1, device=q.device, dtype=q.dtype, requires_grad=True)
+        for mask in (None, Mask(keep=_half(grid, setting.device))):
+
+            def run(form: Callable, q: Any, k: Any, v: Any, table: Any, at=(grid, size, shift), mask=mask) -> Any:
+                return form(q, k, v, *at[:2], shift=at[2], table=table, mask=mask)
+
+            notes.append(
+                _compared(
+                    f"Window triton, {grid}, {'padding' if mask else 'no mask'}", [q, k, v, table],
+                    partial(run, partial(window, execution="triton")), partial(run, window_reference),
+                )
+            )  # fmt: skip
+    return Result(notes, [])
+
+
+def time_window(setting: Setting, tokens: int) -> Result:
+    """Windows of 8 x 8 cells by their kernel and cut into tiles, beside softmax attention; 16 images."""
+    import torch
+
+    from regard import Grid
+    from regard.mixers.window import window
+
+    side, size = (6, 3) if setting.small else (int(tokens**0.5), 8)
+    grid = Grid(side, side)
+    q, k, v = leaves(setting, grid, 2 if setting.small else 16)
+    table = torch.zeros(q.shape[1], 2 * size - 1, 2 * size - 1, device=q.device, dtype=q.dtype, requires_grad=True)
+    runs: dict[str, Callable] = {"softmax attention": _softmax(q, k, v)}
+    for execution in ("triton", "tiles"):
+        runs[f"Window {execution}"] = partial(window, q, k, v, grid, size, table=table, execution=execution)
+        runs[f"Window {execution}, no table"] = partial(window, q, k, v, grid, size, execution=execution)
+    return _timed(runs, [q, k, v, table], grid, setting)
+
+
 def time_linear(setting: Setting, tokens: int) -> Result:
     """The linear family by its kernel and by products of PyTorch, beside softmax attention; 16 images."""
     from regard import Grid

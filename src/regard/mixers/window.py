@@ -11,6 +11,7 @@ Prefix and suffix tokens are in no window: they attend to all tokens and all att
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -23,8 +24,10 @@ from regard.core.mask import Mask, hide, softmax_rows
 from .shared import tiles as tiling
 from .shared.bias_table import BiasTableOperator
 from .shared.checks import check_qkv_on_grid, padding_only
+from .shared.executions import Situation, check_execution, choose
 from .shared.heads import HeadMixerConfig
 from .shared.kept import kept
+from .shared.routed_attention import needs_triton
 from .shared.sdpa import sdpa
 from .shared.tiles import Side, Tiles
 
@@ -71,7 +74,7 @@ def window_reference(
 def window(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, size: Side, *,
     shift: Side = 0, pattern: Pattern = "block", table: Float[Tensor, "H ..."] | None = None,
-    scale: float | None = None, mask: Mask | None = None,
+    scale: float | None = None, mask: Mask | None = None, execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Attention within windows of `size` cells (a side, or (rows, columns)), the first of which starts at `shift`.
 
@@ -79,8 +82,10 @@ def window(
     pattern: "grid" spreads the cells of a window over the map. table (H, 2 rows - 1, 2 columns - 1), with several
     frames (H, 2 frames - 1, ...): added logits by offset within the window, entry (query - key + size - 1). scale: None
     = d^-0.5. mask: padding only; a query without any key gives zeros. A window as large as the grid, or larger, gives
-    softmax attention.
-    Raises: ShapeError, GridError for tensors that do not fit; UnsupportedError for other masks.
+    softmax attention. execution: "tiles" are cut, for PyTorch's fused attention; "triton", for GPUs, reads them in
+    place; or "auto", today tiles.
+    Raises: ShapeError, GridError for tensors that do not fit; UnsupportedError for other masks or an execution that
+    cannot run here, ConfigError for an unknown one.
     """
     check_qkv_on_grid("window", q, k, v, grid)
     mask = padding_only("window", mask)
@@ -92,6 +97,8 @@ def window(
     size, shifts, table = _within(grid.sides, sizes, shifts, pattern, table)
     spread = pattern == "grid"
     tiles = tiling.grid_tiles(grid, size, q.device) if spread else tiling.fixed_size_tiles(grid, size, shifts, q.device)
+    if _takes_triton(execution, q):
+        return _in_place(q, k, v, tiles, grid, table, scale, mask)
     (_, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (tiling.split_tokens(x, grid) for x in (q, k, v))
     keys, values = _with_extra(tiles.cut(k_cells), k_extra), _with_extra(tiles.cut(v_cells), v_extra)
     bias = _logit_bias(tiles, table, mask, grid, q)
@@ -101,6 +108,35 @@ def window(
     out = sdpa(queries.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), attn_mask=bias, scale=scale)
     cells = tiles.join(out.unflatten(0, q.shape[:2]))
     return tiling.join_global_tokens(cells, q, k, v, grid, scale, mask)
+
+
+def _takes_triton(execution: str, q: Tensor) -> bool:
+    check_execution(execution, ("tiles", "triton"))
+    if choose("Window", execution, Situation(q.device, q.dtype, q.shape[-2], q.shape[-2])) != "triton":
+        return False
+    needs_triton()
+    return True
+
+
+def _in_place(
+    q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, grid: Grid, table: Tensor | None, scale: float | None, mask: Mask
+) -> Tensor:
+    """By the Triton kernel, imported where it runs, since Triton is not everywhere."""
+    from .shared.tile_triton import tile_attention
+
+    bias = None if table is None else _offsets(table, tiles.size)
+    out = tile_attention(q, k, v, *_token_tables(tiles, grid), tiles.area, bias=bias, keep=mask.keep, scale=scale)
+    return tiling.join_global_tokens(out[..., grid.span, :] if grid.extra else out, q, k, v, grid, scale, mask)
+
+
+@kept
+def _token_tables(tiles: Tiles, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Token and part of each slot, then of prefix and suffix tokens, whose part is -1: both (T, A + E)."""
+    cell, real, part, *_ = tiles.tables
+    extra, _ = tiling.split_tokens(torch.arange(grid.tokens, device=cell.device)[:, None], grid)
+    tokens = torch.cat([torch.where(real, cell + grid.prefix, -1), extra.mT.expand(tiles.number, -1)], 1)
+    parts = torch.nn.functional.pad(part, (0, grid.extra), value=-1)
+    return tokens.int(), parts.int()
 
 
 def _table_shape(heads: int, size: tuple[int, ...]) -> tuple[int, ...]:
@@ -243,14 +279,15 @@ class Window(HeadMixerConfig):
 
 
 class WindowOperator(BiasTableOperator):
-    """table (H, 2 rows - 1, 2 columns - 1), or None."""
+    """table (H, 2 rows - 1, 2 columns - 1), or None. execution: see `window`."""
 
-    def __init__(self, config: Window, site: Site) -> None:
+    def __init__(self, config: Window, site: Site, execution: str = "auto") -> None:
         super().__init__(_table_shape(site.heads, tiling.along_sides(config.size, site.grid)), config.table)
-        self.config = config
+        self.config, self.execution = config, execution
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        form, config, q = window_reference if plain else window, self.config, inputs.q
+        form = window_reference if plain else partial(window, execution=self.execution)
+        config, q = self.config, inputs.q
         return form(
             *(q, inputs.k, inputs.v, inputs.grid, config.size), shift=config.shift, pattern=config.pattern,
             table=self.table_like(q), scale=config.scale, mask=inputs.mask,

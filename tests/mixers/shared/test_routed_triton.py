@@ -8,6 +8,7 @@ from torch import Tensor
 
 from interpreter import CLOSE, DEVICE, EXACT, check_close, draw, elsewhere, here, run_in_interpreter
 from regard import Grid, Mask, Site, parse
+from regard.core import UnsupportedError
 from regard.mixers.bra import bra, bra_plan, bra_reference
 from regard.mixers.moba import moba, moba_plan, moba_reference
 from regard.mixers.nsa import nsa, nsa_reference
@@ -54,6 +55,15 @@ PASSES = {"MoBA": moba_passes, "BRA": bra_passes}
 def test_outputs_and_gradients(passes: Callable, grid: Grid) -> None:
     leaves = heads(grid)
     check_close(*passes(leaves, grid), leaves)
+
+
+@here
+def test_no_second_derivative() -> None:
+    leaves = heads(Grid(4, 6))
+    out = moba_passes(leaves, Grid(4, 6))[0](*leaves)
+    (first,) = torch.autograd.grad(out.square().sum(), leaves[:1], create_graph=True)
+    with pytest.raises(UnsupportedError, match="differentiated twice"):
+        first.sum().backward()
 
 
 @here

@@ -20,6 +20,8 @@ ROWS = {f"{x}_{part}": "i32" for x in ("q", "k", "v", "out", "grad", "dq", "dk",
 TOKENS = {**ROWS, "heads": "i32", "keys": "i32", "queries": "i32", "steps": "i32", "keep": "*i8"}
 MAPS = {"out": "x", "channels": "i32", "height": "i32", "width": "i32"}
 SINGLE, CHOSEN = "*fp32", "*i64"
+TILES = {**INPUTS, **ROWS, **dict.fromkeys(("heads", "number", "area", "length"), "i32"), "tokens": "*i32",
+         "parts": "*i32", "keep": "*i8", "lse": SINGLE, "scale": "fp32"}  # fmt: skip
 KERNELS: dict[str, dict[str, str]] = {
     "mita._score": {**INPUTS, **SIZES, "scores": SINGLE, "parts": SINGLE, "lse": SINGLE},
     "mita._choose": {**SIZES, "scores": SINGLE, "parts": SINGLE, "partial": SINGLE, "out": "x", "lse": SINGLE,
@@ -40,6 +42,9 @@ KERNELS: dict[str, dict[str, str]] = {
     "linear._query_gradients": {**TOKENS, "q": "x", "state": SINGLE, "out": "x", "norm": SINGLE, "grad": "x",
                                 "dq": "x", "dstate": SINGLE},
     "linear._key_gradients": {**TOKENS, "k": "x", "v": "x", "dstate": SINGLE, "dk": "x", "dv": "x"},
+    "tile._attend": {**TILES, "out": "x"},
+    "tile._query_gradients": {**TILES, "out": "x", "grad": "x", "dq": "x", "dbias": SINGLE, "delta": SINGLE},
+    "tile._key_gradients": {**TILES, "grad": "x", "delta": SINGLE, "dk": "x", "dv": "x", "common": SINGLE},
     "dynamic._sum_taps": {**MAPS, "padded": "x", "kernels": "x"},
     "dynamic._padded_gradient": {**MAPS, "grad": "x", "kernels": "x"},
     "dynamic._kernels_gradient": {**MAPS, "padded": "x", "grad": "x"},
@@ -48,7 +53,7 @@ KERNELS: dict[str, dict[str, str]] = {
 CONSTANTS: dict[str, Any] = {
     "WIDTH": 64, "OUT": 64, "D": 64, "E": 64, "SIZE": 64, "STEP": 64, "LENGTH": 512, "TOP": 64,
     "BIASED": True, "VALUED": True, "CHOOSING": True, "ALONE": True, "CHUNKS": 8, "BLOCK": 4096,
-    "LESS": True, "M": 64, "TILE": 128, "FEATURE": 1, "MASKED": True,
+    "LESS": True, "M": 64, "TILE": 128, "FEATURE": 1, "MASKED": True, "LEARNED": True,
     "ROWS": 13, "COLUMNS": 13, "CHANNELS": 64, "POSITIONS": 64,
 }  # fmt: skip
 
@@ -67,9 +72,10 @@ def test_a_kernel_compiles(name: str, capability: int, kind: str) -> None:
     from regard.mixers.mita import triton_kernels as mita
     from regard.mixers.shared import linear_triton as linear
     from regard.mixers.shared import routed_triton as routed
+    from regard.mixers.shared import tile_triton as tile
 
     place, function = name.split(".")
-    files = {"mita": mita, "routed": routed, "dynamic": dynamic, "linear": linear}
+    files = {"mita": mita, "routed": routed, "dynamic": dynamic, "linear": linear, "tile": tile}
     kernel = getattr(files[place], function)
     types = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
     values = {**CONSTANTS, "CAST": types[kind], "KIND": tl.float32}

@@ -15,7 +15,18 @@ from torch import Tensor
 from regard.core import UnsupportedError
 
 from .precision import upcast
-from .triton_tiles import INTERPRETED, KINDS, check_runs, width_of
+from .triton_tiles import (
+    INTERPRETED,
+    KINDS,
+    check_runs,
+    dense,
+    first_row,
+    heads_last,
+    load_rows,
+    store_rows,
+    strides,
+    width_of,
+)  # fmt: skip
 
 FEATURES = {"identity": 0, "elu": 1, "relu": 2}
 SIZE = 64
@@ -40,24 +51,6 @@ def _slope(x, KIND_OF: tl.constexpr):  # type: ignore[no-untyped-def]
     if KIND_OF == 1:
         return tl.where(x > 0, 1.0, tl.exp(x))
     return tl.where(x <= 0, x * 0, 1.0)
-
-
-@triton.jit
-def _rows(x, head, heads, s_batch, s_head):  # type: ignore[no-untyped-def]
-    """Where a head's rows begin."""
-    return x + (head // heads).to(tl.int64) * s_batch + (head % heads).to(tl.int64) * s_head
-
-
-@triton.jit
-def _load(rows, token, s_token, column, valid, WIDTH: tl.constexpr, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = token.to(tl.int64)[:, None] * s_token + column[None, :]
-    return tl.load(rows + at, mask=valid[:, None] & (column < WIDTH)[None, :], other=0.0).to(KIND)
-
-
-@triton.jit
-def _store(rows, token, s_token, column, valid, x, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = token.to(tl.int64)[:, None] * s_token + column[None, :]
-    tl.store(rows + at, x, mask=valid[:, None] & (column < WIDTH)[None, :])
 
 
 @triton.jit
@@ -93,14 +86,14 @@ def _sum_keys(  # type: ignore[no-untyped-def]
     """S and z of a head, over one part of its keys."""
     head, part = tl.program_id(0), tl.program_id(1)
     r, e = tl.program_id(2) * D + tl.arange(0, D), tl.arange(0, E)
-    k, v = _rows(k, head, heads, k_batch, k_head), _rows(v, head, heads, v_batch, v_head)
+    k, v = first_row(k, head, heads, k_batch, k_head), first_row(v, head, heads, v_batch, v_head)
     table, total = tl.zeros((D, E), KIND), tl.zeros((D,), KIND)
     for step in range(steps):
         token = (part * steps + step) * SIZE + tl.arange(0, SIZE)
         valid = _kept(keep, head, heads, token, keys, MASKED)
-        features = _feature(_load(k, token, k_token, r, valid, WIDTH, KIND), FEATURE)
+        features = _feature(load_rows(k, token, k_token, r, valid, WIDTH, KIND), FEATURE)
         features = tl.where(valid[:, None] & (r < WIDTH)[None, :], features, 0.0)
-        values = _load(v, token, v_token, e, valid, OUT, CAST)
+        values = load_rows(v, token, v_token, e, valid, OUT, CAST)
         table += tl.dot(tl.trans(features).to(CAST), values, input_precision="ieee", out_dtype=KIND)
         total += tl.sum(features, 0)
     number = head.to(tl.int64) * tl.num_programs(1) + part
@@ -116,17 +109,17 @@ def _read_queries(  # type: ignore[no-untyped-def]
     """The output of a block of queries, and what it was divided by."""
     head, token, e = tl.program_id(0), tl.program_id(1) * SIZE + tl.arange(0, SIZE), tl.arange(0, E)
     valid = token < queries
-    q, out = _rows(q, head, heads, q_batch, q_head), _rows(out, head, heads, out_batch, out_head)
+    q, out = first_row(q, head, heads, q_batch, q_head), first_row(out, head, heads, out_batch, out_head)
     state += head.to(tl.int64) * (WIDTH * OUT + WIDTH)
     total, divisor = tl.zeros((SIZE, E), KIND), tl.zeros((SIZE,), KIND) + eps
     for start in range(0, WIDTH, D):
         r = start + tl.arange(0, D)
-        features = _feature(_load(q, token, q_token, r, valid, WIDTH, KIND), FEATURE)
+        features = _feature(load_rows(q, token, q_token, r, valid, WIDTH, KIND), FEATURE)
         table, sums = _load_state(state, r, e, KIND, WIDTH, OUT)  # 0 beyond the last feature
         total += tl.dot(features.to(CAST), table.to(CAST), input_precision="ieee", out_dtype=KIND)
         divisor += tl.sum(features * sums[None, :], 1)
     tl.store(norm + head.to(tl.int64) * queries + token, divisor, mask=valid)
-    _store(out, token, out_token, e, valid, total / tl.where(divisor == 0, 1.0, divisor)[:, None], OUT)
+    store_rows(out, token, out_token, e, valid, total / tl.where(divisor == 0, 1.0, divisor)[:, None], OUT)
 
 
 @triton.jit
@@ -139,8 +132,8 @@ def _query_gradients(  # type: ignore[no-untyped-def]
     """The gradients of a part of the queries, and its share of those of S and z."""
     head, part = tl.program_id(0), tl.program_id(1)
     r, e = tl.program_id(2) * D + tl.arange(0, D), tl.arange(0, E)
-    q, out = _rows(q, head, heads, q_batch, q_head), _rows(out, head, heads, out_batch, out_head)
-    grad, dq = _rows(grad, head, heads, grad_batch, grad_head), _rows(dq, head, heads, dq_batch, dq_head)
+    q, out = first_row(q, head, heads, q_batch, q_head), first_row(out, head, heads, out_batch, out_head)
+    grad, dq = first_row(grad, head, heads, grad_batch, grad_head), first_row(dq, head, heads, dq_batch, dq_head)
     table, sums = _load_state(state + head.to(tl.int64) * (WIDTH * OUT + WIDTH), r, e, KIND, WIDTH, OUT)
     to_table, to_sums = tl.zeros((D, E), KIND), tl.zeros((D,), KIND)
     for step in range(steps):
@@ -148,14 +141,14 @@ def _query_gradients(  # type: ignore[no-untyped-def]
         valid = token < queries
         divisor = tl.load(norm + head.to(tl.int64) * queries + token, mask=valid, other=1.0)
         safe = tl.where(divisor == 0, 1.0, divisor)
-        outer = _load(grad, token, grad_token, e, valid, OUT, KIND) / safe[:, None]
-        to_divisor = -tl.sum(outer * _load(out, token, out_token, e, valid, OUT, KIND), 1)
+        outer = load_rows(grad, token, grad_token, e, valid, OUT, KIND) / safe[:, None]
+        to_divisor = -tl.sum(outer * load_rows(out, token, out_token, e, valid, OUT, KIND), 1)
         to_divisor = tl.where(divisor == 0, 0.0, to_divisor)
-        x = _load(q, token, q_token, r, valid, WIDTH, KIND)
+        x = load_rows(q, token, q_token, r, valid, WIDTH, KIND)
         features = tl.where((r < WIDTH)[None, :], _feature(x, FEATURE), 0.0)
         change = tl.dot(outer.to(CAST), tl.trans(table).to(CAST), input_precision="ieee", out_dtype=KIND)
         change += to_divisor[:, None] * sums[None, :]
-        _store(dq, token, dq_token, r, valid, change * _slope(x, FEATURE), WIDTH)
+        store_rows(dq, token, dq_token, r, valid, change * _slope(x, FEATURE), WIDTH)
         to_table += tl.dot(tl.trans(features).to(CAST), outer.to(CAST), input_precision="ieee", out_dtype=KIND)
         to_sums += tl.sum(features * to_divisor[:, None], 0)
     number = head.to(tl.int64) * tl.num_programs(1) + part
@@ -171,29 +164,20 @@ def _key_gradients(  # type: ignore[no-untyped-def]
     """The gradients of a block of keys and values; 0 for hidden keys."""
     head, token, e = tl.program_id(0), tl.program_id(1) * SIZE + tl.arange(0, SIZE), tl.arange(0, E)
     valid = _kept(keep, head, heads, token, keys, MASKED)
-    k, v = _rows(k, head, heads, k_batch, k_head), _rows(v, head, heads, v_batch, v_head)
-    dk, dv = _rows(dk, head, heads, dk_batch, dk_head), _rows(dv, head, heads, dv_batch, dv_head)
+    k, v = first_row(k, head, heads, k_batch, k_head), first_row(v, head, heads, v_batch, v_head)
+    dk, dv = first_row(dk, head, heads, dk_batch, dk_head), first_row(dv, head, heads, dv_batch, dv_head)
     dstate += head.to(tl.int64) * (WIDTH * OUT + WIDTH)
-    values, to_values = _load(v, token, v_token, e, valid, OUT, CAST), tl.zeros((SIZE, E), KIND)
+    values, to_values = load_rows(v, token, v_token, e, valid, OUT, CAST), tl.zeros((SIZE, E), KIND)
     for start in range(0, WIDTH, D):
         r = start + tl.arange(0, D)
-        x = _load(k, token, k_token, r, valid, WIDTH, KIND)
+        x = load_rows(k, token, k_token, r, valid, WIDTH, KIND)
         features = tl.where(valid[:, None], _feature(x, FEATURE), 0.0)
         table, sums = _load_state(dstate, r, e, KIND, WIDTH, OUT)
         change = tl.dot(values, tl.trans(table).to(CAST), input_precision="ieee", out_dtype=KIND) + sums[None, :]
         change = tl.where(valid[:, None], change * _slope(x, FEATURE), 0.0)
-        _store(dk, token, dk_token, r, token < keys, change, WIDTH)
+        store_rows(dk, token, dk_token, r, token < keys, change, WIDTH)
         to_values += tl.dot(features.to(CAST), table.to(CAST), input_precision="ieee", out_dtype=KIND)
-    _store(dv, token, dv_token, e, token < keys, to_values, OUT)
-
-
-def _heads_last(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """An empty (B, H, N, width) whose heads can be joined without a copy."""
-    return x.new_empty(x.shape[0], x.shape[2], x.shape[1], width, dtype=dtype).transpose(1, 2)
-
-
-def _strides(*tensors: Tensor) -> list[int]:
-    return [stride for x in tensors for stride in x.stride()[:3]]
+    store_rows(dv, token, dv_token, e, token < keys, to_values, OUT)
 
 
 def _options(q: Tensor, v: Tensor, feature: str) -> dict[str, Any]:
@@ -228,17 +212,17 @@ def _forward(
     if not out.numel():
         return out, norm, state
     state, programs, steps = _sums(k, v, k.shape[2], options)
-    sizes = *_strides(k, v), k.shape[1], k.shape[2], steps
+    sizes = *strides(k, v), k.shape[1], k.shape[2], steps
     _sum_keys[programs](k, v, mask, state, *sizes, MASKED=keep is not None, **options)
     state, blocks = _joined(state), (programs[0], triton.cdiv(q.shape[2], SIZE))
-    _read_queries[blocks](q, state, out, norm, *_strides(q, out), q.shape[1], q.shape[2], eps, **options)
+    _read_queries[blocks](q, state, out, norm, *strides(q, out), q.shape[1], q.shape[2], eps, **options)
     return out, norm, state
 
 
 @_forward.register_fake
 def _empty(q, k, v, *_):  # type: ignore[no-untyped-def]
     state = q.new_empty(q.shape[0] * q.shape[1], q.shape[-1] * (v.shape[-1] + 1), dtype=upcast(q).dtype)
-    return _heads_last(q, v.shape[-1], v.dtype), q.new_empty(q.shape[:3], dtype=upcast(q).dtype), state
+    return heads_last(q, v.shape[-1], v.dtype), q.new_empty(q.shape[:3], dtype=upcast(q).dtype), state
 
 
 @torch.library.custom_op("regard::linear_product_backward", mutates_args=())
@@ -252,16 +236,16 @@ def _backward(
     if not out.numel():
         return dq.zero_(), dk.zero_(), dv.zero_()
     dstate, programs, steps = _sums(q, v, q.shape[2], options)
-    sizes = *_strides(q, out, grad, dq), q.shape[1], q.shape[2], steps
+    sizes = *strides(q, out, grad, dq), q.shape[1], q.shape[2], steps
     _query_gradients[programs](q, state, out, norm, grad, dq, dstate, *sizes, **options)
-    blocks, sizes = (programs[0], triton.cdiv(k.shape[2], SIZE)), (*_strides(k, v, dk, dv), k.shape[1], k.shape[2])
+    blocks, sizes = (programs[0], triton.cdiv(k.shape[2], SIZE)), (*strides(k, v, dk, dv), k.shape[1], k.shape[2])
     _key_gradients[blocks](k, v, mask, _joined(dstate), dk, dv, *sizes, MASKED=keep is not None, **options)
     return dq, dk, dv
 
 
 @_backward.register_fake
 def _empty_gradients(grad, q, k, v, *_):  # type: ignore[no-untyped-def]
-    return tuple(_heads_last(x, x.shape[-1], x.dtype) for x in (q, k, v))
+    return tuple(heads_last(x, x.shape[-1], x.dtype) for x in (q, k, v))
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -274,7 +258,7 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _differentiate(ctx, grad, *_):  # type: ignore[no-untyped-def]
     if grad is None:
         return (None,) * 6
-    grads = torch.ops.regard.linear_product_backward(_dense(grad), *ctx.saved_tensors, ctx.feature)
+    grads = torch.ops.regard.linear_product_backward(dense(grad), *ctx.saved_tensors, ctx.feature)
     return *grads, None, None, None
 
 
@@ -284,11 +268,6 @@ def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]
 
 _forward.register_autograd(_differentiate, setup_context=_save)
 _backward.register_autograd(_refuse)
-
-
-def _dense(x: Tensor) -> Tensor:
-    """x with its rows in one piece."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def linear_product(
@@ -304,7 +283,7 @@ def linear_product(
     check_runs(q)
     if v.shape[-1] > 128:
         raise UnsupportedError(f'execution="triton" has values of at most 128 channels a head, not {v.shape[-1]}')
-    rows = [_dense(x) for x in (q, k, v)]
+    rows = [dense(x) for x in (q, k, v)]
     mask = None if keep is None else keep.to(torch.int8).contiguous()
     result: Tensor = torch.ops.regard.linear_product(*rows, mask, eps, feature)[0]
     return result

@@ -41,3 +41,35 @@ def check_runs(x: Tensor) -> None:
         raise UnsupportedError('execution="triton" has no float64 on a GPU; use "auto"')
     if in_function_transform():
         raise UnsupportedError('execution="triton" runs without function transforms such as vmap; use "auto"')
+
+
+@triton.jit
+def first_row(x, head, heads, s_batch, s_head):  # type: ignore[no-untyped-def]
+    """Where a head's rows begin."""
+    return x + (head // heads).to(tl.int64) * s_batch + (head % heads).to(tl.int64) * s_head
+
+
+@triton.jit
+def load_rows(rows, token, s_token, column, valid, WIDTH: tl.constexpr, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = token.to(tl.int64)[:, None] * s_token + column[None, :]
+    return tl.load(rows + at, mask=valid[:, None] & (column < WIDTH)[None, :], other=0.0).to(KIND)
+
+
+@triton.jit
+def store_rows(rows, token, s_token, column, valid, x, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = token.to(tl.int64)[:, None] * s_token + column[None, :]
+    tl.store(rows + at, x, mask=valid[:, None] & (column < WIDTH)[None, :])
+
+
+def heads_last(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """An empty (B, H, N, width) whose heads can be joined without a copy."""
+    return x.new_empty(x.shape[0], x.shape[2], x.shape[1], width, dtype=dtype).transpose(1, 2)
+
+
+def strides(*tensors: Tensor) -> list[int]:
+    return [stride for x in tensors for stride in x.stride()[:3]]
+
+
+def dense(x: Tensor) -> Tensor:
+    """x with its rows in one piece."""
+    return x if x.stride(-1) == 1 else x.contiguous()
