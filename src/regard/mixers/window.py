@@ -24,10 +24,9 @@ from regard.core.mask import Mask, hide, softmax_rows
 from .shared import tiles as tiling
 from .shared.bias_table import BiasTableOperator
 from .shared.checks import check_qkv_on_grid, padding_only
-from .shared.executions import Situation, check_execution, choose
 from .shared.heads import HeadMixerConfig
 from .shared.kept import kept
-from .shared.routed_attention import needs_triton
+from .shared.routed_attention import names_triton
 from .shared.sdpa import sdpa
 from .shared.tiles import Side, Tiles
 
@@ -97,7 +96,7 @@ def window(
     size, shifts, table = _within(grid.sides, sizes, shifts, pattern, table)
     spread = pattern == "grid"
     tiles = tiling.grid_tiles(grid, size, q.device) if spread else tiling.fixed_size_tiles(grid, size, shifts, q.device)
-    if _takes_triton(execution, q):
+    if names_triton("Window", "tiles", execution, q):
         return _in_place(q, k, v, tiles, grid, table, scale, mask)
     (_, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (tiling.split_tokens(x, grid) for x in (q, k, v))
     keys, values = _with_extra(tiles.cut(k_cells), k_extra), _with_extra(tiles.cut(v_cells), v_extra)
@@ -108,14 +107,6 @@ def window(
     out = sdpa(queries.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), attn_mask=bias, scale=scale)
     cells = tiles.join(out.unflatten(0, q.shape[:2]))
     return tiling.join_global_tokens(cells, q, k, v, grid, scale, mask)
-
-
-def _takes_triton(execution: str, q: Tensor) -> bool:
-    check_execution(execution, ("tiles", "triton"))
-    if choose("Window", execution, Situation(q.device, q.dtype, q.shape[-2], q.shape[-2])) != "triton":
-        return False
-    needs_triton()
-    return True
 
 
 def _in_place(

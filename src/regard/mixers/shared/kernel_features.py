@@ -17,9 +17,8 @@ from regard.core import ConfigError, Cost, Grid, Mask, Site, hide, nearest
 from regard.mixers.static_keys.grids import resample
 
 from .checks import check_odd_kernel, check_prefix_suffix
-from .executions import Situation, check_execution, choose
 from .heads import HeadMixer, HeadMixerConfig, convolve
-from .routed_attention import needs_triton
+from .routed_attention import names_triton
 from .tiles import join_tokens
 
 Feature = str | Callable[[Tensor], Tensor]
@@ -81,15 +80,8 @@ def kernel_product(
 
 
 def takes_triton(execution: str, v: Tensor) -> bool:
-    """Whether linear attention runs as a Triton kernel: where it is named. "auto" takes PyTorch's products.
-
-    Raises: ConfigError for an unknown execution; UnsupportedError without the package triton.
-    """
-    check_execution(execution, ("products", "triton"))
-    if choose("Linear", execution, Situation(v.device, v.dtype, v.shape[-2], v.shape[-2])) != "triton":
-        return False
-    needs_triton()
-    return True
+    """Whether linear attention runs as a Triton kernel. Raises: as `names_triton`."""
+    return names_triton("Linear", "products", execution, v)
 
 
 def triton_product(

@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.core import UnsupportedError
 from regard.core.tensors import is_exporting
 
+from .executions import Situation, check_execution, choose
 from .native import in_function_transform
 from .routed import Parts, dense, gather, grouped
 
@@ -56,6 +57,18 @@ def needs_triton() -> None:
     """Raises: UnsupportedError without the package triton."""
     if not HAS_TRITON:
         raise UnsupportedError('execution="triton" needs the package triton, which is not installed; use "auto"')
+
+
+def names_triton(mechanism: str, plain: str, execution: str, x: Tensor) -> bool:
+    """Whether a mechanism of two executions, `plain` and "triton", runs as a kernel; x (..., N, d): its values.
+
+    Raises: ConfigError for an unknown execution; UnsupportedError without the package triton.
+    """
+    check_execution(execution, (plain, "triton"))
+    if choose(mechanism, execution, Situation(x.device, x.dtype, x.shape[-2], x.shape[-2])) != "triton":
+        return False
+    needs_triton()
+    return True
 
 
 def _by_triton(parts: Parts) -> Tensor:
