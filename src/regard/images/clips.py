@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -20,7 +21,7 @@ from regard.core import DataError, Problems, require
 from regard.files.paths import files_below, printable, subfolders, visible
 
 from . import digest as digests
-from .folders import BESIDE, NOTES, split_folders
+from .folders import BESIDE, NOTES, split_folders, warn_of_alike
 from .images import SUFFIXES, Images, ImageSet, Several, Source, Split, check_labels, read_image, size_before_crop
 from .own import DIVIDED, RESERVED, divide, from_files, image_set
 
@@ -61,7 +62,7 @@ class Clip(Several):
 def frame_files(folder: Path) -> list[Path]:
     """The images in a folder, in the order of the numbers in their names."""
     names = (entry.name for entry in visible(folder) if Path(entry.name).suffix.lower() in SUFFIXES)
-    return [folder / name for name in sorted(names, key=_by_numbers)]
+    return [file for name in sorted(names, key=_by_numbers) if (file := folder / name).is_file()]
 
 
 def measure(clip: Path) -> tuple[int, set[tuple[int, int]], str]:
@@ -98,7 +99,17 @@ def _read_video(file: Path, frames: int) -> Iterator[np.ndarray]:
     rows = set(_spread(number, frames))
     for row, frame in enumerate(_decoded(file)):
         if row in rows:
-            yield np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90)))
+            yield np.ascontiguousarray(_upright(frame.to_ndarray(format="rgb24"), frame.side_data.get("DISPLAYMATRIX")))
+
+
+def _upright(pixels: np.ndarray, matrix: Any) -> np.ndarray:
+    """(h, w, 3) as a player shows it; matrix: what the file says of it, x' = a x + c y, y' = b x + d y, or None."""
+    if matrix is None:
+        return pixels
+    a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].tolist()
+    if abs(b) > abs(a):  # sides are exchanged
+        pixels, a, d = pixels.swapaxes(0, 1), c, b
+    return pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
 
 
 def _decoded(file: Path) -> Iterator:
@@ -108,6 +119,10 @@ def _decoded(file: Path) -> Iterator:
     number, expected, kind = 0, 0.0, VIDEOS.get(file.suffix.lower())
     if kind is None:
         raise ValueError(f"it is no folder of frames, and no video by its name ({', '.join(VIDEOS)})")
+    if kind == "gif" and not file.read_bytes().rstrip(b"\0").endswith(b";"):
+        raise ValueError("its end is missing: it is damaged, or cut")
+    if not file.stat().st_size:
+        raise ValueError("it is empty")
     try:
         with file.open("rb") as stream, av.open(stream, "r", format=kind) as container:
             if not container.streams.video:
@@ -163,6 +178,7 @@ def read_splits(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], di
         del roots["val"]
         log.warning("val of %s is its validation part, which --val 0.1 takes; the test is test", path)
     classes = tuple(folder.name for folder in subfolders(roots["train"]))
+    warn_of_alike(path, classes)
     if len(classes) < 2:
         raise DataError(f"{roots['train']} has {len(classes)} class folders; expected {LAYOUT}, and two classes")
     problems, splits = Problems(), {}

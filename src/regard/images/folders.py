@@ -1,7 +1,8 @@
 """Folders of class folders: their splits, classes and images, and what lies beside them."""
 
 import logging
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -177,3 +178,15 @@ def by_split(paths: dict[Path, str]) -> dict[str, Path]:
             else:
                 log.warning("%s is not used: the test is %s", path, splits["test"].name)
     return splits
+
+
+def warn_of_alike(path: Path, classes: Sequence[str]) -> None:
+    """Warn of names of classes that a reader cannot tell apart, or that differ in case alone."""
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        seen = "".join(sign for sign in unicodedata.normalize("NFKC", name) if unicodedata.category(sign) != "Cf")
+        alike.setdefault(seen.strip().casefold(), []).append(name)
+    for names in alike.values():
+        if len(names) > 1:
+            text = "%s has the classes %s, which differ in case or in invisible signs alone: join them if they are one"
+            log.warning(text, path, " and ".join(map(ascii, names)))

@@ -208,7 +208,7 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> tuple[Rows, list[t
                         f"{before[1]} in {before[2]}; keep one"
                     )
                 splits.setdefault(given, []).append((found, here[0]))
-                elsewhere += [(str(name), found)] if is_elsewhere(str(name), found) else []
+                elsewhere += [(str(name), found)] if is_elsewhere(file, str(name), found) else []
     problems.raise_all()
     return _whole_numbers(splits), elsewhere
 
@@ -250,6 +250,8 @@ def find_image(file: Path, root: Path, name: str, below: dict[str, list[Path]]) 
         for folder in (file.parent, file.parent / "images", root, root / "images"):
             if (folder / path).is_file():
                 return folder / path
+    elif (there := (file.parent / path).resolve()).is_file() and there.is_relative_to(root.resolve()):
+        return root / there.relative_to(root.resolve())
     found = below.get(path.name, [])
     if len(found) == 1:
         return found[0]
@@ -260,10 +262,13 @@ def find_image(file: Path, root: Path, name: str, below: dict[str, list[Path]]) 
     )
 
 
-def is_elsewhere(name: str, image: Path) -> bool:
+def is_elsewhere(file: Path, name: str, image: Path) -> bool:
     """Whether `find_image` took an image that does not lie in the folders that its name in the list begins with."""
-    parts = [part for part in _as_path(name).parts if part != ".."]
-    return list(image.parts[-len(parts) :]) != parts
+    path = _as_path(name)
+    parts = tuple(part for part in path.parts if part != "..")
+    if len(parts) == 1 < len(path.parts):  # names no folder but that above the list
+        return (file.parent / path).resolve() != image.resolve()
+    return image.parts[-len(parts) :] != parts
 
 
 def _as_path(name: str) -> Path:

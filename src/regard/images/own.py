@@ -176,6 +176,7 @@ def read_splits(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], di
     classes, splits = _given_splits(path, reserved)
     if "train" not in splits:
         raise DataError(f"{path} has a test alone; a training needs a part train too (`regard eval` takes a test)")
+    folders.warn_of_alike(path, classes)
     read = reader_of(path).read
     if read is lists.read:
         lists.warn_of_others(path)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from regard.advice.user_model import UserModel, as_user_model
-from regard.core import Extra, StoreError
+from regard.core import Extra, StoreError, UnsupportedError
 from regard.core.validation import check_arguments
 from regard.files.atomic import store_errors
 from regard.files.paths import user_path
@@ -74,8 +74,15 @@ def _with_weights(model: nn.Module, weights: dict[str, Any], folder: Path) -> nn
 
 
 def load_user_run(folder: Path, size: tuple[int, int] | None = None, extra: Extra = ()) -> UserModel:
-    """The model of a finished run, for advice: its images are prepared as in its training. Raises: as `load_run`."""
+    """The model of a finished run, for advice: its images are prepared as in its training.
+
+    Raises: as `load_run`; UnsupportedError for a run of texts or sequences.
+    """
     model: Any = load_run(folder, extra).float()
+    outcome = Results(folder.parent).outcome(folder.name) or {}
+    task, _ = spelled_call(spelled_fields(outcome.get("spelling")).get("task"))
+    if task in ("Translation", "Sequences"):
+        raise UnsupportedError(f"{folder} is a run of {task.lower()}: it takes no images; use regard predict")
     return as_user_model(model, str(folder), size=size, data=model.regard_data, extra=extra)
 
 

@@ -380,14 +380,37 @@ def test_a_test_without_labels_is_not_used(tmp_path: Path, caplog: pytest.LogCap
 def test_an_image_of_another_folder_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A name alone says no folder."""
     lists(tmp_path, {}, "c/b/{1}.png")
-    names = {0: "a/0.png", 1: "../../x/1.png", 2: "http://x/2.png", 3: r"c\b\3.png", 4: "../b/4.png"}
+    names = {0: "a/0.png", 1: "../../x/1.png", 2: "http://x/2.png", 3: r"c\b\3.png", 4: "../b/4.png", 5: "../5.png"}
     rows = "".join(f"{names.get(n, f'{n}.png')},{NAMES[n % 2]}\n" for n in range(12))
     write(tmp_path / "labels.csv", HEAD + rows)
     (said,) = check_data(str(tmp_path)).warnings
-    assert "not where the list or annotation says, found by their names: 3, the first: " in said
+    assert "not where the list or annotation says, found by their names: 4, the first: " in said
     assert said.endswith("c/b/0.png for a/0.png")
     task(tmp_path).data_set()
     assert [record.getMessage() for record in caplog.records] == [said]
+
+
+def test_a_path_up_and_down_again_is_followed(tmp_path: Path) -> None:
+    """Of two images of one name the one that the list names."""
+    for place, value in (("a", 1), ("b", 200)):
+        (tmp_path / place).mkdir()
+        for number in range(8):
+            Image.new("RGB", (8, 8), (value + number,) * 3).save(tmp_path / place / f"{number}.png")
+    names = [f"b/../a/{n}.png" for n in range(8)]
+    write(tmp_path / "labels.csv", HEAD + "".join(f"{name},{NAMES[n % 2]}\n" for n, name in enumerate(names)))
+    splits = own.read_splits(tmp_path)[1]
+    assert {Path(str(file)).parent.name for sources, *_ in splits.values() for file in sources} == {"a"}
+
+
+@pytest.mark.parametrize("other", ["CAT", "ca\N{ZERO WIDTH SPACE}t", "\N{FULLWIDTH LATIN SMALL LETTER C}at"])
+def test_classes_that_look_alike_are_named(tmp_path: Path, other: str) -> None:
+    for number, name in enumerate(("cat", other, "dog")):
+        (tmp_path / name).mkdir()
+        for part in range(6):
+            Image.new("RGB", (8, 8), (40 * number + part,) * 3).save(tmp_path / name / f"{part}.png")
+    (said,) = [text for text in check_data(str(tmp_path)).warnings if "join them" in text]
+    assert ascii(other) in said
+    assert "'cat'" in said
 
 
 def test_a_repeated_row_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import socket
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,55 @@ def test_a_video_file_is_read_as_its_frames(tmp_path: Path) -> None:
     assert pixels.shape == (32, 48, 12)
     assert np.abs(pixels.reshape(-1, 4, 3).mean((0, 2)) - [10, 40, 70, 100]).max() < 4
     assert clips.measure(tmp_path / "a.mp4")[:2] == (12, {(32, 48)})
+
+
+@pytest.mark.parametrize(
+    ("matrix", "corners"),  # (a, b, c, d), and where the four corners are then seen
+    [
+        ((1, 0, 0, 1), "ABCD"), ((-1, 0, 0, -1), "DCBA"), ((-1, 0, 0, 1), "BADC"), ((1, 0, 0, -1), "CDAB"),
+        ((0, 1, -1, 0), "CADB"), ((0, -1, 1, 0), "BDAC"), ((0, 1, 1, 0), "ACBD"), ((0, -1, -1, 0), "DBCA"),
+    ],
+)  # fmt: skip
+def test_a_video_is_turned_and_mirrored_as_players_do(tmp_path: Path, matrix: tuple[int, ...], corners: str) -> None:
+    """By the matrix in its header, which maps (x, y) to (a x + c y, b x + d y)."""
+    av = pytest.importorskip("av")
+    image = np.kron(np.array([[10, 90], [170, 250]], np.uint8), np.ones((16, 24), np.uint8))  # A, B above C, D
+    file = write_video(tmp_path / "a.mp4", 0)
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.height, stream.width, stream.pix_fmt = 32, 48, "yuv420p"
+        for _ in range(4):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.repeat(image[..., None], 3, -1))))
+        container.mux(stream.encode())
+    content = bytearray(file.read_bytes())
+    start = content.index(b"tkhd") + 44
+    a, b, c, d = (65536 * part for part in matrix)
+    content[start : start + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    file.write_bytes(content)
+    frame = decode(clips.Clip(file, 2), None, 6)
+    assert frame.shape[:2] == ((32, 48) if matrix[0] else (48, 32))
+    rows, columns = frame.shape[0] // 4, frame.shape[1] // 4
+    seen = [frame[row, column, 0] for row in (rows, 3 * rows) for column in (columns, 3 * columns)]
+    assert "".join("ABCD"[int((value - 10) / 80 + 0.5)] for value in map(float, seen)) == corners
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
+def test_a_video_that_is_cut_or_empty_is_refused(tmp_path: Path, suffix: str) -> None:
+    av = pytest.importorskip("av")
+    file = tmp_path / f"a{suffix}"
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("gif" if suffix == ".gif" else "mpeg4", rate=10)
+        stream.height, stream.width, stream.pix_fmt = 32, 48, "rgb8" if suffix == ".gif" else "yuv420p"
+        for frame in range(20):
+            pixels = np.full((32, 48, 3), 10 * frame, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels).reformat(format=stream.pix_fmt)))
+        container.mux(stream.encode())
+    content = file.read_bytes()
+    assert len(clips.Clip(file, 8).parts()) == 8
+    for part, said in ((content[: len(content) // 2], "cut|no video|no pictures"), (b"", "empty|its end is missing")):
+        file.write_bytes(part)
+        with pytest.raises(ValueError, match=said):
+            clips.Clip(file, 8).parts()
 
 
 def test_all_frames_of_a_clip_change_alike() -> None:

@@ -63,7 +63,7 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
                 continue
             if (other := tables.setdefault((split, source), file)) != file:
                 raise DataError(f"{other} and {file.name} both have {source.name} of {split}: join them, or keep one")
-            if source not in images and is_elsewhere(given, source):
+            if source not in images and is_elsewhere(file, given, source):
                 reading.notes.add(ELSEWHERE, f"{source} for {given}")
             if source not in images and (problem := _other_size(row, source)):
                 reading.wrong(f"{place}: {problem}", annotation=False)
