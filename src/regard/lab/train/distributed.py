@@ -71,7 +71,7 @@ def in_processes(
             if errors:
                 raise errors[0] from error
             if getattr(error, "signal_name", "") in ("SIGTERM", "SIGINT"):  # sent to the group before it had begun
-                raise Interrupted("stopped before its processes had begun") from error
+                raise KeyboardInterrupt from error
             raise
     if "interrupted" in outcome:
         raise Interrupted(outcome["interrupted"])
