@@ -28,7 +28,7 @@ from regard.core.mask import Mask, hide, softmax_rows
 from regard.core.view import View
 
 from .mita.routing import add_key_bias, key_bias, without
-from .shared.checks import check_heads, check_prefix_suffix, check_qkv
+from .shared.checks import check_prefix_suffix
 from .shared.heads import HeadMixerConfig
 from .shared.landmarks import landmark_count, landmark_windows, nonempty_landmarks, pool_landmarks
 from .shared.low_rank import low_rank_attention
@@ -79,8 +79,6 @@ def agent(
     NaN.
     Raises: ShapeError for tensors that do not fit, UnsupportedError for a causal mask or one bias row per query.
     """
-    check_qkv("agent", q, k, v)
-    check_heads("agent", q=q, landmarks=landmarks)
     if landmarks.shape[-1] != q.shape[-1]:
         raise ShapeError(f"agent: landmarks have width {landmarks.shape[-1]}, q has {q.shape[-1]}; they must be equal")
     number = landmarks.shape[-2]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.core import Card, Cost, Grid, Inputs, Mask, Operator, Site, hide, operator_function, softmax_rows
 
-from .shared.checks import check_qkv_on_grid, padding_only
+from .shared.checks import padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.precision import upcast, without_autocast
 from .shared.tiles import join_global_tokens, pad_pairs, split_keep, split_tokens
@@ -61,7 +61,7 @@ def axial(
     two; "cross", in one softmax. scale: None = d^-0.5. mask: padding only; a query without any key gives zeros.
     Raises: ShapeError, GridError for tensors that do not fit; UnsupportedError for other masks.
     """
-    check_qkv_on_grid("axial", q, k, v, grid)
+    grid.check(q)
     mask = padding_only("axial", mask)
     k, v = hide(k, mask), hide(v, mask)
     if along == "cross":

@@ -18,7 +18,7 @@ from regard.core import Card, ConfigError, Cost, Grid, GridError, Inputs, Operat
 from regard.core.mask import Mask, hide, join_product, softmax_rows
 
 from .shared.block_attention import attend_groups
-from .shared.checks import check_chosen, check_qkv_on_grid, check_top, padding_only
+from .shared.checks import check_chosen, check_top, padding_only
 from .shared.executions import Situation, check_execution, choose, trains
 from .shared.flat_rows import flat_rows
 from .shared.heads import HeadMixerConfig
@@ -59,7 +59,7 @@ def bra_plan(
     Raises: ShapeError, GridError for tensors or regions that do not fit, or top not in 1..R; UnsupportedError for masks
     other than padding.
     """
-    check_qkv_on_grid("bra_plan", q, k, k, grid)
+    grid.check(q)
     mask = padding_only("bra_plan", mask)
     q, k = hide(q, mask), hide(k, mask)
     tiles = balanced_tiles(grid, along_sides(regions, grid, grid.depth), q.device)
@@ -117,7 +117,7 @@ def bra(
     mode on the CPU); UnsupportedError for other masks and for "triton" where it cannot run; ConfigError for an unknown
     execution.
     """
-    check_qkv_on_grid("bra", q, k, v, grid)
+    grid.check(q)
     check_execution(execution, ("regions", "triton"))
     mask = padding_only("bra", mask)
     k, v = hide(k, mask), hide(v, mask)

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.core import Card, ConfigError, Cost, Grid, Inputs, Operator, Site, operator_function
 from regard.core.mask import Mask, hide, softmax_rows
 
-from .shared.checks import check_qkv_on_grid, padding_only
+from .shared.checks import padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.tiles import pad_pairs
 from .window import window
@@ -54,7 +54,7 @@ def cswin(
     Raises: ShapeError, GridError for tensors that do not fit; ConfigError for a stripe below 1; UnsupportedError for
     other masks.
     """
-    check_qkv_on_grid("cswin", q, k, v, grid)
+    grid.check(q)
     mask = padding_only("cswin", mask)
     _check_stripe(stripe)
     first = -(-q.shape[1] // 2)

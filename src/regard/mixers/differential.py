@@ -21,7 +21,6 @@ from regard.core import Card, ConfigError, Inputs, Operator, ShapeError, Site, o
 from regard.core.cost import Cost, attention_cost
 from regard.core.mask import NO_MASK, Mask, hide, softmax_rows
 
-from .shared.checks import check_qkv
 from .shared.heads import HeadMixerConfig
 from .shared.precision import upcast
 from .softmax import softmax
@@ -53,7 +52,6 @@ def differential(
     The kernels without N x M memory need q as wide as v, so that zeros are appended to the halves.
     Raises: ShapeError for tensors that do not fit, or an odd width of q and k.
     """
-    check_qkv("differential", q, k, v)
     scale = _scale(q, scale)
     zeros = (0, max(v.shape[-1] - q.shape[-1] // 2, 0))
     first, second = (

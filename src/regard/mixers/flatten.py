@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.core import ConfigError, Cost, Inputs, Mask, Operator, Site, only_kept, operator_function
 
 from .linear import Linear
-from .shared.checks import check_qkv_and_padding
+from .shared.checks import padding_only
 from .shared.kernel_features import (
     KeyPositions,
     LocalConfig,
@@ -38,7 +38,7 @@ def flatten_reference(
     over: str = "channels", spread: Float[Tensor, "H 1 d"] | None = None, eps: float = 1e-6, mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """All N x M weights f_p(q_i).f_p(k_j), divided by the sum of their row + eps."""
-    keep = check_qkv_and_padding("flatten", q, k, v, mask)
+    keep = padding_only("flatten", mask).keep
 
     def focus(x: Tensor) -> Tensor:
         x = F.relu(x) + 1e-6
@@ -63,7 +63,7 @@ def flatten(
     Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks or an execution that cannot
     run here, ConfigError for another value of `over` or an unknown execution.
     """
-    keep = check_qkv_and_padding("flatten", q, k, v, mask)
+    keep = padding_only("flatten", mask).keep
     if over not in AXES:
         raise ConfigError(f"over is channels or head, not {over!r}")
     with without_autocast(q.device):

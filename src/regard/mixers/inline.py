@@ -27,7 +27,7 @@ from regard.core import (
 from regard.core.mask import Mask, only_kept
 
 from .convolutions.sampling import own_kernels
-from .shared.checks import check_qkv_and_padding
+from .shared.checks import padding_only
 from .shared.heads import HeadMixer, HeadMixerConfig
 from .shared.kernel_features import bfloat16_like
 from .shared.precision import upcast, without_autocast
@@ -41,7 +41,7 @@ def inline_reference(
     scale: float | None = None, mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """All N x M weights scale (q_i.k_j - mean_j q_i.k_j) / N + 1 / N; means and N count the keys that are kept."""
-    keep = check_qkv_and_padding("inline", q, k, v, mask)
+    keep = padding_only("inline", mask).keep
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     k, v = only_kept(k, keep), only_kept(v, keep)
     kept = v.new_ones(k.shape[0], k.shape[-2]) if keep is None else keep.to(v.dtype)
@@ -61,7 +61,7 @@ def inline(
     scale: None = d^-0.5. mask: padding only; without any key the result is 0. Half precision is summed in float32.
     Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks.
     """
-    keep = check_qkv_and_padding("inline", q, k, v, mask)
+    keep = padding_only("inline", mask).keep
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with without_autocast(q.device):
         k, v = only_kept(k, keep), only_kept(v, keep)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.core import Card, ConfigError, Cost, Inputs, Operator, Site, operator_function
 from regard.core.mask import Mask, hide, only_kept
 
-from .shared.checks import check_qkv_and_padding
+from .shared.checks import padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.kernel_features import (
     Feature,
@@ -36,7 +36,7 @@ def linear_reference(
     eps: float = 1e-6, mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """All N x M weights phi(q_i).phi(k_j), divided by the sum of their row + eps."""
-    keep = check_qkv_and_padding("linear", q, k, v, mask)
+    keep = padding_only("linear", mask).keep
     phi = feature_map(feature)
     return kernel_weights(phi(q), only_kept(phi(only_kept(k, keep)), keep), eps) @ only_kept(v, keep)
 
@@ -55,7 +55,7 @@ def linear(
     Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks or an execution that cannot
     run here, ConfigError for an unknown feature or execution.
     """
-    keep = check_qkv_and_padding("linear", q, k, v, mask)
+    keep = padding_only("linear", mask).keep
     phi = feature_map(feature)
     with without_autocast(q.device):
         if isinstance(feature, str) and takes_triton(execution, v):

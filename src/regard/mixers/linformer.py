@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.core import Card, ConfigError, Grid, Inputs, Mask, Operator, ShapeError, Site, only_kept, operator_function
 from regard.core.cost import Cost, attention_cost
 
-from .shared.checks import check_prefix_suffix, check_qkv_and_padding, check_site
+from .shared.checks import check_prefix_suffix, check_site, padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.landmarks import pool_matrix
 from .shared.low_rank import low_rank_attention
@@ -31,7 +31,7 @@ def linformer_reference(
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """(softmax(scale q (E k)^T) F) v; hidden keys and values are 0 before they are projected."""
-    keep = check_qkv_and_padding("linformer", q, k, v, mask)
+    keep = padding_only("linformer", mask).keep
     project_k, project_v = _fitting_projections(q, k, project_k, project_v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     a = (q @ (project_k @ only_kept(k, keep)).mT * scale).softmax(-1)
@@ -50,7 +50,7 @@ def linformer(
     hidden keys and values count as 0.
     Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks.
     """
-    keep = check_qkv_and_padding("linformer", q, k, v, mask)
+    keep = padding_only("linformer", mask).keep
     project_k, project_v = _fitting_projections(q, k, project_k, project_v)
     keys, values = project_k @ only_kept(k, keep), project_v @ only_kept(v, keep)
     return low_rank_attention(q, keys, values, scale=scale)

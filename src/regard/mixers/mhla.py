@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.core import Card, Cost, Grid, Inputs, Mask, Operator, Site, only_kept, operator_function
 from regard.core.errors import ConfigError, GridError, ShapeError
 
-from .shared.checks import check_qkv_and_padding, check_qkv_on_grid, padding_only, refuse_unused
+from .shared.checks import padding_only, refuse_unused
 from .shared.heads import HeadMixer, HeadMixerConfig
 from .shared.kernel_features import bfloat16_like, feature_map, safe_divide
 from .shared.landmarks import Windows, landmark_count, landmark_windows
@@ -33,7 +33,7 @@ def mhla_reference(
     grid: Grid, m: Windows, *, normalize: str = "correct", eps: float = 1e-6, mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """All N x N weights M_b(i)b(j) phi(q_i).phi(k_j), b(i) the block of i, divided by the sum of their row + eps."""
-    keep = check_qkv_and_padding("mhla", q, k, v, mask)
+    keep = padding_only("mhla", mask).keep
     phi, block = feature_map("relu"), block_of(grid, m, q.device)
     a = phi(q) @ only_kept(phi(only_kept(k, keep)), keep).mT * mixing[block][:, block]
     a = safe_divide(a, a.sum(-1, keepdim=True) + eps) if normalize == "correct" else a
@@ -53,7 +53,7 @@ def mhla(
     Raises: ShapeError, GridError for tensors that do not fit, UnsupportedError for other masks, ConfigError for
     another value of `normalize`.
     """
-    check_qkv_on_grid("mhla", q, k, v, grid)
+    grid.check(q)
     keep = padding_only("mhla", mask).keep
     if normalize not in ("correct", "none"):
         raise ConfigError(f"normalize is correct or none, not {normalize!r}")

@@ -17,7 +17,7 @@ from regard.core.mask import Mask, hide, join_product, softmax_rows
 
 from .shared import block_attention as blocks
 from .shared.block_attention import Block, BlockPlan
-from .shared.checks import check_qkv_on_grid, check_top, padding_only
+from .shared.checks import check_top, padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.precision import upcast, without_autocast
 from .shared.tiles import cell_ids
@@ -37,7 +37,7 @@ def moba_plan(
     Raises: ShapeError, GridError for tensors that do not fit or top not in 1..blocks; UnsupportedError for masks other
     than padding; ConfigError for a block below 1.
     """
-    check_qkv_on_grid("moba_plan", q, k, k, grid)
+    grid.check(q)
     blocks.check_block("moba_plan", block)
     mask = padding_only("moba_plan", mask)
     check_top("moba_plan", top, blocks.block_counts(grid, block)[0], "blocks")
@@ -81,7 +81,7 @@ def moba(
     CPU); UnsupportedError for other masks, or an execution that cannot run here; ConfigError for a block below 1 or an
     unknown execution.
     """
-    blocks.check_blocks("moba", q, k, v, grid, block, top, plan)
+    blocks.check_blocks("moba", q, grid, block, top, plan)
     mask = padding_only("moba", mask)
     plan = moba_plan(q, k, grid, block, top, own=own, mask=mask) if plan is None else plan
     tiles = blocks.block_tiles(grid, block, q.device)

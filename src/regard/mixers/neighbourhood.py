@@ -18,7 +18,7 @@ from regard.core import Card, ConfigError, Cost, Grid, Inputs, ShapeError, Site,
 from regard.core.mask import Mask, hide, softmax_rows
 
 from .shared.bias_table import BiasTableOperator
-from .shared.checks import check_qkv_on_grid, padding_only
+from .shared.checks import padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.kept import kept
 from .shared.sdpa import sdpa
@@ -84,7 +84,7 @@ def neighbourhood(
     Raises: ShapeError, GridError for tensors that do not fit; ConfigError for an impossible window or dilation;
     UnsupportedError for other masks.
     """
-    check_qkv_on_grid("neighbourhood", q, k, v, grid)
+    grid.check(q)
     mask = padding_only("neighbourhood", mask)
     _check_window(window, dilation, border)
     side = 2 * _furthest(window, border) + 1

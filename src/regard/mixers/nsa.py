@@ -37,7 +37,7 @@ def nsa_reference(
     scale: float | None = None, mask: Mask | None = None, plan: BlockPlan | None = None,
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """gates . (softmax over block means, softmax over chosen blocks, softmax over the window), with N x N logits."""
-    blocks.check_blocks("nsa", q, k, v, grid, block, top, plan)
+    blocks.check_blocks("nsa", q, grid, block, top, plan)
     _check_numbers(q, window, group)
     mask = padding_only("nsa", mask)
     k, v = hide(k, mask), hide(v, mask)
@@ -100,7 +100,7 @@ def nsa(
     Raises: ShapeError, GridError for tensors or plans that do not fit (indices of a plan are read in eager mode on the
     CPU); UnsupportedError for other masks; ConfigError for impossible numbers.
     """
-    blocks.check_blocks("nsa", q, k, v, grid, block, top, plan)
+    blocks.check_blocks("nsa", q, grid, block, top, plan)
     _check_numbers(q, window, group)
     if tuple(gates.shape) != (*q.shape[:3], 3):
         raise ShapeError(f"nsa: gates have shape {tuple(gates.shape)}; expected {(*q.shape[:3], 3)}")

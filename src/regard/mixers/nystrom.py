@@ -18,7 +18,7 @@ from regard.core import Card, ConfigError, Contract, Grid, Inputs, Operator, Sha
 from regard.core.cost import Cost, attention_cost
 from regard.core.mask import Mask, only_kept, softmax_rows
 
-from .shared.checks import check_heads, check_odd_kernel, check_qkv_and_padding, check_site, refuse_unused
+from .shared.checks import check_odd_kernel, check_site, padding_only, refuse_unused
 from .shared.heads import HeadMixer, HeadMixerConfig
 from .shared.kernel_features import LocalMixer
 from .shared.landmarks import landmark_count, landmark_windows, nonempty_landmarks, pool_landmarks
@@ -38,7 +38,7 @@ def nystrom_reference(
     landmark_keep: Bool[Tensor, "B m"] | None = None,
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """softmax(q b^T) pinv(softmax(a b^T)) softmax(a k^T), an N x M matrix, times v."""
-    keep = check_qkv_and_padding("nystrom", q, k, v, mask)
+    keep = padding_only("nystrom", mask).keep
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def weights(rows: Tensor, columns: Tensor, kept: Tensor | None) -> Tensor:
@@ -65,8 +65,7 @@ def nystrom(
     that must not be used. The pseudo-inverse is in float32 for half precision.
     Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks, ConfigError for an unknown start.
     """
-    keep = check_qkv_and_padding("nystrom", q, k, v, mask)
-    check_heads("nystrom", q=q, landmarks_q=landmarks_q, landmarks_k=landmarks_k)
+    keep = padding_only("nystrom", mask).keep
     _check_iterations(iterations, start)
     if landmarks_q.shape != landmarks_k.shape or landmarks_q.shape[-1] != q.shape[-1]:
         shapes = f"{tuple(landmarks_q.shape)} and {tuple(landmarks_k.shape)}"

@@ -20,7 +20,7 @@ from regard.core import ConfigError, Cost, Inputs, Operator, ShapeError, Site, o
 from regard.core.mask import Mask, only_kept
 
 from .linear import Linear
-from .shared.checks import check_qkv_and_padding
+from .shared.checks import padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.kernel_features import bfloat16_like, kernel_weights, safe_divide, takes_triton, triton_product
 from .shared.precision import upcast, without_autocast
@@ -34,7 +34,7 @@ def performer_reference(
     features: Float[Tensor, "r d"], *, kernel: str = "softmax", eps: float = 1e-6, mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """All N x M weights phi(q_i).phi(k_j), divided by the sum of their row."""
-    keep = check_qkv_and_padding("performer", q, k, v, mask)
+    keep = padding_only("performer", mask).keep
     fq, fk = random_features(q, k, features, kernel, eps, keep)
     return kernel_weights(fq, fk, 0.0) @ only_kept(v, keep)
 
@@ -54,7 +54,7 @@ def performer(
     Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks or an execution that cannot run
     here, ConfigError for an unknown kernel or execution.
     """
-    keep = check_qkv_and_padding("performer", q, k, v, mask)
+    keep = padding_only("performer", mask).keep
     if kernel not in ("softmax", "relu"):
         raise ConfigError(f"kernel is softmax or relu, not {kernel!r}")
     if features.ndim != 2 or features.shape[-1] != q.shape[-1]:

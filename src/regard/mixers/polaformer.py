@@ -19,7 +19,7 @@ from regard.core import Cost, Grid, Inputs, Mask, Operator, Site, only_kept, ope
 from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 
 from .linear import Linear
-from .shared.checks import check_qkv_and_padding
+from .shared.checks import padding_only
 from .shared.heads import CrossMixer, HeadMixer
 from .shared.kernel_features import (
     KeyPositions,
@@ -40,7 +40,7 @@ def polaformer_reference(
     power: Float[Tensor, "H 1 d"], *, eps: float = 1e-6, mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Linear attention of each half of v; the normaliser is a mean over keys, and eps is added to the mean."""
-    keep = check_qkv_and_padding("polaformer", q, k, v, mask)
+    keep = padding_only("polaformer", mask).keep
     k, v = only_kept(k, keep), only_kept(v, keep)
     number = v.new_tensor(k.shape[-2]) if keep is None else keep.sum(-1).to(v.dtype)[:, None, None, None]
     positive, negative = F.relu(q) ** power, F.relu(-q) ** power
@@ -64,7 +64,7 @@ def polaformer(
     Raises: ShapeError if tensors do not fit together, UnsupportedError for other masks or an execution that cannot run
     here, ConfigError for an unknown execution.
     """
-    keep = check_qkv_and_padding("polaformer", q, k, v, mask)
+    keep = padding_only("polaformer", mask).keep
     if tuple(power.shape) != (q.shape[1], 1, q.shape[-1]):
         expected = (q.shape[1], 1, q.shape[-1])
         raise ShapeError(f"polaformer: power has shape {tuple(power.shape)}; expected (heads, 1, width) = {expected}")

@@ -19,7 +19,7 @@ from torch import Tensor
 from regard.core import Card, ConfigError, Cost, Inputs, Operator, ShapeError, Site, operator_function
 from regard.core.mask import Mask, hide, softmax_rows
 
-from .shared.checks import check_heads, padding_only
+from .shared.checks import padding_only
 from .shared.flat_rows import flat_rows
 from .shared.heads import HeadMixerConfig
 from .shared.precision import upcast, without_autocast
@@ -99,7 +99,6 @@ def reformer(
     Raises: ShapeError for tensors that do not fit; ConfigError for a chunk below 1 or another value of `duplicates`;
     UnsupportedError for other masks.
     """
-    check_heads("reformer", qk=qk, v=v)
     _check(qk, v, plan, chunk, duplicates)
     mask = padding_only("reformer", mask)
     keys, v = F.normalize(hide(qk, mask), dim=-1), hide(v, mask)

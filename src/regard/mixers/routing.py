@@ -19,7 +19,7 @@ from torch import Tensor
 from regard.core import Card, ConfigError, Cost, Inputs, Operator, ShapeError, Site, operator_function
 from regard.core.mask import Mask, hide, softmax_rows
 
-from .shared.checks import check_chosen, check_qkv, check_site, padding_only
+from .shared.checks import check_chosen, check_site, padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.precision import upcast, without_autocast
 from .shared.sdpa import sdpa
@@ -45,7 +45,6 @@ def routing_plan(
     half precision; ties are broken arbitrarily; no gradient.
     Raises: ShapeError for tensors that do not fit; UnsupportedError for other masks.
     """
-    check_qkv("routing_plan", q, k, k)
     mask = padding_only("routing_plan", mask)
     with torch.no_grad(), without_autocast(q.device):
         means = upcast(centroids)
@@ -86,7 +85,6 @@ def routing(
     Raises: ShapeError for tensors that do not fit, also indices of the plan (read in eager mode on the CPU);
     UnsupportedError for other masks.
     """
-    check_qkv("routing", q, k, v)
     _check_plan(q, k, plan)
     mask = padding_only("routing", mask)
     keep = None

@@ -22,7 +22,6 @@ from regard.core.cost import Cost, check_accounting, linear_cost
 from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 
 from .convolutions.sampling import own_kernels
-from .shared.checks import check_heads
 from .shared.heads import apply_rotary
 from .shared.precision import upcast, without_autocast
 
@@ -68,7 +67,6 @@ def ttt(
     w2 None: the linear inner model. batch: tokens of a step, 0 = all. squared: the loss is the squared distance of f(k)
     from v, instead of their product. Raises: ShapeError for tensors that do not fit or a negative batch.
     """
-    check_heads("ttt", q=q, k=k, v=v)
     expected = (q.shape[1], q.shape[-1], v.shape[-1])
     for label, w in (("w1", w1), ("w2", w2)):
         if w is not None and tuple(w.shape) != expected:

@@ -23,7 +23,7 @@ from regard.core.mask import Mask, hide, softmax_rows
 
 from .shared import tiles as tiling
 from .shared.bias_table import BiasTableOperator
-from .shared.checks import check_qkv_on_grid, padding_only
+from .shared.checks import padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.kept import kept
 from .shared.routed_attention import names_triton
@@ -86,7 +86,7 @@ def window(
     Raises: ShapeError, GridError for tensors that do not fit; UnsupportedError for other masks or an execution that
     cannot run here, ConfigError for an unknown one.
     """
-    check_qkv_on_grid("window", q, k, v, grid)
+    grid.check(q)
     mask = padding_only("window", mask)
     k, v = hide(k, mask), hide(v, mask)
     sizes, shifts = tiling.along_sides(size, grid), tiling.along_sides(shift, grid, 0)

@@ -12,9 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Card, Cost, Grid, Inputs, Mask, Operator, Site, operator_function
-from regard.core.errors import ShapeError, UnsupportedError
+from regard.core.errors import UnsupportedError
 
-from .shared.checks import check_heads
 from .shared.heads import HeadMixerConfig
 
 __all__ = ["XCA", "xca", "xca_reference"]
@@ -40,12 +39,6 @@ def xca(
     temperature multiplies the logits (the paper's Eq. 3 divides by its inverse).
     Raises: ShapeError if the shapes of q, k and v differ or temperature is not (H, 1, 1).
     """
-    check_heads("xca", q=q, k=k, v=v)
-    if q.shape != k.shape or q.shape != v.shape:
-        shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
-        raise ShapeError(f"xca: q, k and v have shapes {shapes}; they must be equal")
-    if tuple(temperature.shape) != (q.shape[1], 1, 1):
-        raise ShapeError(f"xca: temperature has shape {tuple(temperature.shape)}; expected ({q.shape[1]}, 1, 1)")
     if q.dtype == torch.float16:  # an unnormalised product could overflow
         q, k = (F.normalize(x.float(), dim=-2).half() for x in (q, k))
         logits = (q.mT @ k).float()

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import NO_MASK, ConfigError, Grid, Mask, ShapeError, UnsupportedError, nearest
-from regard.mixers.shared.checks import check_heads
 
 from .forms import Case, Tables, reach, table_size
 
@@ -61,7 +60,6 @@ def check_case(
         raise UnsupportedError(f"a window needs keys on the grid of the queries ({grid}), not on {keys}")
     e2, e4 = terms[1] == "1", terms[3] == "1"
     needed = check_needed(terms, q, k, u, t, tables)
-    check_heads("factors", v=v, **{name: cast(Tensor, needed[name][1]) for name in "qk" if needed[name][0]})
     keys.check(v)
     if needed["q"][0]:
         grid.check(cast(Tensor, q))

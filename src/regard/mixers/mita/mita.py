@@ -19,7 +19,7 @@ from regard.core import Card, Contract, Cost, Grid, Inputs, Operator, Site, oper
 from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 from regard.core.mask import Mask, hide, softmax_rows
 from regard.core.view import View
-from regard.mixers.shared.checks import check_heads, check_qkv, check_site, refuse_unused
+from regard.mixers.shared.checks import check_site, refuse_unused
 from regard.mixers.shared.executions import Situation, check_execution, choose, trains, true_facts
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.landmarks import PooledQueries, landmark_count, pool_landmarks
@@ -97,7 +97,6 @@ def mita(
     UnsupportedError for masks with a row per query, and for an execution that cannot run; ConfigError for unknown
     options.
     """
-    check_qkv("mita", q, k, v)
     if isinstance(landmarks, PooledQueries) and landmarks.of_clip:
         landmarks = landmarks.of(q)
     given: Tensor | list[int] = _windows(q, landmarks) if isinstance(landmarks, PooledQueries) else landmarks
@@ -174,7 +173,6 @@ def _windows(q: Tensor, landmarks: PooledQueries) -> list[int]:
 
 def _check_landmarks(q: Tensor, landmarks: Tensor) -> int:
     """The number of landmarks. Raises: ShapeError unless they fit the queries."""
-    check_heads("mita", q=q, landmarks=landmarks)
     if landmarks.shape[-1] != q.shape[-1]:
         raise ShapeError(f"mita: landmarks have width {landmarks.shape[-1]}, q has {q.shape[-1]}; they must be equal")
     return landmarks.shape[-2]

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.core import Mask, ShapeError, UnsupportedError, hide, operator_function
-from regard.mixers.shared.checks import check_chosen, check_heads
+from regard.mixers.shared.checks import check_chosen
 from regard.mixers.shared.native import eager_on_cpu
 from regard.mixers.shared.precision import upcast, without_autocast
 
@@ -34,7 +34,6 @@ def mita_plan(
     come last (and have weight 0 in `mita`). landmark_keep: landmarks that are False are chosen last.
     Raises: ShapeError for tensors that do not fit, top > M or experts > m; UnsupportedError for other masks.
     """
-    check_heads("mita_plan", q=q, k=k, landmarks=landmarks)
     check_counts("mita_plan", k.shape[-2], landmarks.shape[-2], top, experts)
     k = hide(k, mask)
     with torch.no_grad(), without_autocast(q.device):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.core import ConfigError, Grid, Mask
 
-from .checks import check_chosen, check_qkv_on_grid, check_top
+from .checks import check_chosen, check_top
 from .executions import Situation, check_execution, choose, trains, true_facts
 from .precision import upcast, without_autocast
 from .routed import Parts
@@ -106,11 +106,9 @@ def check_block(name: str, block: Block) -> None:
         raise ConfigError(f"{name}: a block is the length of a run or (rows, columns), at least 1, not {block}")
 
 
-def check_blocks(
-    name: str, q: Tensor, k: Tensor, v: Tensor, grid: Grid, block: Block, top: int, plan: BlockPlan | None
-) -> None:
+def check_blocks(name: str, q: Tensor, grid: Grid, block: Block, top: int, plan: BlockPlan | None) -> None:
     """The input checks of an operator function. Raises: ShapeError, GridError, ConfigError."""
-    check_qkv_on_grid(name, q, k, v, grid)
+    grid.check(q)
     check_block(name, block)
     number, _ = block_counts(grid, block)
     check_top(name, top, number, "blocks")

@@ -3,55 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import fields
 
-from jaxtyping import Bool
 from torch import Tensor
 
 from regard.core import NO_MASK, ConfigError, Grid, GridError, Mask, MixerConfig, ShapeError, Site, UnsupportedError
 
 from .native import eager_on_cpu
-
-
-def check_heads(name: str, **tensors: Tensor) -> None:
-    """Raises ShapeError unless all tensors are (B, H, tokens, width) with the same B, H and dtype.
-
-    name: the operator function, for the message.
-    """
-    first_name, first = next(iter(tensors.items()))
-    for label, x in tensors.items():
-        if x.ndim != 4:
-            raise ShapeError(f"{name}: {label} has shape {tuple(x.shape)}; expected (batch, heads, tokens, width)")
-        if x.shape[:2] != first.shape[:2]:
-            raise ShapeError(
-                f"{name}: {label} has batch and heads {tuple(x.shape[:2])}, {first_name} has {tuple(first.shape[:2])}"
-            )
-        if x.dtype != first.dtype:
-            raise ShapeError(f"{name}: {label} is {x.dtype}, {first_name} is {first.dtype}; cast them to one dtype")
-
-
-def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """`check_heads` of q, k and v; also q and k must have the same width, and k and v the same number of tokens."""
-    check_heads(name, q=q, k=k, v=v)
-    if q.shape[-1] != k.shape[-1]:
-        raise ShapeError(f"{name}: q has width {q.shape[-1]}, k has {k.shape[-1]}; they must be equal")
-    if k.shape[-2] != v.shape[-2]:
-        raise ShapeError(f"{name}: k has {k.shape[-2]} tokens, v has {v.shape[-2]}; they must be equal")
-
-
-def check_qkv_on_grid(name: str, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> None:
-    """`check_qkv` for self-attention on a grid. Raises: ShapeError, GridError unless q and k are the grid's tokens."""
-    check_qkv(name, q, k, v)
-    if q.shape[-2] != k.shape[-2]:
-        raise ShapeError(f"{name}: q has {q.shape[-2]} tokens, k has {k.shape[-2]}; both must be the grid's tokens")
-    grid.check(q)
-
-
-def check_qkv_and_padding(name: str, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Bool[Tensor, "B M"] | None:
-    """`check_qkv`; returns the keys that a padding mask keeps, None for all.
-
-    Raises: ShapeError; UnsupportedError for other masks.
-    """
-    check_qkv(name, q, k, v)
-    return padding_only(name, mask).keep
 
 
 def padding_only(name: str, mask: Mask | None) -> Mask:

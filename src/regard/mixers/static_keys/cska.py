@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from regard.core import NO_MASK, Cost, Grid, Inputs, Mask, Operator, Site, hide, operator_function
 from regard.core.errors import ConfigError, GridError, ShapeError, UnsupportedError, nearest
-from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.tiles import join_tokens, split_tokens
 
 from .cska_forms import PATHS, by_convolution, by_patches, choose_path, one_by_one, rows_of, sides
@@ -420,7 +419,6 @@ def _warn(macs: int, grid: Grid, config: CSKA) -> None:
 
 
 def _check(q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid) -> None:
-    check_heads("cska", q=q, v=v)
     if grid.extra:
         raise GridError(f"cska needs a grid of patch tokens alone, not {grid}; give other keys as further filters")
     grid.check(q)

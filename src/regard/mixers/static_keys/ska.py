@@ -29,7 +29,6 @@ from regard.core import (
 )
 from regard.core.errors import ConfigError, ShapeError, nearest
 from regard.core.view import View
-from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import join_tokens, split_tokens
 
@@ -202,7 +201,6 @@ def _window_of(grid: Grid, window: Grid, q: Tensor) -> Tensor:
 
 
 def _check(q: Tensor, keys: Tensor, v: Tensor, activation: str) -> None:
-    check_heads("ska", q=q, v=v)
     expected = (q.shape[1], v.shape[-2], q.shape[-1])
     if tuple(keys.shape) != expected:
         raise ShapeError(f"ska: keys have shape {tuple(keys.shape)}; expected (heads, keys, width) = {expected}")

@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.core import Card, Contract, Cost, Inputs, Operator, Site, attention_cost, linear_cost, operator_function
 from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 from regard.core.mask import NO_MASK, Mask, hide, join_product, softmax_rows
-from regard.mixers.shared.checks import check_chosen, check_qkv, check_site, check_top
+from regard.mixers.shared.checks import check_chosen, check_site, check_top
 from regard.mixers.shared.executions import Situation, check_execution, choose, trains
 from regard.mixers.shared.flat_rows import flat_rows
 from regard.mixers.shared.heads import HeadMixerConfig
@@ -90,7 +90,6 @@ def topk(
     CPU); ConfigError for an unknown execution, or statistical without a rank or with scores or a plan;
     UnsupportedError for "native" or "gather" where it cannot run.
     """
-    check_qkv("topk", q, k, v)
     check_top("topk", top, k.shape[-2], "keys")
     _check_scores(q, k, scores, plan, top, rank, statistical)
     check_execution(execution, ("native", "dense", "gather"))
