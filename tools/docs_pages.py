@@ -382,7 +382,8 @@ quantised; undo this first, or do it after the swap.
 
 `torch.export.export` and `torch.onnx.export(..., dynamo=True)` take swapped models with one image size, and with any
 batch size if its dimension is dynamic (ViT3: one batch size only; DynamicConv: up to a maximum that you give, such as
-`Dim("batch", max=64)`). Every mechanism was compared with ONNX Runtime. Height and width may be free too, in a model
+`Dim("batch", max=64)`, which its map and kernel limit, and one batch size only where its map has fewer positions than
+the kernel has taps). Every mechanism was compared with ONNX Runtime. Height and width may be free too, in a model
 that takes images of any size: with softmax, MiTA and Agent (both with landmarks as `m=(7, 7)`, whose number alone would
 be laid by the shape of the image; `regard.retune(model, m=(7, 7))` changes a trained model), SKA, which resamples its
 keys, TopK and Linear: `export --free-size`. Most of timm's ViTs take one size; such a model starts from

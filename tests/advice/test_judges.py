@@ -217,3 +217,9 @@ def test_further_outputs_are_judged_beside_the_first() -> None:
     (other,) = change.others.values()
     assert change.distance.shape == other.distance.shape == (20,)
     assert min(change.distance.min(), other.distance.min()) > 0
+
+
+def test_rows_that_are_probabilities_already_are_said() -> None:
+    rows = torch.rand(4, 5).softmax(1)
+    with pytest.warns(UserWarning, match="rows sum to 1"):
+        Scores().change(rows, rows)

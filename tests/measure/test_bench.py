@@ -193,3 +193,9 @@ def test_clips_are_named_with_their_frames_and_what_fits_no_small_image_is_measu
     assert [row.grid for row in clips] == ["2x4x4", "4x4x4"]
     (row,) = bench([parse("TopK(k=1100)")], [Grid(50, 50)], dim=16, heads=2, batch=1, seconds=0.01)
     assert row.tokens == 2500
+
+
+def test_training_is_timed_where_gradients_are_off() -> None:
+    with torch.no_grad():
+        (row,) = bench([parse("Softmax")], [Grid(4, 4)], dim=16, batch=1, seconds=0.001, backward=True)
+    assert row.seconds > 0

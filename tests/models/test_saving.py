@@ -366,3 +366,11 @@ def test_a_folder_of_the_other_library_is_left_as_it_is(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="save into another folder"):
             save(other, tmp_path / name)
         load(tmp_path / name)
+    models["hub"].save_pretrained(tmp_path / "own")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "model.json").write_text('{"mine": 1}')
+    for name in ("own", "foreign"):
+        before = {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()}
+        with pytest.raises(StoreError, match="transformers|no record of Regard"):
+            save(models["timm"], tmp_path / name)
+        assert {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} == before

@@ -191,6 +191,7 @@ class OutputDistillation(Learning):
             raise ConfigError("all weights of the model are frozen, so it cannot learn its outputs")
         self.optimizer = torch.optim.AdamW(self.parameters, lr=how.lr, betas=(0.9, 0.98), weight_decay=0.0)
 
+    @torch.enable_grad()
     def make_step(self, images: Tensor) -> None:
         assert self.optimizer is not None
         self.optimizer.param_groups[0]["lr"] = self.how.lr * self.how.rate(self.step)

@@ -193,6 +193,7 @@ def with_gradients(run: Callable[[], Tensor], leaves: Sequence[Tensor]) -> Run:
     """A pass that also computes the gradients of tensors."""
     gradient = torch.ones_like(run().detach())
 
+    @torch.enable_grad()
     def forward_and_backward() -> None:
         torch.autograd.grad(run(), leaves, gradient, allow_unused=True)
 

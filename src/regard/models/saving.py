@@ -64,6 +64,10 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
     }  # fmt: skip
     target = user_path(folder, StoreError)
     check_other(target, FILE, "transformers")
+    if (target / "model.json").exists():
+        read_description(target)  # of another program, or damaged, it is not written over
+    else:
+        check_other(target, "config.json", "transformers")
     with (
         one_writer(target),
         prepare_write(target / "model.safetensors", weights) as replace_weights,

@@ -1,5 +1,7 @@
 """Class scores of images."""
 
+import warnings
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,6 +18,11 @@ class Scores(Judge):
     sentence = "keeps the best class of {} % of the images"
 
     def change(self, before: Float[Tensor, "n K"], after: Float[Tensor, "n K"]) -> Change:
+        if bool((before >= 0).all()) and bool(((before.sum(1) - 1).abs() < 1e-3).all()):
+            warnings.warn(
+                "the model's rows sum to 1: they are taken as scores before a softmax, so divergences are too small; "
+                "give a model that returns scores, or judge=", stacklevel=2,
+            )  # fmt: skip
         old, new = before.log_softmax(1), after.log_softmax(1)
         return divergence(old, new).clamp_min(0), (old.argmax(1) == new.argmax(1)).float()
 

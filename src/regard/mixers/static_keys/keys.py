@@ -311,6 +311,8 @@ def _mean_keys(
 
         return teacher.get_submodule(name).register_forward_pre_hook(add, with_kwargs=True)
 
+    if isinstance(batches, Tensor):
+        raise ConfigError("batches is one tensor; expected batches of images: pass [images]")
     with ExitStack() as hooks, eval_mode(teacher):
         for name in operators:
             hooks.enter_context(watch(name))
