@@ -44,7 +44,8 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
     A `forward` that was replaced on a module, and hooks, are not kept; a warning names them.
     Several threads and processes may save to one folder: it then has the model of the last one.
     Raises: ConfigError if the model is of neither, was changed since so that its recipe builds other parameters (LoRA),
-    has parameters that are not finite, or for wrong `data`; StoreError if the folder cannot be written.
+    has parameters that are not finite, or for wrong `data`; StoreError if the folder cannot be written, or holds what
+    another library or program wrote.
     """
     if replaced := [name or "the model" for name, module in model.named_modules() if "forward" in vars(module)]:
         warnings.warn(f"the folder does not have the replaced forward of {', '.join(replaced)}", stacklevel=2)
