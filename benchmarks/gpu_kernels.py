@@ -187,6 +187,33 @@ def check_linear(setting: Setting) -> Result:
 # times
 
 
+def check_window(setting: Setting) -> Result:
+    """Window attention's kernel: even and shifted windows, prefix tokens, with and without padding."""
+    import torch
+
+    from regard import Grid, Mask
+    from regard.mixers.window import window, window_reference
+
+    notes = []
+    for grid, size, shift in ((Grid(4, 6), 2, 0), (Grid(5, 7, prefix=1), 3, 1)) if setting.small else (
+        (Grid(32, 32), 8, 0), (Grid(31, 40, prefix=1), 7, 3),
+    ):  # fmt: skip
+        q, k, v = leaves(setting, grid, 2)
+        table = torch.randn(q.shape[1], 2 * size - 1, 2 * size - 1, device=q.device, dtype=q.dtype, requires_grad=True)
+        for mask in (None, Mask(keep=_half(grid, setting.device))):
+
+            def run(form: Callable, q: Any, k: Any, v: Any, table: Any, at=(grid, size, shift), mask=mask) -> Any:
+                return form(q, k, v, *at[:2], shift=at[2], table=table, mask=mask)
+
+            notes.append(
+                _compared(
+                    f"Window triton, {grid}, {'padding' if mask else 'no mask'}", [q, k, v, table],
+                    partial(run, partial(window, execution="triton")), partial(run, window_reference),
+                )
+            )  # fmt: skip
+    return Result(notes, [])
+
+
 def time_mita(setting: Setting, tokens: int, m: int) -> Result:
     """MiTA's executions beside softmax attention."""
     from regard import Grid
@@ -270,33 +297,6 @@ def time_static(setting: Setting) -> Result:
     keys = k[0].detach().clone().requires_grad_()
     runs = {"softmax attention": _softmax(q, k, v), "SKA": lambda: ska(q, keys, v)}
     return _timed(runs, [q, k, v, keys], grid, setting)
-
-
-def check_window(setting: Setting) -> Result:
-    """Window attention's kernel: even and shifted windows, prefix tokens, with and without padding."""
-    import torch
-
-    from regard import Grid, Mask
-    from regard.mixers.window import window, window_reference
-
-    notes = []
-    for grid, size, shift in ((Grid(4, 6), 2, 0), (Grid(5, 7, prefix=1), 3, 1)) if setting.small else (
-        (Grid(32, 32), 8, 0), (Grid(31, 40, prefix=1), 7, 3),
-    ):  # fmt: skip
-        q, k, v = leaves(setting, grid, 2)
-        table = torch.randn(q.shape[1], 2 * size - 1, 2 * size - 1, device=q.device, dtype=q.dtype, requires_grad=True)
-        for mask in (None, Mask(keep=_half(grid, setting.device))):
-
-            def run(form: Callable, q: Any, k: Any, v: Any, table: Any, at=(grid, size, shift), mask=mask) -> Any:
-                return form(q, k, v, *at[:2], shift=at[2], table=table, mask=mask)
-
-            notes.append(
-                _compared(
-                    f"Window triton, {grid}, {'padding' if mask else 'no mask'}", [q, k, v, table],
-                    partial(run, partial(window, execution="triton")), partial(run, window_reference),
-                )
-            )  # fmt: skip
-    return Result(notes, [])
 
 
 def time_window(setting: Setting, tokens: int) -> Result:

@@ -119,10 +119,13 @@ def _decoded(file: Path) -> Iterator:
     number, expected, kind = 0, 0.0, VIDEOS.get(file.suffix.lower())
     if kind is None:
         raise ValueError(f"it is no folder of frames, and no video by its name ({', '.join(VIDEOS)})")
-    if kind == "gif" and not file.read_bytes().rstrip(b"\0").endswith(b";"):
-        raise ValueError("its end is missing: it is damaged, or cut")
-    if not file.stat().st_size:
+    if not (size := file.stat().st_size):
         raise ValueError("it is empty")
+    if kind == "gif":
+        with file.open("rb") as stream:
+            stream.seek(max(size - 64, 0))
+            if not stream.read().rstrip(b"\0").endswith(b";"):
+                raise ValueError("its end is missing: it is damaged, or cut")
     try:
         with file.open("rb") as stream, av.open(stream, "r", format=kind) as container:
             if not container.streams.video:

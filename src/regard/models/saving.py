@@ -24,7 +24,7 @@ from regard.files.paths import user_path
 from regard.files.records import parse_record, record_text
 from regard.swapping.hooks import hooked_modules
 
-from .hugging_face import FILE, check_other, is_of_transformers, load_transformers, save_transformers
+from .hugging_face import check_other, is_of_transformers, load_transformers, save_transformers
 from .recipe import check_local, check_recipe, description_errors, fill, rebuild, stored_tensors
 
 FORMAT = "regard-model"
@@ -64,7 +64,6 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
         "format": FORMAT, **recipe, "sha256": hashlib.sha256(weights).hexdigest(), **({"data": known} if known else {}),
     }  # fmt: skip
     target = user_path(folder, StoreError)
-    check_other(target, FILE, "transformers")
     if (target / "model.json").exists():
         read_description(target)  # of another program, or damaged, it is not written over
     else:
