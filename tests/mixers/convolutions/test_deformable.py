@@ -64,6 +64,24 @@ def test_spatial_3_2_half_outside_samples_interpolate_with_zero(call):
 
 
 @EXECUTIONS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_whole_offsets_have_the_right_derivative(execution, dtype):
+    """Where new layers start; -1 and 0 lie at the border. Differences of the plain form to the right say the same."""
+    x, weight, _, mask = (t.to(dtype) for t in inputs(sides=(5, 13), padding=1))
+    offsets = torch.randint(-2, 3, (3, 18, 5, 13)).to(dtype).requires_grad_()
+    plain = deformable_conv_reference(x, weight, offsets, mask=mask, padding=1)
+    tolerance = 1e-11 if dtype == torch.float64 else 1e-4
+    fast = deformable_conv(x, weight, offsets, mask=mask, padding=1, execution=execution)
+    check_same(fast, plain, [offsets], tolerance, gradients=tolerance)
+    if dtype == torch.float64:
+        step = torch.zeros_like(offsets)
+        step[:, 7] = 1e-6
+        moved = deformable_conv_reference(x, weight, offsets + step, mask=mask, padding=1)
+        (slope,) = torch.autograd.grad(plain.sum(), offsets)
+        assert torch.allclose((moved - plain).sum(1) / 1e-6, slope[:, 7], rtol=0, atol=1e-6)
+
+
+@EXECUTIONS
 @pytest.mark.parametrize("places", PLACES, ids=str)
 @pytest.mark.parametrize(("groups", "weight_groups"), [(1, 1), (2, 1), (2, 2), (4, 4), (1, 4)])
 def test_fast_and_plain_form(places, groups, weight_groups, execution):

@@ -65,7 +65,7 @@ def deformable_conv_reference(
     frame = check_offsets(x, weight, offsets, mask, bias, stride, padding, dilation)
     points = positions(offsets, frame)  # (B, g, K, hh, ww, 2)
     weights = [
-        F.relu(1 - (points[..., axis, None] - torch.arange(side, device=x.device)).abs()).to(x.dtype)
+        sampling.tent(points[..., axis, None] - torch.arange(side, device=x.device)).to(x.dtype)
         for axis, side in enumerate(x.shape[2:])
     ]
     samples = torch.einsum("bgcij,bgkhwi,bgkhwj->bgckhw", x.unflatten(1, (frame.groups, -1)), *weights)
@@ -84,6 +84,7 @@ def deformable_conv(
 
     offsets: P = 2 groups taps channels: group of contiguous input channels, tap (row by row), (dy, dx); in grid cells,
     in float32 or better (bfloat16 is off by a quarter of a cell at 64). mask: Q = groups taps factors of the samples.
+    At whole positions, where samples bend, gradients of offsets are the derivatives towards larger ones.
     weight: c = C / weight groups, which are independent of the offsets' groups. Pairs are (rows, columns).
     execution: "torchvision" (its operator), "native" (a compiled kernel for the CPU, which cannot be differentiated
     twice), "eager", or "auto", which follows the table in docs/mechanisms.md.

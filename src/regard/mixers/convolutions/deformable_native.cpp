@@ -27,7 +27,7 @@ struct Corners {
 
     Corners(T y, T x, const Sizes& s) {
         is_nan = std::isnan(y) || std::isnan(x);
-        outside = !(y > -1 && y < s.h && x > -1 && x < s.w);
+        outside = !(y >= -1 && y < s.h && x >= -1 && x < s.w);  // at -1 the right derivative is that of the first cell
         if (outside) return;
         const T low = std::floor(y), left = std::floor(x);
         fy = y - low, fx = x - left;

@@ -162,12 +162,14 @@ def sample_maps(
 ) -> Float[Tensor, "B C K L"]:
     """Bilinear samples, zero beyond the border, times factors (B, g, K, hh, ww), by `grid_sample`: taps along the rows.
 
-    points: (y, x) in grid cells; g groups of channels, K taps, L = hh ww positions.
+    points: (y, x) in grid cells; g groups of channels, K taps, L = hh ww positions. Sides are padded to powers of two:
+    whole points stay whole when `grid_sample` scales them, and have the right derivative.
     """
     batch, groups, taps, height, width, _ = points.shape
-    sides = points.new_tensor(x.shape[2:])
-    positions = torch.addcmul(1 / sides - 1, points, 2 / sides).flip(-1).to(x.dtype)  # (x, y), half-pixel centres
-    maps = x.unflatten(1, (groups, -1)).flatten(0, 1)
+    sides = [1 << (side - 1).bit_length() for side in x.shape[2:]]
+    scale = 1 / points.new_tensor(sides)
+    positions = torch.addcmul(scale - 1, points, 2 * scale).flip(-1).to(x.dtype)  # (x, y), half-pixel centres
+    maps = F.pad(x, (0, sides[1] - x.shape[3], 0, sides[0] - x.shape[2])).unflatten(1, (groups, -1)).flatten(0, 1)
     samples = F.grid_sample(maps, positions.reshape(batch * groups, taps * height, width, 2), align_corners=False)
     samples = samples.reshape(batch, groups, maps.shape[1], taps, height * width)
     if factors is not None:
@@ -201,16 +203,23 @@ def sample_rows(
     return total.view(batch, out_h * out_w, taps, x.shape[1]).permute(0, 3, 2, 1)
 
 
+def tent(distance: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """max(0, 1 - |distance|), the weight of a cell in linear interpolation; right derivatives where it bends."""
+    near = distance.clamp(-2, 2)
+    return torch.where(near < 0, 1 + near, 1 - near) * ((near >= -1) & (near < 1))
+
+
 def line_reference(x: Float[Tensor, "B g c n"], points: Float[Tensor, "B g K m"]) -> Float[Tensor, "B g c K m"]:
     """Linear interpolation at points of a line, as a sum over all positions; zero beyond the ends. The plain form."""
-    weight = F.relu(1 - (points[..., None] - torch.arange(x.shape[-1], device=x.device)).abs())
+    weight = tent(torch.arange(x.shape[-1], device=x.device) - points[..., None])
     return torch.einsum("bgcn,bgkmn->bgckm", x, weight.to(x.dtype))
 
 
 def sample_line(x: Float[Tensor, "B g c n"], points: Float[Tensor, "B g K m"]) -> Float[Tensor, "B g c K m"]:
     """Linear interpolation between the positions before and after every point, exact at whole numbers.
 
-    A tap at its query depends on no later position, neither in value nor in gradient. A point that is NaN gives NaN.
+    A tap at its query depends on no later position: derivatives at whole points are those towards smaller ones. A point
+    that is NaN gives NaN.
     """
     high = points.detach().ceil()
     part, total = high - points, x.new_zeros(())
