@@ -105,6 +105,8 @@ def test_products_that_pytorch_does_not_count() -> None:
             return x @ x[0] + x[0].dot(x[1])
 
     assert count_macs(Products(), torch.ones(3, 5)) == 3 * 5 + 5
+    bilinear = nn.Bilinear(4, 5, 6)
+    assert count_macs(bilinear, (torch.zeros(3, 4), torch.zeros(3, 5))) == 3 * (4 * 5 * 6 + 5 * 6)
 
 
 def test_a_model_predicts_in_other_threads_while_it_is_counted() -> None:

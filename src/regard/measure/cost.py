@@ -77,6 +77,7 @@ _MORE: dict[Any, Any] = {
     torch.ops.aten.mv: lambda a, *_, **__: 2 * math.prod(a),
     torch.ops.aten.dot: lambda a, *_, **__: 2 * math.prod(a),
     torch.ops.aten.mkldnn_rnn_layer: _of_lstm,
+    torch.ops.aten._trilinear: lambda a, w, b, *_, **__: 2 * a[0] * (math.prod(w) + w[0] * b[1]),  # of nn.Bilinear
 }
 """FLOPs, by the shapes of the inputs, of products that PyTorch's counter leaves out."""
 
