@@ -152,10 +152,10 @@ class StaticOperator(Operator):
         self.frozen, self._frozen_names = None, ()
         if grid is None:
             return
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # the model may be trained after
             constants = self.on(grid)
-        for name, value in constants.items():
-            self.register_buffer(f"frozen_{name}", value.detach().clone(), persistent=False)
+            for name, value in constants.items():
+                self.register_buffer(f"frozen_{name}", value.detach().clone(), persistent=False)
         self.frozen, self._frozen_names = grid, tuple(constants)
 
     def on(self, grid: Grid) -> dict[str, Tensor]:
