@@ -157,18 +157,26 @@ def check_linear(setting: Setting) -> Result:
 
     from regard import Grid, Mask
     from regard.mixers.flatten import flatten, flatten_reference
+    from regard.mixers.inline import inline, inline_reference
     from regard.mixers.linear import linear, linear_reference
+    from regard.mixers.mhla import mhla, mhla_reference
     from regard.mixers.polaformer import polaformer, polaformer_reference
 
     notes = []
     for grid in (Grid(4, 5),) if setting.small else (Grid(32, 32), Grid(31, 70)):
         q, k, v = leaves(setting, grid, 2)
         power = torch.full((q.shape[1], 1, q.shape[-1]), 2.0, device=q.device)
+        mixing = torch.rand(4, 4, device=q.device)
         for mask in (None, Mask(keep=_half(grid, setting.device))):
             forms: dict[str, tuple[Callable, Callable]] = {
                 "Linear, elu": (linear, linear_reference),
                 "Linear, relu": (partial(linear, feature="relu"), partial(linear_reference, feature="relu")),
                 "FLatten": (flatten, flatten_reference),
+                "InLine": (inline, inline_reference),
+                "MHLA": (
+                    lambda *x, g=grid, m=mixing, **more: mhla(*x, m, g, 4, **more),
+                    lambda *x, g=grid, m=mixing, **more: mhla_reference(*x, m.to(x[0].dtype), g, 4, **more),
+                ),
                 "PolaFormer": (
                     lambda *x, p=power, **more: polaformer(*x, p, **more),
                     lambda *x, p=power, **more: polaformer_reference(*x, p.to(x[0].dtype), **more),
@@ -319,15 +327,24 @@ def time_window(setting: Setting, tokens: int) -> Result:
 
 def time_linear(setting: Setting, tokens: int) -> Result:
     """The linear family by its kernel and by products of PyTorch, beside softmax attention; 16 images."""
+    import torch
+
     from regard import Grid
     from regard.mixers.flatten import flatten
+    from regard.mixers.inline import inline
     from regard.mixers.linear import linear
+    from regard.mixers.mhla import mhla
 
     side = 6 if setting.small else int(tokens**0.5)
     grid = Grid(side, side)
     q, k, v = leaves(setting, grid, 2 if setting.small else 16)
     runs: dict[str, Callable] = {"softmax attention": _softmax(q, k, v)}
-    for name, form in (("Linear", linear), ("FLatten", flatten)):
+    mixing = torch.rand(16, 16, device=q.device)
+    forms: dict[str, Callable] = {
+        "Linear": linear, "FLatten": flatten, "InLine": inline,
+        "MHLA": lambda *x, **more: mhla(*x, mixing, grid, 16, **more),
+    }  # fmt: skip
+    for name, form in forms.items():
         for execution in ("triton", "products"):
             runs[f"{name} {execution}"] = partial(form, q, k, v, execution=execution)
     return _timed(runs, [q, k, v], grid, setting)

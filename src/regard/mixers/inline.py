@@ -6,6 +6,7 @@ them zeros.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -29,7 +30,7 @@ from regard.core.mask import Mask, only_kept
 from .convolutions.sampling import own_kernels
 from .shared.checks import padding_only
 from .shared.heads import HeadMixer, HeadMixerConfig
-from .shared.kernel_features import bfloat16_like
+from .shared.kernel_features import bfloat16_like, takes_triton
 from .shared.precision import upcast, without_autocast
 
 __all__ = ["InLine", "inline", "inline_reference"]
@@ -54,23 +55,41 @@ def inline_reference(
 @operator_function
 def inline(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], v: Float[Tensor, "B H M e"], *,
-    scale: float | None = None, mask: Mask | None = None,
+    scale: float | None = None, mask: Mask | None = None, execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same in linear time: the mean is subtracted from the keys.
 
     scale: None = d^-0.5. mask: padding only; without any key the result is 0. Half precision is summed in float32.
-    Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks.
+    execution: as of `linear`.
+    Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks or an execution that cannot
+    run here, ConfigError for an unknown execution.
     """
     keep = padding_only("inline", mask).keep
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with without_autocast(q.device):
+        number = k.shape[-2] if keep is None else keep.sum(-1).clamp_min(1).to(upcast(q).dtype)[:, None, None, None]
+        if takes_triton(execution, v):
+            return _by_triton(q, k, v, scale, number, keep)
         k, v = only_kept(k, keep), only_kept(v, keep)
         q, wide_k, wide_v = upcast(q), upcast(k), upcast(v)
-        number = k.shape[-2] if keep is None else keep.sum(-1).clamp_min(1).to(q.dtype)[:, None, None, None]
         k_mean, v_mean = (x.sum(-2, keepdim=True) / number for x in (wide_k, wide_v))
         # keys are centred before the product: afterwards, keys far from 0 would lose precision
         table = (bfloat16_like(wide_k - k_mean, v).mT @ bfloat16_like(wide_v, v)).to(q.dtype) * (scale / number)
         return (bfloat16_like(q, v) @ bfloat16_like(table, v) + v_mean).to(v.dtype)
+
+
+def _by_triton(q: Tensor, k: Tensor, v: Tensor, scale: float, number: int | Tensor, keep: Tensor | None) -> Tensor:
+    """Keys are centred before they are summed, for precision; the sums are centred once more, for the gradient."""
+    from .shared.linear_triton import read_queries, sum_keys
+
+    count = number if isinstance(number, int) else number.flatten().repeat_interleave(k.shape[1])[:, None]
+    near = only_kept(k.detach(), keep)
+    middle = near.sum(-2, dtype=upcast(near).dtype) / (number if isinstance(number, int) else number[..., 0])
+    sizes = k.shape[-1] * v.shape[-1], k.shape[-1], v.shape[-1]
+    product, total, values = sum_keys(k, v, keep=keep, shift=middle)[:, 0].split(sizes, -1)
+    table = product - (total[:, :, None] * (values / count)[:, None]).flatten(1)
+    sums = torch.cat([table * (scale / count), total, values / count], -1)
+    return read_queries(q, sums[:, None], v, constant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +173,12 @@ class ResidualMixer(HeadMixer):
 
 
 class InLineOperator(Operator):
-    """No parameters."""
+    """No parameters. execution: see `linear`."""
 
-    def __init__(self, config: InLine) -> None:
+    def __init__(self, config: InLine, execution: str = "auto") -> None:
         super().__init__()
-        self.scale = config.scale
+        self.scale, self.execution = config.scale, execution
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        form = inline_reference if plain else inline
+        form = inline_reference if plain else partial(inline, execution=self.execution)
         return form(inputs.q, inputs.k, inputs.v, scale=self.scale, mask=inputs.mask)

@@ -8,9 +8,11 @@ index in the block; here a query is normalised by its own sum. Prefix and suffix
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -19,10 +21,11 @@ from regard.core.errors import ConfigError, GridError, ShapeError
 
 from .shared.checks import padding_only, refuse_unused
 from .shared.heads import HeadMixer, HeadMixerConfig
-from .shared.kernel_features import bfloat16_like, feature_map, safe_divide
+from .shared.kept import kept
+from .shared.kernel_features import bfloat16_like, feature_map, safe_divide, takes_triton
 from .shared.landmarks import Windows, landmark_count, landmark_windows
 from .shared.precision import upcast, without_autocast
-from .shared.tiles import balanced_tiles, cell_ids, join_tokens, parts_of, split_tokens
+from .shared.tiles import Tiles, balanced_tiles, cell_ids, join_tokens, parts_of, split_tokens
 
 __all__ = ["MHLA", "mhla", "mhla_reference"]
 
@@ -44,14 +47,15 @@ def mhla_reference(
 def mhla(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], mixing: Float[Tensor, "X X"],
     grid: Grid, m: Windows, *, normalize: str = "correct", eps: float = 1e-6, mask: Mask | None = None,
+    execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """The same in linear time, block by block.
 
     m: tiles of the grid, a number or (rows, columns). mixing: M over the blocks of `block_of`; not negative where
     weights are normalised. normalize: "correct", or "none" as in MiTA's comparison. eps: added to the normaliser.
-    mask: padding only. Features and normalisers are in float32 for half precision.
-    Raises: ShapeError, GridError for tensors that do not fit, UnsupportedError for other masks, ConfigError for
-    another value of `normalize`.
+    mask: padding only. Features and normalisers are in float32 for half precision. execution: as of `linear`.
+    Raises: ShapeError, GridError for tensors that do not fit, UnsupportedError for other masks or an execution that
+    cannot run here, ConfigError for another value of `normalize` or an unknown execution.
     """
     grid.check(q)
     keep = padding_only("mhla", mask).keep
@@ -62,6 +66,8 @@ def mhla(
     if tuple(mixing.shape) != (number, number):
         raise ShapeError(f"mhla: mixing has shape {tuple(mixing.shape)}; expected {(number, number)} for the blocks")
     with without_autocast(q.device):
+        if takes_triton(execution, v):
+            return _by_triton(q, k, v, mixing, _token_table(tiles, grid), eps if normalize == "correct" else None, keep)
         phi = feature_map("relu")
 
         def parts(x: Tensor) -> tuple[Tensor, Tensor]:  # prefix and suffix; patches (B, H, X, A, c), 0 in empty slots
@@ -89,6 +95,28 @@ def mhla(
         cells = tiles.join(outputs(queries[1], slice(tiles.number)))
         extra = outputs(queries[0], -1) if grid.extra else cells[..., :0, :]
         return join_tokens(extra, cells, grid).to(v.dtype)
+
+
+def _by_triton(
+    q: Tensor, k: Tensor, v: Tensor, mixing: Tensor, table: Tensor, eps: float | None, keep: Tensor | None
+) -> Tensor:
+    """The sums of every block are one tensor, so that one product mixes them."""
+    from .shared.linear_triton import read_queries, sum_keys
+
+    sums = sum_keys(k, v, "relu", keep=keep, table=table)
+    mixed = mixing.to(sums.dtype).expand(len(sums), -1, -1) @ sums
+    return read_queries(q, mixed, v, "relu", eps=eps, table=table)
+
+
+@kept
+def _token_table(tiles: Tiles, grid: Grid) -> Int[Tensor, "X A"]:
+    """The tokens of every tile, then prefix and suffix tokens, -1 in empty slots; int32."""
+    cell, real, *_ = tiles.tables
+    tokens = torch.where(real, cell + grid.prefix, -1)
+    extra, _ = split_tokens(torch.arange(grid.tokens, device=cell.device)[:, None], grid)
+    length = max(tiles.area, grid.extra)
+    rows = [F.pad(x, (0, length - x.shape[1]), value=-1) for x in (tokens, extra.mT)]
+    return torch.cat(rows if grid.extra else rows[:1]).int()
 
 
 def block_of(grid: Grid, m: Windows, device: torch.device | None = None) -> Int[Tensor, " N"]:
@@ -176,11 +204,13 @@ class NormedMixer(HeadMixer):
 
 
 class MHLAOperator(Operator):
-    """mixing (X, X): tiles, then the block of prefix and suffix tokens if the build grid has any."""
+    """mixing (X, X): tiles, then the block of prefix and suffix tokens if the build grid has any. execution: see
+    `linear`.
+    """
 
-    def __init__(self, config: MHLA, site: Site) -> None:
+    def __init__(self, config: MHLA, site: Site, execution: str = "auto") -> None:
         super().__init__()
-        self.config, self.grid = config, site.grid
+        self.config, self.grid, self.execution = config, site.grid, execution
         landmark_windows(site.grid, config.m)
         number = config.number + bool(site.grid.extra)
         self.mixing = nn.Parameter(torch.empty(number, number))
@@ -192,7 +222,7 @@ class MHLAOperator(Operator):
         device = torch.device("cpu") if self.mixing.is_meta else self.mixing.device
         start = _closeness(self.grid, self.config.m, self.config.init, device)
         if self.grid.extra:
-            start = torch.nn.functional.pad(start, (0, 1, 0, 1), value=start.mean().item())
+            start = F.pad(start, (0, 1, 0, 1), value=start.mean().item())
         self.mixing.copy_(start / start.sum(0, keepdim=True))
 
     def no_weight_decay(self) -> set[str]:
@@ -201,7 +231,11 @@ class MHLAOperator(Operator):
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         """Raises: GridError for a grid with prefix or suffix tokens where the build grid has none, or the reverse."""
-        form, config, grid = mhla_reference if plain else mhla, self.config, inputs.grid
+        form, config, grid = (
+            mhla_reference if plain else partial(mhla, execution=self.execution),
+            self.config,
+            inputs.grid,
+        )
         if bool(grid.extra) != bool(self.grid.extra):
             raise GridError(f"the blocks were built for {self.grid}, not {grid}: prefix and suffix tokens are a block")
         mixing = self.mixing.clamp_min(0) if config.normalize == "correct" else self.mixing

@@ -1,5 +1,6 @@
 """Linear attention in Triton, against the plain forms in float64."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -11,7 +12,9 @@ from interpreter import DEVICE, EXACT, check_close, draw, elsewhere, here, run_i
 from regard import Grid, Linear, Mask, Site
 from regard.core import UnsupportedError
 from regard.mixers.flatten import flatten, flatten_reference
+from regard.mixers.inline import inline, inline_reference
 from regard.mixers.linear import linear, linear_reference
+from regard.mixers.mhla import mhla, mhla_reference
 from regard.mixers.performer import orthogonal_features, performer, performer_reference
 from regard.mixers.polaformer import polaformer, polaformer_reference
 
@@ -78,6 +81,44 @@ POWER = torch.full((2, 1, 6), 2.5, dtype=EXACT, device=DEVICE)
 
 
 @here
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("keys", [9, 700])
+def test_inline(keys: int, masked: bool) -> None:
+    """Keys far from 0, whose mean must not take their last digits."""
+    q, k, v = draw((2, 3, 70, 20), (2, 3, keys, 20), (2, 3, keys, 12))
+    k = (k.detach() + 100).requires_grad_()
+    keep = torch.arange(keys, device=DEVICE) < torch.tensor([[5], [keys]], device=DEVICE)
+    mask = Mask(keep=keep) if masked else None
+    check_close(partial(inline, execution="triton", mask=mask), partial(inline_reference, mask=mask), [q, k, v])
+
+
+@here
+@pytest.mark.parametrize("normalize", ["correct", "none"])
+@pytest.mark.parametrize(
+    ("grid", "m"),
+    [(Grid(4, 6), 4), (Grid(7, 9, 2), (2, 3)), (Grid(5, 4, 1, 3), 1), (Grid(4, 4, 4, depth=2), (2, 2, 1))], ids=str,
+)  # fmt: skip
+def test_mhla(grid: Grid, m: int | tuple[int, ...], normalize: str) -> None:
+    number = math.prod(m if isinstance(m, tuple) else (m,)) + bool(grid.extra)
+    sizes = (2, 2, grid.tokens, 6), (2, 2, grid.tokens, 6), (2, 2, grid.tokens, 5), (number, number)
+    q, k, v, mixing = draw(*sizes)
+    leaves = [q, k, v, mixing.detach().abs().requires_grad_()]
+    for mask in (None, Mask(keep=torch.rand(2, grid.tokens, device=DEVICE) > 0.3)):
+        options = {"grid": grid, "m": m, "normalize": normalize, "mask": mask}
+        check_close(partial(mhla, execution="triton", **options), partial(mhla_reference, **options), leaves)
+
+
+@here
+def test_blocks_longer_than_a_step() -> None:
+    grid, options = Grid(16, 17), {"m": (1, 2)}
+    leaves = draw((1, 2, 272, 16), (1, 2, 272, 16), (1, 2, 272, 16))
+    mixing = torch.tensor([[0.5, 1.0], [2.0, 0.1]], device=DEVICE, dtype=EXACT)
+    forms = (lambda *x, form=form, **more: form(*x, mixing.to(x[0].dtype), grid, **options, **more)
+             for form in (mhla, mhla_reference))  # fmt: skip
+    check_close(partial(next(forms), execution="triton"), next(forms), leaves)
+
+
+@here
 def test_hidden_keys_may_hold_anything_and_no_key_gives_zeros() -> None:
     (q, k, v), _ = drawn("elu")
     keep = torch.arange(130, device=DEVICE).expand(2, -1) < torch.tensor([[100], [0]], device=DEVICE)
@@ -127,9 +168,13 @@ def test_the_operators_keep_the_rules_of_pytorch() -> None:
     import regard.mixers.shared.linear_triton  # noqa: F401
 
     (q, k, v), _ = drawn("elu")
-    keep = torch.ones(2, 130, dtype=torch.int8, device=DEVICE)
-    for mask in (None, keep):
-        torch.library.opcheck(torch.ops.regard.linear_product, (q, k, v, mask, 1e-6, "elu"))
+    keep, shift = torch.ones(2, 130, dtype=torch.int8, device=DEVICE), torch.ones(2, 3, 16, device=DEVICE, dtype=EXACT)
+    blocks = [torch.arange(x.shape[2], dtype=torch.int32, device=DEVICE).view(2, -1) for x in (q, k)]
+    for mask, moved, (of_q, of_k) in ((None, None, (None, None)), (keep, None, (None, None)), (None, shift, blocks)):
+        torch.library.opcheck(torch.ops.regard.linear_sums, (k, v, mask, moved, of_k, "elu"))
+        sums = torch.rand(6, 1 if of_q is None else 2, 16 * 16 + 32, device=DEVICE, dtype=EXACT, requires_grad=True)
+        options = 16, EXACT, "elu", 1e-6, of_q is None, of_q is not None
+        torch.library.opcheck(torch.ops.regard.linear_outputs, (q, sums, of_q, *options))
 
 
 @here

@@ -17,9 +17,10 @@ LAYOUT = {"keys": "*i64", "source": "*i64", "expert": "*i64"}
 COUNTS = {"heads_keys": "i32", "experts": "i32", "scale": "fp32"}
 ROWS = {f"{x}_{part}": "i32" for x in ("q", "k", "v", "out", "grad", "dq", "dk", "dv")
         for part in ("batch", "head", "token")}  # fmt: skip
-TOKENS = {**ROWS, "heads": "i32", "keys": "i32", "queries": "i32", "steps": "i32", "keep": "*i8"}
 MAPS = {"out": "x", "channels": "i32", "height": "i32", "width": "i32"}
 SINGLE, CHOSEN = "*fp32", "*i64"
+TOKENS = {**ROWS, **dict.fromkeys(("heads", "tokens", "length", "steps", "blocks", "programs"), "i32"), "keep": "*i8",
+          "table": "*i32", **dict.fromkeys(("shift", "sums", "dsums", "norm"), SINGLE), "eps": "fp32"}  # fmt: skip
 TILES = {**INPUTS, **ROWS, **dict.fromkeys(("heads", "number", "area", "length"), "i32"), "tokens": "*i32",
          "parts": "*i32", "keep": "*i8", "lse": SINGLE, "scale": "fp32"}  # fmt: skip
 KERNELS: dict[str, dict[str, str]] = {
@@ -37,11 +38,10 @@ KERNELS: dict[str, dict[str, str]] = {
     "routed._row_products": {"grad": "x", "out": "x", "to_lse": SINGLE, "delta": SINGLE, "rows": "i32"},
     "routed._start_gradients": {**dict.fromkeys(("grad", "out", "start_out", "to_out"), "x"), "rows": "i32",
                                 **dict.fromkeys(("lse", "start_lse", "delta", "to_lse"), SINGLE)},
-    "linear._sum_keys": {**TOKENS, "k": "x", "v": "x", "state": SINGLE},
-    "linear._read_queries": {**TOKENS, "q": "x", "state": SINGLE, "out": "x", "norm": SINGLE, "eps": "fp32"},
-    "linear._query_gradients": {**TOKENS, "q": "x", "state": SINGLE, "out": "x", "norm": SINGLE, "grad": "x",
-                                "dq": "x", "dstate": SINGLE},
-    "linear._key_gradients": {**TOKENS, "k": "x", "v": "x", "dstate": SINGLE, "dk": "x", "dv": "x"},
+    "linear._sum_keys": {**TOKENS, "k": "x", "v": "x"},
+    "linear._read_queries": {**TOKENS, "q": "x", "out": "x"},
+    "linear._query_gradients": {**TOKENS, "q": "x", "out": "x", "grad": "x", "dq": "x"},
+    "linear._key_gradients": {**TOKENS, "k": "x", "v": "x", "dk": "x", "dv": "x"},
     "tile._attend": {**TILES, "out": "x"},
     "tile._query_gradients": {**TILES, "out": "x", "grad": "x", "dq": "x", "dbias": SINGLE, "delta": SINGLE},
     "tile._key_gradients": {**TILES, "grad": "x", "delta": SINGLE, "dk": "x", "dv": "x", "common": SINGLE},
@@ -54,6 +54,7 @@ CONSTANTS: dict[str, Any] = {
     "WIDTH": 64, "OUT": 64, "D": 64, "E": 64, "SIZE": 64, "STEP": 64, "LENGTH": 512, "TOP": 64,
     "BIASED": True, "VALUED": True, "CHOOSING": True, "ALONE": True, "CHUNKS": 8, "BLOCK": 4096,
     "LESS": True, "M": 64, "TILE": 128, "FEATURE": 1, "MASKED": True, "LEARNED": True,
+    "SHIFTED": True, "INDEXED": True, "DIVIDED": True, "CONSTANT": True,
     "ROWS": 13, "COLUMNS": 13, "CHANNELS": 64, "POSITIONS": 64,
 }  # fmt: skip
 
