@@ -11,17 +11,17 @@ triton = pytest.importorskip("triton")
 
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 """Bytes of a program by compute capability: A100, consumer cards of that time, H100 and H200."""
-INPUTS = {"q": "x", "k": "x", "v": "x", "bias": "x"}
-SIZES = {"queries": "i32", "keys": "i32", "scale": "fp32", "factor": "fp32"}
-LAYOUT = {"keys": "*i64", "source": "*i64", "expert": "*i64"}
-COUNTS = {"heads_keys": "i32", "experts": "i32", "scale": "fp32"}
-ROWS = {f"{x}_{part}": "i32" for x in ("q", "k", "v", "out", "grad", "dq", "dk", "dv")
+ROWS = {f"{x}_{part}": "i32" for x in ("q", "k", "v", "out", "grad", "dq", "dk", "dv", "begin", "start", "to")
         for part in ("batch", "head", "token")}  # fmt: skip
+INPUTS = {"q": "x", "k": "x", "v": "x", "bias": "x", **ROWS, "heads": "i32"}
+SIZES = {"queries": "i32", "keys": "i32", "scale": "fp32", "factor": "fp32", **ROWS, "heads": "i32"}
+LAYOUT = {"keys": "*i64", "source": "*i64", "expert": "*i64"}
+COUNTS = {"pairs": "i32", "heads_keys": "i32", "experts": "i32", "scale": "fp32"}
 MAPS = {"out": "x", "channels": "i32", "height": "i32", "width": "i32"}
 SINGLE, CHOSEN = "*fp32", "*i64"
 TOKENS = {**ROWS, **dict.fromkeys(("heads", "tokens", "length", "steps", "blocks", "programs"), "i32"), "keep": "*i8",
           "table": "*i32", **dict.fromkeys(("shift", "sums", "dsums", "norm"), SINGLE), "eps": "fp32"}  # fmt: skip
-TILES = {**INPUTS, **ROWS, **dict.fromkeys(("heads", "number", "area", "length"), "i32"), "tokens": "*i32",
+TILES = {**INPUTS, **dict.fromkeys(("heads", "number", "area", "length"), "i32"), "tokens": "*i32",
          "parts": "*i32", "keep": "*i8", "lse": SINGLE, "scale": "fp32"}  # fmt: skip
 KERNELS: dict[str, dict[str, str]] = {
     "mita._score": {**INPUTS, **SIZES, "scores": SINGLE, "parts": SINGLE, "lse": SINGLE},
@@ -35,8 +35,8 @@ KERNELS: dict[str, dict[str, str]] = {
                          "dk": SINGLE, "dv": SINGLE},
     "routed._lay_out": {"choice": CHOSEN, "source": CHOSEN, "expert": CHOSEN, "pairs": "i32", "blocks": "i32",
                         "experts": "i32"},
-    "routed._row_products": {"grad": "x", "out": "x", "to_lse": SINGLE, "delta": SINGLE, "rows": "i32"},
-    "routed._start_gradients": {**dict.fromkeys(("grad", "out", "start_out", "to_out"), "x"), "rows": "i32",
+    "routed._row_products": {**SIZES, "grad": "x", "out": "x", "to_lse": SINGLE, "delta": SINGLE},
+    "routed._start_gradients": {**SIZES, **dict.fromkeys(("grad", "out", "start_out", "to_out"), "x"),
                                 **dict.fromkeys(("lse", "start_lse", "delta", "to_lse"), SINGLE)},
     "linear._sum_keys": {**TOKENS, "k": "x", "v": "x"},
     "linear._read_queries": {**TOKENS, "q": "x", "out": "x"},

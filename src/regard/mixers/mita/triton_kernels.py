@@ -16,7 +16,19 @@ from torch import Tensor
 from regard.core import UnsupportedError
 from regard.mixers.shared.precision import upcast
 from regard.mixers.shared.routed_triton import routed_from
-from regard.mixers.shared.triton_tiles import KINDS, cast_of, check_runs, width_of
+from regard.mixers.shared.triton_tiles import (
+    KINDS,
+    add_rows,
+    cast_of,
+    check_runs,
+    dense,
+    first_row,
+    heads_last,
+    load_rows,
+    store_rows,
+    strides,
+    width_of,
+)
 
 ROWS = 64
 """Rows and columns of a tile, at most."""
@@ -35,46 +47,37 @@ def _sort_key(scores):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _rows(x, at, inside, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, CAST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows of a matrix of WIDTH columns as a tile of COLUMNS."""
-    column = tl.arange(0, COLUMNS)
-    return tl.load(
-        x + at[:, None] * WIDTH + column[None, :], mask=inside[:, None] & (column < WIDTH)[None, :], other=0.0
-    ).to(CAST)
-
-
-@triton.jit
 def _score(
-    q, k, v, bias, scores, parts, lse,
-    queries, keys, scale, WIDTH: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr,
+    q, k, v, bias, scores, parts, lse, q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
+    heads, queries, keys, scale, WIDTH: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr,
     LENGTH: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BIASED: tl.constexpr, VALUED: tl.constexpr,
     CAST: tl.constexpr, KIND: tl.constexpr,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """scale q.k + bias of a chunk of keys, and the part of the attention output, with its log-sum-exp, of the chunk."""
     chunk, head = tl.program_id(0), tl.program_id(2).to(tl.int64)
     row = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
-    live, e = row < queries, tl.arange(0, E)
-    at = head * queries + row
-    own = _rows(q, at, live, WIDTH, D, CAST)
+    live, d, e = row < queries, tl.arange(0, D), tl.arange(0, E)
+    at, k = head * queries + row, first_row(k, head, heads, k_batch, k_head)
+    own = load_rows(first_row(q, head, heads, q_batch, q_head), row, q_token, d, live, WIDTH, CAST)
+    if VALUED:
+        v = first_row(v, head, heads, v_batch, v_head)
     high = tl.full((SIZE,), float("-inf"), KIND)
     norm, total = tl.zeros((SIZE,), KIND), tl.zeros((SIZE, E), KIND)
     for start in range(0, LENGTH, STEP):
         column = chunk * LENGTH + start + tl.arange(0, STEP)
         valid = column < keys
-        place = head * keys + column
-        near = _rows(k, place, valid, WIDTH, D, CAST)
+        near = load_rows(k, column, k_token, d, valid, WIDTH, CAST)
         logits = tl.dot(own, tl.trans(near), input_precision="ieee", out_dtype=KIND) * scale
         if BIASED:
-            logits += tl.load(bias + place, mask=valid, other=0.0).to(KIND)[None, :]
+            logits += tl.load(bias + head * keys + column, mask=valid, other=0.0).to(KIND)[None, :]
         tl.store(scores + at[:, None] * keys + column[None, :], logits, mask=live[:, None] & valid[None, :])
         if VALUED:
             logits = tl.where(valid[None, :], logits, float("-inf"))
             most = tl.maximum(high, tl.max(logits, 1), propagate_nan=tl.PropagateNan.ALL)
             shift = tl.where(most == float("-inf"), 0.0, most)
             weights, old = tl.exp(logits - shift[:, None]), tl.exp(high - shift)
-            more = tl.dot(
-                weights.to(CAST), _rows(v, place, valid, OUT, E, CAST), input_precision="ieee", out_dtype=KIND
-            )
+            values = load_rows(v, column, v_token, e, valid, OUT, CAST)
+            more = tl.dot(weights.to(CAST), values, input_precision="ieee", out_dtype=KIND)
             total, norm, high = total * old[:, None] + more, norm * old + tl.sum(weights, 1), most
     if VALUED:
         norm_or_1 = tl.where(norm == 0.0, 1.0, norm)
@@ -87,8 +90,8 @@ def _score(
 
 @triton.jit
 def _choose(
-    scores, parts, partial, out, lse, chosen,
-    keys, chunks, TOP: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, E: tl.constexpr,
+    scores, parts, partial, out, lse, chosen, out_batch, out_head, out_token, heads, queries, keys, chunks,
+    TOP: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, E: tl.constexpr,
     VALUED: tl.constexpr, CHOOSING: tl.constexpr,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """The output of a row from those of its chunks, and the TOP keys with the best scores, in the order of the keys."""
@@ -104,7 +107,8 @@ def _choose(
         inside = (chunk < chunks)[:, None] & (e < OUT)[None, :]
         each = tl.load(parts + (row * chunks + chunk)[:, None] * OUT + e[None, :], mask=inside, other=0.0)
         total = tl.sum(each * weights[:, None], 0) / norm_or_1
-        tl.store(out + row * OUT + e, total, mask=e < OUT)
+        out = first_row(out, row // queries, heads, out_batch, out_head)
+        tl.store(out + row % queries * out_token + e, total, mask=e < OUT)
         tl.store(lse + row, tl.where(norm == 0.0, float("-inf"), shift + tl.log(norm_or_1)))
     if CHOOSING:
         column = tl.arange(0, BLOCK)
@@ -127,17 +131,20 @@ def _choose(
 
 @triton.jit
 def _attend_and_choose(
-    q, k, v, bias, out, lse, chosen,
-    queries, keys, scale, factor, CHOICES: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr,
+    q, k, v, bias, out, lse, chosen, q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
+    out_batch, out_head, out_token, heads, queries, keys, scale, factor,
+    CHOICES: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr,
     STEP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BIASED: tl.constexpr, VALUED: tl.constexpr,
     CAST: tl.constexpr, KIND: tl.constexpr,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """Row i of head g: its CHOICES best keys by scale q.k + bias, and softmax(factor scale q.k + bias) v."""
     head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    live, e = row < queries, tl.arange(0, E)
-    at = head * queries + row
-    own = _rows(q, at, live, WIDTH, D, CAST)
+    live, d, e = row < queries, tl.arange(0, D), tl.arange(0, E)
+    at, k = head * queries + row, first_row(k, head, heads, k_batch, k_head)
+    own = load_rows(first_row(q, head, heads, q_batch, q_head), row, q_token, d, live, WIDTH, CAST)
+    if VALUED:
+        v, out = first_row(v, head, heads, v_batch, v_head), first_row(out, head, heads, out_batch, out_head)
     high = tl.full((SIZE,), float("-inf"), KIND)
     norm, total = tl.zeros((SIZE,), KIND), tl.zeros((SIZE, E), KIND)
     last = tl.full((SIZE,), 2**63 - 1, tl.int64)  # the key that was chosen before: score, then number
@@ -146,12 +153,11 @@ def _attend_and_choose(
         for start in range(0, keys, STEP):
             column = start + tl.arange(0, STEP)
             valid = column < keys
-            place = head * keys + column
-            near = _rows(k, place, valid, WIDTH, D, CAST)
+            near = load_rows(k, column, k_token, d, valid, WIDTH, CAST)
             logits = tl.dot(own, tl.trans(near), input_precision="ieee", out_dtype=KIND) * scale
             added = tl.zeros((STEP,), KIND)
             if BIASED:
-                added = tl.load(bias + place, mask=valid, other=0.0).to(KIND)
+                added = tl.load(bias + head * keys + column, mask=valid, other=0.0).to(KIND)
             both = (_sort_key(logits + added[None, :]).to(tl.int64) << 32) | column.to(tl.int64)[None, :]
             further = valid[None, :] & (both < last[:, None])
             best = tl.maximum(best, tl.max(tl.where(further, both, -(2**63) + 1), 1))
@@ -160,39 +166,46 @@ def _attend_and_choose(
                 most = tl.maximum(high, tl.max(logits, 1), propagate_nan=tl.PropagateNan.ALL)
                 shift = tl.where(most == float("-inf"), 0.0, most)
                 weights, old = tl.exp(logits - shift[:, None]), tl.exp(high - shift)
-                more = tl.dot(
-                    weights.to(CAST), _rows(v, place, valid, OUT, E, CAST), input_precision="ieee", out_dtype=KIND
-                )
+                values = load_rows(v, column, v_token, e, valid, OUT, CAST)
+                more = tl.dot(weights.to(CAST), values, input_precision="ieee", out_dtype=KIND)
                 total, norm, high = total * old[:, None] + more, norm * old + tl.sum(weights, 1), most
         tl.store(chosen + at * CHOICES + choice, best & 0xFFFFFFFF, mask=live)
         last = best
     if VALUED:
         norm_or_1 = tl.where(norm == 0.0, 1.0, norm)
-        tl.store(out + at[:, None] * OUT + e[None, :], total / norm_or_1[:, None], live[:, None] & (e < OUT)[None, :])
+        store_rows(out, row, out_token, e, live, total / norm_or_1[:, None], OUT)
         tl.store(lse + at, tl.where(norm == 0.0, float("-inf"), high + tl.log(norm_or_1)), mask=live)
 
 
 @triton.jit
 def _attend_backward(
-    q, k, v, bias, lse, delta, grad, dq, dk, dv,
-    queries, keys, scale, factor, WIDTH: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr,
+    q, k, v, bias, lse, delta, grad, dq, dk, dv, q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head,
+    v_token, grad_batch, grad_head, grad_token, dq_batch, dq_head, dq_token, dk_batch, dk_head, dk_token, dv_batch,
+    dv_head, dv_token, heads, queries, keys, scale, factor,
+    WIDTH: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr,
     LENGTH: tl.constexpr, ALONE: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BIASED: tl.constexpr,
     CAST: tl.constexpr, KIND: tl.constexpr,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """A program has a tile of keys and a chunk of queries. What several programs find is added atomically."""
     head = tl.program_id(2).to(tl.int64)
     column, d, e = tl.program_id(0) * STEP + tl.arange(0, STEP), tl.arange(0, D), tl.arange(0, E)
-    valid, place = column < keys, head * keys + column
-    near, values = _rows(k, place, valid, WIDTH, D, CAST), _rows(v, place, valid, OUT, E, CAST)
+    q, k, v = (first_row(q, head, heads, q_batch, q_head), first_row(k, head, heads, k_batch, k_head),
+               first_row(v, head, heads, v_batch, v_head))  # fmt: skip
+    grad, dq = first_row(grad, head, heads, grad_batch, grad_head), first_row(dq, head, heads, dq_batch, dq_head)
+    dk, dv = first_row(dk, head, heads, dk_batch, dk_head), first_row(dv, head, heads, dv_batch, dv_head)
+    valid = column < keys
+    near = load_rows(k, column, k_token, d, valid, WIDTH, CAST)
+    values = load_rows(v, column, v_token, e, valid, OUT, CAST)
     added = tl.zeros((STEP,), KIND)
     if BIASED:
-        added = tl.load(bias + place, mask=valid, other=0.0).to(KIND)
+        added = tl.load(bias + head * keys + column, mask=valid, other=0.0).to(KIND)
     to_keys, to_values = tl.zeros((STEP, D), KIND), tl.zeros((STEP, E), KIND)
     for start in range(0, LENGTH, SIZE):
         row = tl.program_id(1) * LENGTH + start + tl.arange(0, SIZE)
         live = row < queries
         at = head * queries + row
-        own, outer = _rows(q, at, live, WIDTH, D, CAST), _rows(grad, at, live, OUT, E, CAST)
+        own = load_rows(q, row, q_token, d, live, WIDTH, CAST)
+        outer = load_rows(grad, row, grad_token, e, live, OUT, CAST)
         norm = tl.load(lse + at, mask=live, other=0.0)
         norm = tl.where(norm == float("-inf"), 0.0, norm)
         logits = tl.dot(own, tl.trans(near), input_precision="ieee", out_dtype=KIND) * (scale * factor)
@@ -205,11 +218,11 @@ def _attend_backward(
         to_values += tl.dot(tl.trans(weights.to(CAST)), outer, input_precision="ieee", out_dtype=KIND)
         moved = tl.dot(change, near, input_precision="ieee", out_dtype=KIND)
         if ALONE:  # one tile has all keys
-            tl.store(dq + at[:, None] * WIDTH + d[None, :], moved, mask=live[:, None] & (d < WIDTH)[None, :])
+            store_rows(dq, row, dq_token, d, live, moved, WIDTH)
         else:
-            tl.atomic_add(dq + at[:, None] * WIDTH + d[None, :], moved, mask=live[:, None] & (d < WIDTH)[None, :])
-    tl.atomic_add(dk + place[:, None] * WIDTH + d[None, :], to_keys, mask=valid[:, None] & (d < WIDTH)[None, :])
-    tl.atomic_add(dv + place[:, None] * OUT + e[None, :], to_values, mask=valid[:, None] & (e < OUT)[None, :])
+            add_rows(dq, row, dq_token, d, live, moved, WIDTH)
+    add_rows(dk, column, dk_token, d, valid, to_keys, WIDTH)
+    add_rows(dv, column, dv_token, e, valid, to_values, OUT)
 
 
 def mita_triton(
@@ -227,7 +240,7 @@ def mita_triton(
         none = q.new_zeros(*q.shape[:2], landmarks.shape[-2], dtype=upcast(q).dtype)
         dropped = none.masked_fill(drop[:, None], -torch.inf)
     row = None if bias is None else bias[..., 0, :].expand(*k.shape[:2], -1).contiguous()
-    q, k, v, landmarks = (x.contiguous() for x in (q, k, v, landmarks))
+    q, k, v, landmarks = (dense(x) for x in (q, k, v, landmarks))
     attend = torch.ops.regard.attend_and_choose
     values, _, keys = attend(landmarks, k, v if shared else None, row, top, scale, 1.0, top > 1)
     out, lse, chosen = attend(q, landmarks, values if shared else None, dropped, experts, scale, factor, False)
@@ -238,17 +251,17 @@ def mita_triton(
 def _attend(
     q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None, top: int, scale: float, factor: float, in_chunks: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """out (B,H,N,e) and lse (B,H,N) of attention, and the `top` best keys (B,H,N,top), for contiguous tensors.
+    """out (B,H,N,e) and lse (B,H,N) of attention, and the `top` best keys (B,H,N,top).
 
-    bias (B,H,M). v None: only chooses, and out and lse are empty. factor: of the logits of attention alone.
+    bias (B,H,M), contiguous. v None: only chooses, and out and lse are empty. factor: of the logits of attention alone.
     in_chunks: for many keys, of which programs take chunks; factor must be 1.
     """
     out, lse, chosen = _empty(q, k, v, bias, top, scale, factor, in_chunks)
-    given = q, k, q if v is None else v, q if bias is None else bias
-    options = {**_tiles(q, k, v, bias), "VALUED": v is not None}
+    values = q if v is None else v
+    given, options = (q, k, values, q if bias is None else bias), {**_tiles(q, k, v, bias), "VALUED": v is not None}
     if not in_chunks:
         grid = (triton.cdiv(q.shape[-2], options["SIZE"]), q.shape[0] * q.shape[1])
-        sizes = q.shape[-2], k.shape[-2]
+        sizes = *strides(q, k, values, out), q.shape[1], q.shape[-2], k.shape[-2]
         _attend_and_choose[grid](*given, out, lse, chosen, *sizes, scale, factor, CHOICES=top, **options)
         return out, lse, chosen
     keys, kind = k.shape[-2], upcast(q).dtype
@@ -258,12 +271,14 @@ def _attend(
     parts = q.new_empty(rows, chunks, options["OUT"], dtype=kind)
     partial = q.new_empty(rows, chunks, dtype=kind)
     programs = chunks, triton.cdiv(q.shape[-2], options["SIZE"]), q.shape[0] * q.shape[1]
-    _score[programs](*given, scores, parts, partial, q.shape[-2], keys, scale, LENGTH=CHUNK, **options)
+    sizes = q.shape[1], q.shape[-2], keys
+    laid = strides(q, k, values)
+    _score[programs](*given, scores, parts, partial, *laid, *sizes, scale, LENGTH=CHUNK, **options)
     inside = keys <= IN_REGISTERS
     _choose[(rows,)](
-        scores, parts, partial, out, lse, chosen, keys, chunks, TOP=top, OUT=options["OUT"], BLOCK=width_of(keys),
-        CHUNKS=triton.next_power_of_2(chunks), E=options["E"], VALUED=v is not None, CHOOSING=inside,
-        num_warps=4 if keys <= 8192 else 8,
+        scores, parts, partial, out, lse, chosen, *strides(out), *sizes, chunks, TOP=top, OUT=options["OUT"],
+        BLOCK=width_of(keys), CHUNKS=triton.next_power_of_2(chunks), E=options["E"], VALUED=v is not None,
+        CHOOSING=inside, num_warps=4 if keys <= 8192 else 8,
     )  # fmt: skip
     return out, lse, chosen if inside else scores.topk(top).indices
 
@@ -286,7 +301,7 @@ def _tiles(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -> dict[
 def _empty(q, k, v, bias, top, *_):  # type: ignore[no-untyped-def]
     lead = q.shape[:3] if v is not None else (0, 0, 0)
     return (
-        q.new_empty(*lead, 0 if v is None else v.shape[-1]),
+        q.new_empty(0, 0, 0, 0) if v is None else heads_last(q, v.shape[-1], q.dtype),
         q.new_empty(lead, dtype=upcast(q).dtype),
         q.new_empty(*q.shape[:3], top, dtype=torch.int64),
     )
@@ -301,11 +316,12 @@ def _backward(
     options = _tiles(q, k, v, bias)
     options["STEP"] = keys_of_tile(k.shape[-2], q.element_size())
     alone = k.shape[-2] <= options["STEP"]
-    dq = torch.empty_like(q) if alone else torch.zeros_like(q, dtype=lse.dtype)
-    dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (k, v))
+    dq, dk, dv = (heads_last(x, x.shape[-1], lse.dtype) for x in (q, k, v))
+    dq = heads_last(q, q.shape[-1], q.dtype) if alone else dq.zero_()
     grid = triton.cdiv(k.shape[-2], options["STEP"]), triton.cdiv(q.shape[-2], CHUNK), q.shape[0] * q.shape[1]
     _attend_backward[grid](
-        q, k, v, q if bias is None else bias, lse, delta, grad, dq, dk, dv, q.shape[-2], k.shape[-2], scale, factor,
+        q, k, v, q if bias is None else bias, lse, delta, grad, dq, dk.zero_(), dv.zero_(),
+        *strides(q, k, v, grad, dq, dk, dv), q.shape[1], q.shape[-2], k.shape[-2], scale, factor,
         LENGTH=min(CHUNK, triton.cdiv(q.shape[-2], options["SIZE"]) * options["SIZE"]), ALONE=alone, num_warps=8,
         **options,
     )  # fmt: skip
@@ -314,7 +330,7 @@ def _backward(
 
 @_backward.register_fake
 def _empty_gradients(grad, delta, lse, q, k, v, *_):  # type: ignore[no-untyped-def]
-    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+    return tuple(heads_last(x, x.shape[-1], x.dtype) for x in (q, k, v))
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -328,7 +344,7 @@ def _differentiate(ctx, grad, to_lse, _):  # type: ignore[no-untyped-def]
     q, k, v, bias, out, lse = ctx.saved_tensors
     if v is None or grad is to_lse is None:
         return (None,) * 8
-    grad = torch.zeros_like(out) if grad is None else grad.contiguous()
+    grad = torch.zeros_like(out) if grad is None else dense(grad)
     delta = torch.ops.regard.row_products(grad, out, None if to_lse is None else to_lse.contiguous())
     grads = torch.ops.regard.attend_backward(grad, delta, lse, q, k, v, bias, ctx.scale, ctx.factor)
     return *grads, None, None, None, None, None

@@ -14,7 +14,20 @@ from regard.core import UnsupportedError
 from .expert_blocks import block_size, lay_out
 from .precision import upcast
 from .routed import Parts
-from .triton_tiles import KINDS, LEAST, cast_of, check_runs, width_of
+from .triton_tiles import (
+    KINDS,
+    LEAST,
+    add_rows,
+    cast_of,
+    check_runs,
+    dense,
+    first_row,
+    heads_last,
+    load_rows,
+    store_rows,
+    strides,
+    width_of,
+)
 
 TILE = 64
 """Keys in a step, at most."""
@@ -58,12 +71,12 @@ def _lay_out(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _scores(
-    q, k, bias, row, valid, d, scale, WIDTH: tl.constexpr, BIASED: tl.constexpr, CAST: tl.constexpr, KIND: tl.constexpr
-):  # type: ignore[no-untyped-def]
+def _scores(  # type: ignore[no-untyped-def]
+    q, k, k_token, bias, row, valid, d, scale, WIDTH: tl.constexpr, BIASED: tl.constexpr, CAST: tl.constexpr,
+    KIND: tl.constexpr,
+):  # fmt: skip
     """(keys of the tile, logits of the block's queries with them); -inf beyond the last key."""
-    keys = tl.load(k + row[:, None] * WIDTH + d[None, :], mask=valid[:, None] & (d < WIDTH)[None, :], other=0.0)
-    keys = keys.to(CAST)
+    keys = load_rows(k, row, k_token, d, valid, WIDTH, CAST)
     logits = tl.dot(q, tl.trans(keys), input_precision="ieee", out_dtype=KIND) * scale
     if BIASED:
         logits += tl.load(bias + row, mask=valid, other=0.0).to(KIND)[None, :]
@@ -72,48 +85,52 @@ def _scores(
 
 @triton.jit
 def _forward(
-    q, k, v, bias, keys, source, expert, begin, begin_lse, out, lse,
-    heads_keys, experts, scale, CHOICES: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
+    q, k, v, bias, keys, source, expert, begin, begin_lse, out, lse, q_batch, q_head, q_token, k_batch, k_head,
+    k_token, v_batch, v_head, v_token, begin_batch, begin_head, begin_token, out_batch, out_head, out_token, heads,
+    pairs, heads_keys, experts, scale, CHOICES: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     SIZE: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BIASED: tl.constexpr,
     CAST: tl.constexpr, KIND: tl.constexpr,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
-    """out (P, OUT) and lse (P,) of the pairs. One choice: they go on from begin and begin_lse, those of the start."""
+    """out and lse of the pairs. One choice: they go on from begin and begin_lse, those of the start."""
     block, rows = tl.program_id(0), tl.arange(0, SIZE)
     if tl.load(source + block * SIZE) < 0:  # a block is filled from its first row on
         return
     pair = tl.load(source + block * SIZE + rows)
-    live = pair >= 0
-    query, own = pair // CHOICES, tl.load(expert + block)
-    d, e = tl.arange(0, D), tl.arange(0, E)
-    queries = tl.load(q + query[:, None] * WIDTH + d[None, :], mask=live[:, None] & (d < WIDTH)[None, :], other=0.0)
-    queries = queries.to(CAST)
-    outs = pair[:, None] * OUT + e[None, :]
-    stored = live[:, None] & (e < OUT)[None, :]
+    live, own = pair >= 0, tl.load(expert + block)
+    head, d, e = own // experts, tl.arange(0, D), tl.arange(0, E)
+    local = pair - head * pairs
+    q, k = first_row(q, head, heads, q_batch, q_head), first_row(k, head, heads, k_batch, k_head)
+    v, out = first_row(v, head, heads, v_batch, v_head), first_row(out, head, heads, out_batch, out_head)
+    bias += head * heads_keys
+    queries = load_rows(q, local // CHOICES, q_token, d, live, WIDTH, CAST)
     total, high = tl.zeros((SIZE, E), KIND), tl.full((SIZE,), float("-inf"), KIND)
     if CHOICES == 1:
-        total = tl.load(begin + outs, mask=stored, other=0.0).to(KIND)
+        begin = first_row(begin, head, heads, begin_batch, begin_head)
+        total = load_rows(begin, local, begin_token, e, live, OUT, KIND)
         high = tl.load(begin_lse + pair, mask=live, other=0.0)
     norm = tl.where(high == float("-inf"), 0.0, 1.0).to(KIND)
     for start in range(0, TOP, STEP):
         place = start + tl.arange(0, STEP)
         valid = place < TOP
-        row = (own // experts) * heads_keys + tl.load(keys + own * TOP + place, mask=valid, other=0)
-        _, logits = _scores(queries, k, bias, row, valid, d, scale, WIDTH, BIASED, CAST, KIND)
+        row = tl.load(keys + own * TOP + place, mask=valid, other=0)
+        _, logits = _scores(queries, k, k_token, bias, row, valid, d, scale, WIDTH, BIASED, CAST, KIND)
         most = tl.maximum(high, tl.max(logits, 1), propagate_nan=tl.PropagateNan.ALL)
         shift = tl.where(most == float("-inf"), 0.0, most)
         weights, old = tl.exp(logits - shift[:, None]), tl.exp(high - shift)
-        values = tl.load(v + row[:, None] * OUT + e[None, :], mask=valid[:, None] & (e < OUT)[None, :], other=0.0)
-        added = tl.dot(weights.to(CAST), values.to(CAST), input_precision="ieee", out_dtype=KIND)
+        values = load_rows(v, row, v_token, e, valid, OUT, CAST)
+        added = tl.dot(weights.to(CAST), values, input_precision="ieee", out_dtype=KIND)
         total, norm, high = total * old[:, None] + added, norm * old + tl.sum(weights, 1), most
     empty = norm == 0.0
-    tl.store(out + outs, total / tl.where(empty, 1.0, norm)[:, None], mask=stored)
+    store_rows(out, local, out_token, e, live, total / tl.where(empty, 1.0, norm)[:, None], OUT)
     tl.store(lse + pair, tl.where(empty, float("-inf"), high + tl.log(tl.where(empty, 1.0, norm))), mask=live)
 
 
 @triton.jit
 def _backward(
-    q, k, v, bias, keys, source, expert, lse, delta, grad, dq, dk, dv,
-    heads_keys, experts, scale, CHOICES: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
+    q, k, v, bias, keys, source, expert, lse, delta, grad, dq, dk, dv, q_batch, q_head, q_token, k_batch, k_head,
+    k_token, v_batch, v_head, v_token, grad_batch, grad_head, grad_token, dq_batch, dq_head, dq_token, dk_batch,
+    dk_head, dk_token, dv_batch, dv_head, dv_token, heads, pairs, heads_keys, experts, scale,
+    CHOICES: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     SIZE: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BIASED: tl.constexpr,
     CAST: tl.constexpr, KIND: tl.constexpr,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
@@ -125,12 +142,15 @@ def _backward(
     if tl.load(source + block * SIZE) < 0:  # a block is filled from its first row on
         return
     pair = tl.load(source + block * SIZE + rows)
-    live = pair >= 0
-    query, own = pair // CHOICES, tl.load(expert + block)
-    d, e = tl.arange(0, D), tl.arange(0, E)
-    inside, within = live[:, None] & (d < WIDTH)[None, :], live[:, None] & (e < OUT)[None, :]
-    queries = tl.load(q + query[:, None] * WIDTH + d[None, :], mask=inside, other=0.0).to(CAST)
-    outer = tl.load(grad + query[:, None] * OUT + e[None, :], mask=within, other=0.0).to(CAST)
+    live, query, own = pair >= 0, pair // CHOICES, tl.load(expert + block)
+    head, d, e = own // experts, tl.arange(0, D), tl.arange(0, E)
+    local = pair - head * pairs
+    q, k = first_row(q, head, heads, q_batch, q_head), first_row(k, head, heads, k_batch, k_head)
+    v, grad = first_row(v, head, heads, v_batch, v_head), first_row(grad, head, heads, grad_batch, grad_head)
+    dk, dv = first_row(dk, head, heads, dk_batch, dk_head), first_row(dv, head, heads, dv_batch, dv_head)
+    dq, bias = first_row(dq, head, heads, dq_batch, dq_head), bias + head * heads_keys
+    queries = load_rows(q, local // CHOICES, q_token, d, live, WIDTH, CAST)
+    outer = load_rows(grad, local // CHOICES, grad_token, e, live, OUT, CAST)
     norm = tl.load(lse + query, mask=live, other=0.0)
     norm = tl.where(norm == float("-inf"), 0.0, norm)
     mean = tl.load(delta + query, mask=live, other=0.0)
@@ -138,69 +158,75 @@ def _backward(
     for start in range(0, TOP, STEP):
         place = start + tl.arange(0, STEP)
         valid = place < TOP
-        row = (own // experts) * heads_keys + tl.load(keys + own * TOP + place, mask=valid, other=0)
-        expert_keys, logits = _scores(queries, k, bias, row, valid, d, scale, WIDTH, BIASED, CAST, KIND)
-        stored = valid[:, None] & (e < OUT)[None, :]
-        values = tl.load(v + row[:, None] * OUT + e[None, :], mask=stored, other=0.0).to(CAST)
+        row = tl.load(keys + own * TOP + place, mask=valid, other=0)
+        expert_keys, logits = _scores(queries, k, k_token, bias, row, valid, d, scale, WIDTH, BIASED, CAST, KIND)
+        values = load_rows(v, row, v_token, e, valid, OUT, CAST)
         weights = tl.exp(logits - norm[:, None])
         change = tl.dot(outer, tl.trans(values), input_precision="ieee", out_dtype=KIND) - mean[:, None]
         change = (weights * change * scale).to(CAST)
         moved += tl.dot(change, expert_keys, input_precision="ieee", out_dtype=KIND)
         to_keys = tl.dot(tl.trans(change), queries, input_precision="ieee", out_dtype=KIND)
         to_values = tl.dot(tl.trans(weights.to(CAST)), outer, input_precision="ieee", out_dtype=KIND)
-        tl.atomic_add(dk + row[:, None] * WIDTH + d[None, :], to_keys, mask=valid[:, None] & (d < WIDTH)[None, :])
-        tl.atomic_add(dv + row[:, None] * OUT + e[None, :], to_values, mask=stored)
-    tl.store(dq + pair[:, None] * WIDTH + d[None, :], moved, mask=inside)
+        add_rows(dk, row, dk_token, d, valid, to_keys, WIDTH)
+        add_rows(dv, row, dv_token, e, valid, to_values, OUT)
+    store_rows(dq, local, dq_token, d, live, moved, WIDTH)
 
 
 @triton.jit
 def _row_products(  # type: ignore[no-untyped-def]
-    grad, out, to_lse, delta, rows, LESS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr,
-    KIND: tl.constexpr,
+    grad, out, to_lse, delta, grad_batch, grad_head, grad_token, out_batch, out_head, out_token, heads, queries,
+    LESS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, E: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    row, e = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE), tl.arange(0, E)
-    at, inside = row[:, None] * WIDTH + e[None, :], (row < rows)[:, None] & (e < WIDTH)[None, :]
-    outer = tl.load(grad + at, mask=inside, other=0.0).to(KIND)
-    products = tl.sum(outer * tl.load(out + at, mask=inside, other=0.0).to(KIND), 1)
+    head, row, e = tl.program_id(1), tl.program_id(0) * SIZE + tl.arange(0, SIZE), tl.arange(0, E)
+    valid, at = row < queries, head.to(tl.int64) * queries + row
+    grad, out = first_row(grad, head, heads, grad_batch, grad_head), first_row(out, head, heads, out_batch, out_head)
+    outer = load_rows(grad, row, grad_token, e, valid, WIDTH, KIND)
+    products = tl.sum(outer * load_rows(out, row, out_token, e, valid, WIDTH, KIND), 1)
     if LESS:
-        products -= tl.load(to_lse + row, mask=row < rows, other=0.0)
-    tl.store(delta + row, products, mask=row < rows)
+        products -= tl.load(to_lse + at, mask=valid, other=0.0)
+    tl.store(delta + at, products, mask=valid)
 
 
 @triton.jit
 def _start_gradients(  # type: ignore[no-untyped-def]
-    grad, out, lse, start_out, start_lse, delta, to_out, to_lse, rows, WIDTH: tl.constexpr, SIZE: tl.constexpr,
-    E: tl.constexpr, KIND: tl.constexpr,
+    grad, out, lse, start_out, start_lse, delta, to_out, to_lse, grad_batch, grad_head, grad_token, out_batch, out_head,
+    out_token, start_batch, start_head, start_token, to_batch, to_head, to_token, heads, queries, WIDTH: tl.constexpr,
+    SIZE: tl.constexpr, E: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    row, e = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE), tl.arange(0, E)
-    valid = row < rows
-    at, inside = row[:, None] * WIDTH + e[None, :], valid[:, None] & (e < WIDTH)[None, :]
-    outer = tl.load(grad + at, mask=inside, other=0.0).to(KIND)
-    mean = tl.sum(outer * tl.load(out + at, mask=inside, other=0.0).to(KIND), 1)
-    begin = tl.load(start_lse + row, mask=valid, other=float("-inf"))
-    end = tl.load(lse + row, mask=valid, other=0.0)
+    head, row, e = tl.program_id(1), tl.program_id(0) * SIZE + tl.arange(0, SIZE), tl.arange(0, E)
+    valid, at = row < queries, head.to(tl.int64) * queries + row
+    grad, out = first_row(grad, head, heads, grad_batch, grad_head), first_row(out, head, heads, out_batch, out_head)
+    start_out = first_row(start_out, head, heads, start_batch, start_head)
+    outer = load_rows(grad, row, grad_token, e, valid, WIDTH, KIND)
+    mean = tl.sum(outer * load_rows(out, row, out_token, e, valid, WIDTH, KIND), 1)
+    begin = tl.load(start_lse + at, mask=valid, other=float("-inf"))
+    end = tl.load(lse + at, mask=valid, other=0.0)
     share = tl.exp(begin - tl.where(end == float("-inf"), 0.0, end))  # 0 for a query without any key
-    own = tl.sum(outer * tl.load(start_out + at, mask=inside, other=0.0).to(KIND), 1)
-    tl.store(delta + row, mean, mask=valid)
-    tl.store(to_out + at, outer * share[:, None], mask=inside)
-    tl.store(to_lse + row, share * (own - mean), mask=valid)
+    own = tl.sum(outer * load_rows(start_out, row, start_token, e, valid, WIDTH, KIND), 1)
+    tl.store(delta + at, mean, mask=valid)
+    to_out = first_row(to_out, head, heads, to_batch, to_head)
+    store_rows(to_out, row, to_token, e, valid, outer * share[:, None], WIDTH)
+    tl.store(to_lse + at, share * (own - mean), mask=valid)
 
 
-def _rows_of(x: Tensor) -> tuple[tuple[int], dict[str, object]]:
-    """The programs of a kernel that goes over the rows of x (B,H,N,e), and its options."""
-    size = max(1, 4096 // width_of(x.shape[-1]))
+def _rows_of(x: Tensor) -> tuple[tuple[int, int], tuple[int, int], dict[str, object]]:
+    """For a kernel that goes over the rows of x (B,H,N,e): its programs, its last sizes, and its options."""
+    size = min(max(1, 4096 // width_of(x.shape[-1])), width_of(x.shape[2]))
     options = {"WIDTH": x.shape[-1], "SIZE": size, "E": width_of(x.shape[-1]), "KIND": KINDS[upcast(x).dtype]}
-    return (triton.cdiv(x.shape[0] * x.shape[1] * x.shape[2], size),), options
+    return (triton.cdiv(x.shape[2], size), x.shape[0] * x.shape[1]), (x.shape[1], x.shape[2]), options
 
 
 @torch.library.custom_op("regard::row_products", mutates_args=())
 def _products(grad: Tensor, out: Tensor, to_lse: Tensor | None) -> Tensor:
-    """delta (B,H,N): the products of the rows of two contiguous tensors (B,H,N,e), less the gradient of lse (B,H,N);
-    in float32 for half precision.
+    """delta (B,H,N): the products of the rows of two tensors (B,H,N,e), less the gradient of lse (B,H,N).
+
+    In float32 for half precision.
     """
-    delta, (programs, options) = _empty_products(grad), _rows_of(grad)
+    delta, (programs, sizes, options) = _empty_products(grad), _rows_of(grad)
     less = grad if to_lse is None else to_lse
-    _row_products[programs](grad, out, less, delta, delta.numel(), LESS=to_lse is not None, **options)
+    if delta.numel():
+        laid = strides(grad, out)
+        _row_products[programs](grad, out, less, delta, *laid, *sizes, LESS=to_lse is not None, **options)
     return delta
 
 
@@ -213,16 +239,18 @@ def _empty_products(grad, *_):  # type: ignore[no-untyped-def]
 def _of_start(
     grad: Tensor, out: Tensor, lse: Tensor, start_out: Tensor, start_lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """delta (B,H,N) of the whole softmax, and the gradients of start_out and start_lse; all contiguous."""
-    results = _empty_start(grad, out, lse, start_out, start_lse)
-    programs, options = _rows_of(grad)
-    _start_gradients[programs](grad, out, lse, start_out, start_lse, *results, lse.numel(), **options)
+    """delta (B,H,N) of the whole softmax, and the gradients of start_out and start_lse."""
+    results, (programs, sizes, options) = _empty_start(grad, out, lse, start_out, start_lse), _rows_of(grad)
+    if lse.numel():
+        laid = strides(grad, out, start_out, results[1])
+        _start_gradients[programs](grad, out, lse, start_out, start_lse, *results, *laid, *sizes, **options)
     return results
 
 
 @_of_start.register_fake
 def _empty_start(grad, out, lse, start_out, start_lse):  # type: ignore[no-untyped-def]
-    return torch.empty_like(lse), torch.empty_like(start_out), torch.empty_like(start_lse)
+    to_out = heads_last(start_out, start_out.shape[-1], start_out.dtype)
+    return torch.empty_like(lse), to_out, torch.empty_like(start_lse)
 
 
 def triton_routed(parts: Parts) -> Tensor:
@@ -260,8 +288,8 @@ def routed_from(
     kind = upcast(q).dtype
     if start is None:
         start = q.new_zeros(*q.shape[:3], v.shape[-1]), q.new_full(q.shape[:3], -torch.inf, dtype=kind)
-    out, lse = start[0].to(q.dtype).contiguous(), start[1].to(kind).contiguous()
-    q, k, v, keys = (x.contiguous() for x in (q, k, v, keys))
+    out, lse = dense(start[0].to(q.dtype)), start[1].to(kind).contiguous()
+    q, k, v, keys = dense(q), dense(k), dense(v), keys.contiguous()
     row = None if bias is None else bias.expand(*k.shape[:2], 1, -1).contiguous()
     result: Tensor = torch.ops.regard.routed(q, k, v, row, keys, *layout, out, lse, experts.shape[-1], scale)[0]
     return result
@@ -304,28 +332,29 @@ def _attend_routed(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, keys: Tensor, source: Tensor, expert: Tensor,
     start_out: Tensor, start_lse: Tensor, choices: int, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The output (B,H,N,e) and the log-sum-exp (B,H,N), from those of the start; all contiguous."""
+    """The output (B,H,N,e) and the log-sum-exp (B,H,N), from those of the start."""
     if choices == 1:
-        out, lse = torch.empty_like(start_out), torch.empty_like(start_lse)
+        out, lse = _empty(q, k, v, bias, keys, source, expert, start_out, start_lse)
     else:
-        out = start_lse.new_empty(*start_out.shape[:3], choices, start_out.shape[-1])
+        out = start_lse.new_empty(*start_out.shape[:2], start_out.shape[2] * choices, start_out.shape[-1])
         lse = start_lse.new_empty(*start_lse.shape, choices)
     options = _options(q, v, keys, source, expert, bias, choices, scale)
-    none = q if bias is None else bias
-    begin = start_out, start_lse
-    _forward[(len(expert),)](q, k, v, none, keys, source, expert, *begin, out, lse, k.shape[-2], **options)
+    sizes = *strides(q, k, v, start_out, out), q.shape[1], q.shape[2] * choices, k.shape[-2]
+    given = q, k, v, q if bias is None else bias, keys, source, expert, start_out, start_lse
+    _forward[(len(expert),)](*given, out, lse, *sizes, **options)
     if choices == 1:
         return out, lse
+    out = out.unflatten(2, (-1, choices))
     parts = torch.cat([start_lse[..., None], lse], -1)
     total = torch.where(parts.isneginf().all(-1), -torch.inf, parts.logsumexp(-1))
     weights = softmax_of(parts, total)
     merged = weights[..., :1] * start_out + (weights[..., 1:, None] * out).sum(-2)
-    return merged.to(q.dtype).contiguous(), total
+    return heads_last(q, v.shape[-1], q.dtype).copy_(merged), total
 
 
 @_attend_routed.register_fake
 def _empty(q, k, v, bias, keys, source, expert, start_out, start_lse, *_):  # type: ignore[no-untyped-def]
-    return start_out.new_empty(start_out.shape), start_lse.new_empty(start_lse.shape)
+    return heads_last(q, v.shape[-1], q.dtype), start_lse.new_empty(start_lse.shape)
 
 
 @torch.library.custom_op("regard::routed_backward", mutates_args=())
@@ -334,20 +363,25 @@ def _routed_backward(
     source: Tensor, expert: Tensor, choices: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k and v."""
-    dq = q.new_empty(*q.shape[:3], choices, q.shape[-1], dtype=q.dtype if choices == 1 else lse.dtype)
-    dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (k, v))
-    none = q if bias is None else bias
+    dq, dk, dv = (heads_last(x, x.shape[-1], lse.dtype) for x in (q, k, v))
+    pairs = q.shape[2] * choices
+    if choices == 1:
+        dq = heads_last(q, q.shape[-1], q.dtype)
+    else:
+        dq = lse.new_empty(*q.shape[:2], pairs, q.shape[-1])
     _backward[(len(expert),)](
-        q, k, v, none, keys, source, expert, lse, delta, grad, dq, dk, dv, k.shape[-2],
+        q, k, v, q if bias is None else bias, keys, source, expert, lse, delta, grad, dq, dk.zero_(), dv.zero_(),
+        *strides(q, k, v, grad, dq, dk, dv), q.shape[1], pairs, k.shape[-2],
         **_options(q, v, keys, source, expert, bias, choices, scale),
     )  # fmt: skip
-    dq = dq[..., 0, :] if choices == 1 else dq.sum(-2).to(q.dtype)
+    if choices > 1:
+        dq = heads_last(q, q.shape[-1], q.dtype).copy_(dq.unflatten(2, (-1, choices)).sum(-2))
     return dq, dk.to(k.dtype), dv.to(v.dtype)
 
 
 @_routed_backward.register_fake
 def _empty_gradients(grad, delta, lse, q, k, v, *_):  # type: ignore[no-untyped-def]
-    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+    return tuple(heads_last(x, x.shape[-1], x.dtype) for x in (q, k, v))
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -361,7 +395,7 @@ def _differentiate(ctx, grad, _):  # type: ignore[no-untyped-def]
     *tensors, start_out, start_lse, out, lse = ctx.saved_tensors
     if grad is None:
         return (None,) * 11
-    grad = grad.contiguous()
+    grad = dense(grad)
     delta, *to_start = torch.ops.regard.start_gradients(grad, out, lse, start_out, start_lse)
     grads = torch.ops.regard.routed_backward(grad, delta, lse, *tensors, ctx.choices, ctx.scale)
     return *grads, *[None] * 4, *to_start, None, None

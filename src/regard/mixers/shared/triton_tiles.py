@@ -61,6 +61,13 @@ def store_rows(rows, token, s_token, column, valid, x, WIDTH: tl.constexpr):  # 
     tl.store(rows + at, x, mask=valid[:, None] & (column < WIDTH)[None, :])
 
 
+@triton.jit
+def add_rows(rows, token, s_token, column, valid, x, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Atomically, where several programs add to a row."""
+    at = token.to(tl.int64)[:, None] * s_token + column[None, :]
+    tl.atomic_add(rows + at, x, mask=valid[:, None] & (column < WIDTH)[None, :])
+
+
 def heads_last(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """An empty (B, H, N, width) whose heads can be joined without a copy."""
     return x.new_empty(x.shape[0], x.shape[2], x.shape[1], width, dtype=dtype).transpose(1, 2)
