@@ -329,7 +329,9 @@ def layer_grids(
     grids = {}
     for name, port in layers.items():
         if name not in calls:
-            raise SwapError(f"the forward pass does not enter {name}; leave it out with where=")
+            compiled = modules[name]._compiled_call_impl is not None
+            remedy = "swap before you compile it" if compiled else "leave it out with where="
+            raise SwapError(f"the forward pass does not enter {name}; {remedy}")
         args, kwargs = calls[name]
         inputs = (*args, *kwargs.values())
         host = original_attention(twins[name])  # which ran, and may know its grid since then
