@@ -369,8 +369,10 @@ def test_a_folder_of_the_other_library_is_left_as_it_is(tmp_path: Path) -> None:
     models["hub"].save_pretrained(tmp_path / "own")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "model.json").write_text('{"mine": 1}')
-    for name in ("own", "foreign"):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "model.safetensors").write_bytes(b"mine")
+    for name, model in (("own", "timm"), ("own", "hub"), ("foreign", "timm"), ("weights", "timm"), ("weights", "hub")):
         before = {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()}
-        with pytest.raises(StoreError, match="transformers|no record of Regard"):
-            save(models["timm"], tmp_path / name)
+        with pytest.raises(StoreError, match="another library|no record of Regard"):
+            save(models[model], tmp_path / name)
         assert {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} == before

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def save_transformers(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
             "(merge_and_unload() of PEFT), or save model.state_dict() with safetensors"
         )
     target = user_path(folder, StoreError)
-    check_other(target, "model.json", "create_model")
+    check_folder(target, FILE, lambda: read_record(target / FILE, ("architecture", "swaps")))
     data, text = save_tensors(recipe.stored_tensors(model), metadata={"format": "pt"}), config.to_json_string().encode()
     about |= {"sha256": hashlib.sha256(data).hexdigest(), "config_sha256": hashlib.sha256(text).hexdigest()}
     with (
@@ -59,16 +60,22 @@ def save_transformers(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
         prepare_write(target / "model.safetensors", data) as replace_weights,
         prepare_write(target / FILE, record_text(about)) as replace_description,
     ):
+        replace_description()  # first: what an interruption leaves can be written over
         replace_config()
         replace_weights()
-        replace_description()
     return target
 
 
-def check_other(folder: Path, description: str, library: str) -> None:
-    """Raises: StoreError where a folder has the description of a model of the other library, which would remain."""
+def check_folder(folder: Path, description: str, read: Callable[[], object]) -> None:
+    """Raises: StoreError where a folder has files of a model, but not with this description, which `read` refuses where
+    another program wrote it."""
     if (folder / description).exists():
-        raise StoreError(f"{folder} holds a model of {library} ({description}): save into another folder, or delete it")
+        read()
+    elif held := [name for name in ("model.json", FILE, "config.json", "model.safetensors") if (folder / name).exists()]:
+        raise StoreError(
+            f"{folder} holds another model, or one of another library ({', '.join(held)}): save into another folder, "
+            "or delete it"
+        )
 
 
 def load_transformers(target: Path, extra: Extra = ()) -> nn.Module:

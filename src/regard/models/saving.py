@@ -24,7 +24,7 @@ from regard.files.paths import user_path
 from regard.files.records import parse_record, record_text
 from regard.swapping.hooks import hooked_modules
 
-from .hugging_face import check_other, is_of_transformers, load_transformers, save_transformers
+from .hugging_face import check_folder, is_of_transformers, load_transformers, save_transformers
 from .recipe import check_local, check_recipe, description_errors, fill, rebuild, stored_tensors
 
 FORMAT = "regard-model"
@@ -64,17 +64,14 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
         "format": FORMAT, **recipe, "sha256": hashlib.sha256(weights).hexdigest(), **({"data": known} if known else {}),
     }  # fmt: skip
     target = user_path(folder, StoreError)
-    if (target / "model.json").exists():
-        read_description(target)  # of another program, or damaged, it is not written over
-    else:
-        check_other(target, "config.json", "transformers")
+    check_folder(target, "model.json", lambda: read_description(target))
     with (
         one_writer(target),
         prepare_write(target / "model.safetensors", weights) as replace_weights,
         prepare_write(target / "model.json", record_text(about)) as replace_description,
     ):
+        replace_description()  # first: what an interruption leaves can be written over
         replace_weights()
-        replace_description()
     return target
 
 
