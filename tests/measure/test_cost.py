@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from regard import DAT, MIXERS, PVT, MiTA, RegardError, Softmax, create_model
-from regard.core import MixerConfig
+from regard.core import ConfigError, MixerConfig
 from regard.measure.cost import count_macs, host_and_image, model_cost
 from regard.mixers.spelling import spell
 from regard.swapping.layer import Port
@@ -107,6 +107,15 @@ def test_products_that_pytorch_does_not_count() -> None:
     assert count_macs(Products(), torch.ones(3, 5)) == 3 * 5 + 5
     bilinear = nn.Bilinear(4, 5, 6)
     assert count_macs(bilinear, (torch.zeros(3, 4), torch.zeros(3, 5))) == 3 * (4 * 5 * 6 + 5 * 6)
+
+
+def test_inputs_that_the_model_does_not_take_are_said() -> None:
+    for inputs, said in (
+        ((1, 3, 32, 32), "no. 1: 1, no. 2: 3"),
+        ((torch.zeros(1, 3, 8, 8),), r"no. 1: \(1, 3, 8, 8\)"),
+    ):
+        with pytest.raises(ConfigError, match=f"does not take inputs of {said}"):
+            count_macs(create_model("vit_desk"), inputs)
 
 
 def test_a_model_predicts_in_other_threads_while_it_is_counted() -> None:

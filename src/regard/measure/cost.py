@@ -5,7 +5,7 @@ Models are built on the meta device: no memory for weights, no computation.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import get_ident
 from typing import Any
@@ -101,13 +101,17 @@ def count_macs(model: nn.Module, images: Tensor | tuple[Any, ...], accounting: s
             parameter.requires_grad_(False)
         with (
             eval_mode(model), no_fast_path(), sdpa_kernel(SDPBackend.MATH), _by_formula(model, accounting) as formulas,
-            counter, nullcontext() if isinstance(images, tuple) else explain_inputs(model, images),
+            counter, explain_inputs(model, _named(images) if isinstance(images, tuple) else images),
         ):  # fmt: skip
             model(*images) if isinstance(images, tuple) else model(images)
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
     return counter.get_total_flops() // 2 + sum(formulas)
+
+
+def _named(inputs: tuple[Any, ...]) -> dict[str, Any]:
+    return {f"no. {number}:": x for number, x in enumerate(inputs, 1)}
 
 
 @contextmanager

@@ -71,7 +71,9 @@ def check_folder(folder: Path, description: str, read: Callable[[], object]) -> 
     another program wrote it."""
     if (folder / description).exists():
         read()
-    elif held := [name for name in ("model.json", FILE, "config.json", "model.safetensors") if (folder / name).exists()]:
+    elif held := [
+        name for name in ("model.json", FILE, "config.json", "model.safetensors") if (folder / name).exists()
+    ]:
         raise StoreError(
             f"{folder} holds another model, or one of another library ({', '.join(held)}): save into another folder, "
             "or delete it"

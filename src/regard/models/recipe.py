@@ -42,6 +42,8 @@ def model_recipe(model: nn.Module) -> dict[str, Any]:
     Raises: ConfigError if the model did not come from `create_model`.
     """
     record = model.__dict__.get("regard_host")
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        raise ConfigError("save writes no compiled model: give it model._orig_mod, and compile what load gives")
     if record is None:
         raise ConfigError(
             "save writes models of regard.create_model, whose name and options build them again, and those of "

@@ -203,7 +203,8 @@ def explain_inputs(model: nn.Module, example: Example) -> Iterator[None]:
 def _describe(example: Example) -> str:
     if isinstance(example, Tensor):
         return f"{'x'.join(map(str, example.shape[1:]))} (channels, height, width)"
-    return ", ".join(f"{name} {tuple(getattr(value, 'shape', ()))}" for name, value in example.items())
+    shown = {name: tuple(x.shape) if isinstance(x, Tensor) else short_repr(x) for name, x in example.items()}
+    return ", ".join(f"{name} {value}" for name, value in shown.items())
 
 
 def input_shapes(model: nn.Module, layers: Mapping[str, nn.Module], example: Example) -> dict[str, torch.Size]:

@@ -240,9 +240,7 @@ class MiTA(HeadMixerConfig):
 
     @property
     def contract(self) -> Contract:
-        if self.duplicates == "union":
-            return Contract(macs="")  # the counter would count the products that make the dense form's mask
-        return Contract(counted={"execution": "gather"})
+        return Contract(counted={"execution": "dense" if self.once else "gather"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -275,6 +273,11 @@ class MiTA(HeadMixerConfig):
         return landmark_count(self.m)
 
     @property
+    def once(self) -> bool:
+        """Whether a key of two experts of a query counts once, so that all logits are computed, at any size."""
+        return self.duplicates == "union" and self.experts > 1
+
+    @property
     def attended(self) -> str:
         """The branches of the softmax: `branches`, without the landmarks where the shared expert is another."""
         return "route" if self.shared_expert == "ttt" else self.branches
@@ -286,7 +289,10 @@ class MiTA(HeadMixerConfig):
         return MiTAOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """Products of landmarks with keys and queries are computed once and used twice (Algorithm 1), plus pooling."""
+        """Products of landmarks with keys and queries are computed once and used twice (Algorithm 1), plus pooling.
+
+        Executed: of the union of several experts all logits, and the product that finds the keys of each query.
+        """
         self._refuse(site)
         n, keys, inner = site.grid.tokens, (site.memory or site.grid).tokens, site.inner
         compress = self.number * inner * (keys + n)  # q~ K^T and q q~^T
@@ -296,6 +302,8 @@ class MiTA(HeadMixerConfig):
         if self.shared_expert == "ttt":  # two matrices: forward and gradient on the keys, then on the queries
             step = Cost(2 * inner * site.width, (4 * keys + 2 * n) * inner * site.width)
         routed = 0 if self.branches == "compress" else 2 * n * self.k * self.experts * inner
+        if self.once and accounting == "executed":
+            routed = n * keys * (2 * inner + self.number * site.heads)
         return Cost(0, compress + routed) + step + EXTRACTORS[self.landmarks].cost(self, site)
 
     def _refuse(self, site: Site) -> None:
