@@ -757,6 +757,9 @@ def test_all_images_of_other_data_without_a_test_are_scored(tmp_path: Path) -> N
     assert number(tmp_path / "copy") == 4  # its other images were trained on
     put(tmp_path / "divided", *BOTH)
     assert number(tmp_path / "divided") == 4
+    (tmp_path / "data" / "class0" / "3.png").unlink()
+    with pytest.raises(DataError, match="has changed since the training, so the fifth that was kept for its test"):
+        number(tmp_path / "data")
 
 
 def test_pixels_without_a_known_range_are_refused(tmp_path: Path) -> None:

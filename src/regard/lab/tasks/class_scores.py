@@ -1,6 +1,6 @@
 """What tasks with classes have in common: their names, top-1 accuracy, the majority, the most probable classes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,18 @@ def check_subset(data: str, classes: Sequence[str], trained: Sequence[str]) -> N
     if unknown:
         shown, known = (f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" for names in (unknown, trained))
         raise DataError(f"{data} has classes that the training data do not have: {shown}; the model has {known}")
+
+
+def check_kept_test(data: str, found: str, record: Mapping[str, Any]) -> None:
+    """For the data of a training, whose test is a part drawn from them. found: their name now.
+
+    Raises: DataError if they are not those of the training, so that they would be drawn from anew.
+    """
+    if record.get("name") not in (None, found):
+        raise DataError(
+            f"{data} has changed since the training, so the fifth that was kept for its test is not known: give data "
+            "that were not trained on, in a folder of their own"
+        )
 
 
 def relabelled(data: str, scored: Images, classes: Sequence[str], trained: Sequence[str]) -> Images:

@@ -1,6 +1,7 @@
 """The task of sequences: batches, scores, records, predictions, and runs that are killed."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -202,6 +203,25 @@ def test_other_data_need_the_same_symbols_and_classes(tmp_path):
     (tmp_path / "renamed.tsv").write_text(renamed)
     with pytest.raises(DataError, match="other classes"):
         task.score_on(str(tmp_path / "renamed.tsv"), model, CPU, record)
+
+
+def test_a_table_without_a_test_is_scored_whole_unless_it_was_trained_on(tmp_path):
+    for name in ("a", "other"):
+        (tmp_path / name).mkdir()
+        (table(tmp_path / name, train=60 + 10 * (name == "other")) / "test.tsv").unlink()
+    task = Sequences(host=HOST, data=str(tmp_path / "a"), length=8)
+    model, record = task.model(None, 0), task.record()
+
+    def number(name):
+        return len(task.score_on(str(tmp_path / name), model, CPU, record).samples)
+
+    assert (number("a"), number("other")) == (12, 70)
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    assert number("copy") == 12  # its other rows were trained on
+    with (tmp_path / "a" / "train.tsv").open("a") as stream:
+        stream.write("xyab\tab\n")
+    with pytest.raises(DataError, match="has changed since the training"):
+        number("a")
 
 
 def test_the_baseline_counts_symbols_and_nothing_else():

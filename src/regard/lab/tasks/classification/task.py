@@ -33,7 +33,7 @@ from regard.swapping.inspect import explain_inputs, input_channels
 from regard.swapping.swap import remove
 
 from ..base import Prediction, Record, Samples, Score, Training, Trial
-from ..class_scores import best_classes, majority, relabelled, top1_score
+from ..class_scores import best_classes, check_kept_test, majority, relabelled, top1_score
 from ..drawing import add_caption
 from ..image_task import ImageTask, same_data
 from ..validation import ValidationPart
@@ -383,6 +383,8 @@ class Classification(ValidationPart, ImageTask):
         parts = self._whole(data, record)
         if not parts:
             other = self.on(data).data_set()
+            if other.divided:
+                check_kept_test(data, other.name, record)
             self.check_fits(data, other, record)
             parts = [self._limit_images(other.test)]
         return top1_score(scores for part in parts for scores in self._scores(model, device, part, record))

@@ -22,7 +22,8 @@ from regard.models.create import create_model, parse_host
 from regard.swapping.swap import remove
 
 from ..base import Prediction, Record, Samples, Score, Training, Trial
-from ..class_scores import best_classes, check_classes, majority, top1_score
+from ..class_scores import best_classes, check_classes, check_kept_test, majority, top1_score
+from ..image_task import same_data
 from ..text_inputs import file_of, read_lines
 from ..validation import ValidationPart
 from . import data as data_sets
@@ -237,7 +238,10 @@ class Sequences(ValidationPart):
         return score
 
     def score_on(self, data: str, model: nn.Module, device: torch.device, record: Record) -> Score:
-        """Score on the test samples of other data with the same symbols and classes. Raises: DataError."""
+        """Score on the test samples of other data with the same symbols and classes; on all of a table without a test.
+
+        Raises: DataError.
+        """
         facts, length = self._facts(record)
         other = data_sets.load(data, length)
         if (other.alphabet, other.pairs) != (facts.alphabet, facts.pairs):
@@ -245,7 +249,12 @@ class Sequences(ValidationPart):
                 (facts.alphabet, facts.pairs), (other.alphabet, other.pairs))]  # fmt: skip
             raise DataError(f"the run takes {kinds[0]}, {data} has {kinds[1]}")
         check_classes(data, other.classes, record["class_names"])
-        return top1_score(_scores(model, device, self._test_split(other, "test"), length))
+        parts = [self._test_split(other, "test")]
+        if other.divided and same_data(self.data, data):
+            check_kept_test(data, other.name, record)
+        elif other.divided and other.name != record.get("name"):
+            parts = [other.train, other.test]
+        return top1_score(scores for part in parts for scores in _scores(model, device, part, length))
 
     def predict(
         self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Record

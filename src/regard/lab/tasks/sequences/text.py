@@ -133,7 +133,8 @@ def own(path: Path) -> SequenceSet:
             raise DataError(f"{file} and {files['train'].name} differ: one has pairs of texts, the other single ones")
     if "test" not in rows and "val" in rows:
         rows["test"] = rows.pop("val")
-    if "test" not in rows:
+    divided = "test" not in rows
+    if divided:
         order = generator("divide").permutation(len(rows["train"]))
         everything = rows["train"]
         rows["train"] = [everything[i] for i in np.sort(order[len(order) // 5 :])]
@@ -146,7 +147,9 @@ def own(path: Path) -> SequenceSet:
     splits = {split: _split(items, names, problems) for split, items in rows.items()}
     problems.raise_all()
     name = f"own:{digest(path)}"
-    return SequenceSet(name, names, splits["train"], splits["test"], "bytes", BYTES, True, splits.get("val"))
+    return SequenceSet(
+        name, names, splits["train"], splits["test"], "bytes", BYTES, True, splits.get("val"), divided=divided
+    )
 
 
 def _class_names(labels: set[str]) -> tuple[str, ...]:

@@ -85,7 +85,8 @@ class SequenceSet:
     """A set of sequences. alphabet: "bytes", "listops" or "pixels". symbols: number of different ones.
 
     padded: whether sequences have different lengths. held: training samples that are reserved for tuning, or None.
-    checksum: 64 hexadecimal digits of a digest of the data.
+    checksum: 64 hexadecimal digits of a digest of the data. divided: the test is a part of the user's own training
+    table.
     """
 
     name: str
@@ -97,6 +98,7 @@ class SequenceSet:
     padded: bool
     held: Split | None = None
     checksum: str = field(default="")
+    divided: bool = False
 
     def __post_init__(self) -> None:
         if not self.checksum:
