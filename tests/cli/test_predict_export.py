@@ -98,7 +98,7 @@ def test_a_record_of_other_images_is_named(
 def test_the_files_of_a_folder_are_predicted_and_those_that_cannot_be_read_do_not_stop_the_others(
     store: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("a.png", "digit2.png", "z.png"):
+    for name in ("a.png", "digit2.png", "z.png", "b.heic", "notes.txt"):
         (tmp_path / name).write_bytes(b"no image")
     for digit in (1, 3):
         digit_file(tmp_path, digit)
@@ -113,6 +113,7 @@ def test_the_files_of_a_folder_are_predicted_and_those_that_cannot_be_read_do_no
         f"left out: {tmp_path / name} cannot be read as an image: its bytes are of no image format that Pillow reads"
         for name in ("a.png", "digit2.png", "z.png")
     ]
+    assert f"1 files of {tmp_path} are not read as images, such as {tmp_path / 'b.heic'}" in shown.err
 
 
 def test_a_saved_model_predicts_as_the_run_does(
@@ -276,6 +277,15 @@ def test_coco_results_have_the_ids_of_an_annotation_file(tmp_path: Path) -> None
         _coco([{"file": name, "objects": []} for name in ("data/b.png", "other/b.png")], _ids_in(file))
     file.write_text(json.dumps(content | {"categories": [{"id": 12, "name": "cat"}, {"id": 3, "name": "dog"}]}))
     assert [item["category_id"] for item in _coco(predictions, _ids_in(file))] == [12, 12]
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.new("RGB", (6, 4)).save(tmp_path / "turned.jpg", exif=exif)
+    for (height, width), fits in (((6, 4), True), ((4, 6), False)):
+        entry = {"id": 1, "file_name": "turned.jpg", "height": height, "width": width}
+        file.write_text(json.dumps({"images": [entry]}))
+        with nullcontext() if fits else pytest.raises(ConfigError, match="has 4x6 pixels as its EXIF"):
+            _coco([{"file": str(tmp_path / "turned.jpg"), "objects": []}], _ids_in(file))
+    file.write_text(json.dumps(content | {"categories": [{"id": 3, "name": "dog"}]}))
     found["label"] = "bird"
     with pytest.raises(ConfigError, match="no category 'bird'"):
         _coco(predictions, _ids_in(file))

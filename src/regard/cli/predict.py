@@ -11,6 +11,8 @@ import typer
 from regard.core import ConfigError, DataError, StoreError, UnsupportedError
 from regard.files.atomic import store_errors, write_atomically
 from regard.files.paths import printable, user_path
+from regard.images.folders import other_files
+from regard.images.images import size_of
 from regard.pages.phrasing import count
 
 from .exit_codes import WRONG_USE
@@ -167,6 +169,8 @@ def _sources(files: list[str], task: "Task") -> list[str]:
             if not found:
                 raise ConfigError(f"the folder {name} has no {task.unit}")
             sources += found
+            if others := [file for file in other_files(path) if str(file) not in found and not task.takes_text]:
+                typer.echo(f"{len(others)} files of {name} are not read as images, such as {others[0]}", err=True)
         elif task.takes_text or path.exists():
             sources.append(str(path) if path.exists() else name)
         else:
@@ -189,9 +193,9 @@ def _may_be_path(text: str) -> bool:
 
 
 class _Ids(NamedTuple):
-    """Of a COCO annotation file. images: by file_name; categories: by name, {} where it has none."""
+    """Of a COCO annotation file. images: the entries by file_name; categories: ids by name, {} where it has none."""
 
-    images: dict[str, Any]
+    images: dict[str, dict[str, Any]]
     categories: dict[str, Any]
 
 
@@ -207,16 +211,23 @@ def _ids_in(file: Path) -> _Ids:
             f"{file} is no COCO annotation file: its images, and its categories if it has some, are no lists of entries"
         )
     names = {str(one.get("name")): one.get("id") for one in categories}
-    return _Ids({str(image.get("file_name")): image.get("id") for image in images}, names)
+    return _Ids({str(image.get("file_name")): image for image in images}, names)
 
 
-def _id_of(file: str, ids: dict[str, Any]) -> Any:
-    """The id of the image whose file_name ends a path. Raises: ConfigError."""
+def _id_of(file: str, images: dict[str, dict[str, Any]]) -> Any:
+    """The id of the image whose file_name ends a path. Raises: ConfigError for none, or one of another size."""
     parts = Path(file).parts
-    for start in range(len(parts)):
-        if (name := Path(*parts[start:]).as_posix()) in ids:
-            return ids[name]
-    raise ConfigError(f"the annotation file names no image {file}; leave it out, or leave --annotations out")
+    name = next((name for start in range(len(parts)) if (name := Path(*parts[start:]).as_posix()) in images), None)
+    if name is None:
+        raise ConfigError(f"the annotation file names no image {file}; leave it out, or leave --annotations out")
+    annotated = images[name].get("height"), images[name].get("width")
+    if None not in annotated and annotated != (size := size_of(Path(file))):
+        (height, width), (rows, columns) = size, annotated
+        raise ConfigError(
+            f"{file} has {width}x{height} pixels as its EXIF data turn it, the annotation file says {columns}x{rows}: "
+            "boxes would lie elsewhere; give the picture that was annotated, without a turn in its EXIF data"
+        )
+    return images[name].get("id")
 
 
 def _coco(predictions: list[dict[str, Any]], ids: _Ids | None) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,29 @@ class Clip(Several):
 
 
 def frame_files(folder: Path) -> list[Path]:
-    """The images in a folder, in the order of the numbers in their names."""
+    """The images in a folder, in the order of the numbers in their names.
+
+    Raises: DataError where numbers with a point have another order as decimals.
+    """
     names = (entry.name for entry in visible(folder) if Path(entry.name).suffix.lower() in SUFFIXES)
-    return [file for name in sorted(names, key=_by_numbers) if (file := folder / name).is_file()]
+    files = [file for name in sorted(names, key=_by_numbers) if (file := folder / name).is_file()]
+    _check_decimals(files)
+    return files
+
+
+def _check_decimals(files: Sequence[Path]) -> None:
+    """Raises: DataError where times in the names, as 0.15 and 0.2, are out of order; clip.9 and clip.10 are not."""
+    found = [re.findall(r"\d+\.\d+", file.stem) for file in files]
+    if not found or any(len(numbers) != 1 for numbers in found):
+        return
+    times, halves = [float(text) for (text,) in found], [text.split(".") for (text,) in found]
+    counted = all(a[0] != b[0] or int(b[1]) == int(a[1]) + 1 for a, b in pairwise(halves))
+    wrong = next((row for row in range(1, len(times)) if times[row] < times[row - 1]), None)
+    if wrong is not None and not counted:
+        raise DataError(
+            f"{files[wrong - 1]} lies before {files[wrong].name} by whole numbers and behind it by decimals: write as "
+            "many digits behind the point in each name"
+        )
 
 
 def measure(clip: Path) -> tuple[int, set[tuple[int, int]], str]:

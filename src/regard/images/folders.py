@@ -58,16 +58,17 @@ def warn_of_other_files(path: Path) -> None:
         if images := files_below(folder, SUFFIXES):
             text = "%s lies beside the splits as data of another task: its images are not used: %d, the first: %s"
             log.warning(text, folder, len(images), images[0])
-    files = [file for root in roots for folder in subfolders(root) for file in _other_files(folder)]
+    files = [file for root in roots for folder in subfolders(root) for file in other_files(folder)]
     if files:
         log.warning("%d files in class folders are not read as images, such as %s", len(files), files[0])
 
 
-def _other_files(folder: Path) -> Iterator[Path]:
+def other_files(folder: Path) -> Iterator[Path]:
+    """Files in a folder and its subfolders that are no images by their names, but for those that usually lie there."""
     for entry in visible(folder):
         path = folder / entry.name
         if entry.is_dir():
-            yield from _other_files(path)
+            yield from other_files(path)
         elif path.suffix.lower() not in SUFFIXES | BESIDE and path.stem.upper() not in NOTES:
             yield path
 
@@ -102,6 +103,12 @@ def from_folders(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], d
             raise DataError(
                 f"{folder} has the name of a split and subfolders, but is where class folders are expected; "
                 f"expected {path}/train/CLASS and, if there is a test, {path}/test/CLASS (or val)"
+            )
+        inside = {inner.name.lower() for inner in subfolders(folder)}
+        if not inside.isdisjoint(TRAINS) and not inside.isdisjoint(TESTS):
+            raise DataError(
+                f"{folder} has the splits of its class inside; expected {path}/train/{folder.name} and "
+                f"{path}/test/{folder.name}, so that no image of a test is trained on"
             )
     classes = tuple(folder.name for folder in subfolders(roots["train"]))
     if len(classes) < 2:

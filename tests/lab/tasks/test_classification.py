@@ -355,6 +355,7 @@ BOTH = tuple(f"{split}/class{label}/{number}.png" for split in ("train", "test")
         ((*BOTH, "loose.png"), r"loose\.png lies beside train; put it into"),
         ((*BOTH, "extra/one.png"), "extra lies beside train and has im"),
         ((*BOTH, "Training/class0/0.png"), "Training and train name the same split"),
+        (("a/train/0.png", "a/test/1.png", "b/train/0.png"), r"a has the splits of its class inside; .*/train/a and"),
         (("Learn/a/0.png", "Test/a/0.png"), r"Test has the name of a split .* expected .*/train/CLASS"),
         (("train.parquet", "cat/0.png"), r"a table \(train\.parquet\) and also .*0\.png"),
         (("train.parquet", "more-00000-of-00001.parquet"), r"more-00000-of-00001\.parquet lies beside train\.parquet"),

@@ -74,6 +74,23 @@ def test_the_middle_of_equal_parts_in_the_order_of_numbers(tmp_path: Path) -> No
         torch.testing.assert_close(clips.frames_joined(clips.frames_apart(images, 4, first), first), images)
 
 
+@pytest.mark.parametrize(
+    ("stems", "refused"),
+    [
+        (("0.1", "0.15", "0.2"), True), (("0.10", "0.15", "0.20"), False), (("0.5", "1.0", "10.5"), False),
+        (("shot_1.9", "shot_1.10", "shot_2.1"), False), (("1.2_a3.5", "1.15_a3.5"), False),
+    ],
+)  # fmt: skip
+def test_times_of_frames_are_not_taken_for_whole_numbers(stems: tuple[str, ...], refused: bool, tmp_path: Path) -> None:
+    for stem in stems:
+        Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / f"{stem}.png")
+    if refused:
+        with pytest.raises(DataError, match=r"0\.2\.png lies before 0\.15\.png by whole numbers"):
+            clips.frame_files(tmp_path)
+    else:
+        assert [file.stem for file in clips.frame_files(tmp_path)][: len(stems)] == list(stems)
+
+
 def test_a_video_file_is_read_as_its_frames(tmp_path: Path) -> None:
     clip = clips.Clip(write_video(tmp_path / "a.mp4", 12), 4)
     pixels = decode(clip, None, 12)
