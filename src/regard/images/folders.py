@@ -49,6 +49,15 @@ def split_of_name(name: str) -> str:
     return next((split for split, names in SPLITS.items() if word in names), "")
 
 
+def check_column(place: str, given: object, split: str) -> None:
+    """Raises: DataError where the column `split` of a table says another split than the name of its file."""
+    if given and split_of_name(str(given)) != split:
+        raise DataError(
+            f"{place}: the column split of such tables is not read, and says {str(given)!r}: write each split into a "
+            "file of its own, named train, val or test"
+        )
+
+
 def warn_of_other_files(path: Path) -> None:
     """Warn of files in class folders that are no images by their names, but for those that usually lie beside them, and
     of images in `OTHER_TASKS` beside the splits."""

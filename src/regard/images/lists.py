@@ -210,7 +210,8 @@ def _read(path: Path, status: tuple[tuple[int, int], ...]) -> tuple[Rows, list[t
                 splits.setdefault(given, []).append((found, here[0]))
                 elsewhere += [(str(name), found)] if is_elsewhere(file, str(name), found) else []
     problems.raise_all()
-    return _whole_numbers(splits), elsewhere
+    names = iter(whole_numbers([label for part in splits.values() for _, label in part]))
+    return {split: [(file, next(names)) for file, _ in part] for split, part in splits.items()}, elsewhere
 
 
 def is_empty(label: object) -> bool:
@@ -218,11 +219,11 @@ def is_empty(label: object) -> bool:
     return str(label).strip().lower() in ("", "none", "nan")
 
 
-def _whole_numbers(splits: Rows) -> Rows:
-    """The rows with labels such as 1.0 as 1, where all labels are whole numbers: tools write both for one class."""
-    if not all(re.fullmatch(r"\d+(\.0*)?", label, re.ASCII) for part in splits.values() for _, label in part):
-        return splits
-    return {split: [(file, label.partition(".")[0]) for file, label in part] for split, part in splits.items()}
+def whole_numbers(labels: list[str]) -> list[str]:
+    """The labels, such as 1.0 as 1, where all are whole numbers: tools write both for one class."""
+    if not all(re.fullmatch(r"-?\d+(\.0*)?", label, re.ASCII) for label in labels):
+        return labels
+    return [label.partition(".")[0] for label in labels]
 
 
 def _split_of(row: dict[str, str]) -> str:

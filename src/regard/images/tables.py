@@ -83,6 +83,8 @@ def from_tables(path: Path, reserved: bool) -> tuple[tuple[str, ...], dict[str, 
             table = read_table(file)
             image, label = (_column(file, table, *kind) for kind in ((IMAGES, "Image"), (LABELS, "ClassLabel")))
             images = image_column(file, table[image])
+            for given in table["split"].unique().to_pylist() if "split" in table.column_names else ():
+                folders.check_column(str(file), given, split)
             names = class_names(file) or hub_names(file, hub_features(schema_metadata(file)), label)
             if classes and names and names != classes:
                 raise DataError(f"{file} has other class_names than {first.name}; make them equal")

@@ -119,6 +119,13 @@ def test_bad_masks_are_named(tmp_path: Path, segmentation: Any, words: str) -> N
     assert data.identity(str(folder), False, "skip").endswith("@2")
 
 
+def test_a_box_that_is_not_that_of_its_mask_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = {"size": list(SIZE), "counts": [0, SIZE[0] * SIZE[1]]}
+    folder = changed(coco_folder(tmp_path / "own", masks=True), _set("annotations", "segmentation", whole))
+    assert data.load(str(folder), True, "stop")
+    assert ["boxes that are not those of their polygons or masks" in one.message for one in caplog.records] == [True]
+
+
 def test_a_folder_of_no_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no train.json"):
         data.load(str(tmp_path), False, "stop")

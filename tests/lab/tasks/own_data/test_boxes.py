@@ -291,7 +291,13 @@ ALTERED: dict[str, tuple[str, str, str, str, str]] = {
         "no box",
     ),
     "table, a column twice": ("tables", "train.csv", "width", "class", "'class' twice"),
-    "table, a column split": ("tables", "train.csv", "width", "split", "line 2: .*no column split"),
+    "table, a column split": (
+        "tables",
+        "train.csv",
+        "width",
+        "split",
+        "line 2: the column split of such tables is not",
+    ),
     "table of the Hub, more boxes": (
         *("table of the Hub", "train/metadata.jsonl", '"bbox": [', '"bbox": [[1, 2, 3, 4], '),
         "2 boxes and 1 classes",
@@ -479,6 +485,11 @@ WARNED: dict[str, tuple[Callable[[Path], object], str, list[float] | None]] = {
         "names differ in case or blanks alone: 1, the first: 'cat' and 'Cat '",
         None,
     ),
+    "VOC, filename names another image": (
+        altered("VOC", "Annotations/1.xml", "<size>", "<filename>0.jpg</filename><size>"),
+        "in whose place the image with the XML's name is read: 1, the first: 0.jpg in ",
+        None,
+    ),
     "labelme, imagePath names no file": (
         altered("labelme", "1.json", "1.jpg", "99.jpg"),
         "image with the JSON's name is read: 1, the first: 99.jpg of ",
@@ -491,6 +502,21 @@ WARNED: dict[str, tuple[Callable[[Path], object], str, list[float] | None]] = {
     ),
     "labelme, an image without annotations": (unnamed("labelme", "9.jpg"), UNNAMED, None),
 }
+
+
+def test_whole_numbers_of_a_table_are_one_class_however_they_are_written(tmp_path: Path) -> None:
+    altered("tables", "train.csv", "cat", "1")(tmp_path)
+    for split, numbers in SPLITS:
+        file = tmp_path / f"{split}.csv"
+        written = (f"{number % 2 + 1}{'.0' * (number > 2)}" for number in numbers)
+        head, *rows = file.read_text().splitlines()
+        parts = [row.split(",") for row in rows]
+        file.write_text(
+            "\n".join([head, *(",".join([*p[:3], name, *p[4:]]) for p, name in zip(parts, written, strict=True))])
+        )
+    splits, _, error = agreed(tmp_path)
+    assert error == ""
+    assert {int(label) for scenes in splits.values() for scene in scenes for label in scene.objects.labels} == {0, 1}
 
 
 @pytest.mark.parametrize("case", WARNED)

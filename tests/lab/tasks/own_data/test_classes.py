@@ -72,15 +72,16 @@ def lines_of_json(numbers: range) -> str:
 
 
 def hub_table(
-    path: Path, numbers: range, label: str = "label", image: str = "image", known: bool = True, names: Any = NAMES
-) -> None:
+    path: Path, numbers: range, label: str = "label", image: str = "image", known: bool = True, names: Any = NAMES,
+    more: dict[str, list[Any]] | None = None,
+) -> None:  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     images = []
     for number in numbers:
         stream = io.BytesIO()
         Image.new("RGB", (9, 9), (20 * number,) * 3).save(stream, "PNG")
         images.append({"bytes": stream.getvalue(), "path": f"{number}.png"})
-    made = pa.table({image: images, label: [n % 2 if known else -1 for n in numbers]})
+    made = pa.table({image: images, label: [n % 2 if known else -1 for n in numbers], **(more or {})})
     kinds = {image: {"_type": "Image"}, label: {"names": names, "_type": "ClassLabel"}}
     metadata = {"huggingface": json.dumps({"info": {"features": kinds}})}
     pq.write_table(made.replace_schema_metadata(metadata), path)
@@ -594,3 +595,11 @@ def test_classes_without_an_image_are_counted(tmp_path: Path) -> None:
     pq.write_table(made.set_column(1, "label", texts).replace_schema_metadata({}), tmp_path / "train.parquet")
     with pytest.raises(DataError, match=r"column 'label' holds texts, .*lists in \.csv take names"):
         check_data(str(tmp_path / "train.parquet"))
+
+
+def test_a_column_split_of_a_table_is_not_passed_over(tmp_path: Path) -> None:
+    hub_table(tmp_path / "train.parquet", range(8), more={"split": ["train"] * 8})
+    assert len(own.load(tmp_path / "train.parquet", (8, 8), "stop").train) == 6
+    hub_table(tmp_path / "b.parquet", range(8), more={"split": ["train"] * 6 + ["test"] * 2})
+    with pytest.raises(DataError, match="the column split of such tables is not read, and says 'test'"):
+        own.load(tmp_path / "b.parquet", (8, 8), "stop")

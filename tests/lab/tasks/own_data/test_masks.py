@@ -426,3 +426,16 @@ def test_a_crowd_of_polygons_is_void(tmp_path: Path) -> None:
     write(tmp_path / "train.json", content)
     first = load(str(tmp_path), 255, 0).splits["train"][0].mask
     assert np.array_equal(first == VOID, inside(0) == 1)
+
+
+def test_a_number_of_several_colours_is_noted(tmp_path: Path) -> None:
+    pairs(tmp_path, *FOLDERS, mode="P")
+    assert not check_data(str(tmp_path), "segmentation").warnings
+    other = next(file for file in sorted((tmp_path / "masks").rglob("*.png")))
+    with Image.open(other) as image:
+        image.load()
+        palette = image.getpalette()
+        image.putpalette([*palette[3:6], *palette[:3], *palette[6:]])
+        image.save(other)
+    check = check_data(str(tmp_path), "segmentation")
+    assert ["masks in whose palettes a number has different colours" in text for text in check.warnings] == [True]

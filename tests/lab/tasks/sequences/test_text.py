@@ -63,6 +63,22 @@ def test_without_a_test_every_fifth_row_is_reserved(tmp_path):
     assert texts(text.own(tmp_path / "f").test) == [line for line, _ in rows[:4]]
 
 
+def test_a_column_split_is_not_passed_over(tmp_path):
+    rows = [(f"text {i}", i % 2, "train" if i < 8 else "test") for i in range(10)]
+    header = ("text", "label", "split")
+    with pytest.raises(DataError, match="row 9: the column split of such tables is not read, and says 'test'"):
+        text.own(write(tmp_path / "mine.csv", rows, header))
+    write(tmp_path / "two" / "train.csv", rows[:8], header)
+    write(tmp_path / "two" / "test.parquet", rows[8:], header)
+    assert len(text.own(tmp_path / "two").test) == 2
+
+
+def test_whole_numbers_are_one_class_however_they_are_written(tmp_path):
+    rows = [(f"text {i}", ("0", "1", "1.0")[i % 3]) for i in range(30)]
+    assert text.own(write(tmp_path / "mine.csv", rows)).classes == ("0", "1")
+    assert text.own(write(tmp_path / "other.csv", [*rows, ("a", "x")])).classes == ("0", "1", "1.0", "x")
+
+
 def test_numbers_are_sorted_as_numbers(tmp_path):
     rows = [(f"text {i}", label) for i, label in enumerate([10, 9, 2, -1, 10, 9, 2, -1, 9, 9])]
     assert text.own(write(tmp_path / "mine.csv", rows)).classes == ("-1", "2", "9", "10")

@@ -216,7 +216,7 @@ def _check_kept(
 
 DOUBLED = "objects that an image has a second time, which count as further ones"
 CLIPPED = "boxes that reach beyond their image and are clipped"
-APART = "boxes that are not those of their polygons, which are read as they are"
+APART = "boxes that are not those of their polygons or masks, which are read as they are"
 
 
 class Reading:
@@ -382,10 +382,7 @@ def _check_annotation(
         bbox = outline or masks.box_of(segmentation, size)
     if problem := "it has no bbox" if bbox is None else box_problem(bbox, size):
         raise ValueError(problem)
-    apart = outline and any(
-        abs(one - two) > max(2.0, 0.1 * side)
-        for one, two, side in zip(bbox, outline, (*outline[2:], *outline[2:]), strict=True)
-    )
+    apart = outline and _apart(bbox, outline)
     if outline and (apart or not annotation.get("bbox")) and any(0 < len(part) < 6 for part in segmentation or ()):
         reading.mended = True  # older versions read the box
         raise ValueError("a polygon has fewer than three points")
@@ -400,6 +397,8 @@ def _check_annotation(
         mask = masks.from_annotation(segmentation, size)
         if not masks.area(mask):
             raise ValueError("its mask is empty")
+        if not outline and (around := masks.box_of(segmentation, size)) and _apart(bbox, around):
+            reading.notes.add(APART, place)
     left, top, width, height = map(float, bbox)
     right, bottom = min(left + width, float(size[1])), min(top + height, float(size[0]))
     crowd, area = annotation.get("iscrowd") or 0, annotation.get("area")
@@ -410,6 +409,12 @@ def _check_annotation(
         area = masks.area(mask) if mask is not None else inside
     box = (max(left, 0.0), max(top, 0.0), right, bottom)
     return {"box": box, "crowd": bool(crowd), "area": float(area), "mask": mask, "outline": segmentation or None}
+
+
+def _apart(bbox: Sequence[float], outline: Sequence[float]) -> bool:
+    """Whether a box differs from that of its object by more than a tenth of a side, and by more than two pixels."""
+    sides = (*outline[2:], *outline[2:])
+    return any(abs(x - y) > max(2.0, 0.1 * side) for x, y, side in zip(bbox, outline, sides, strict=True))
 
 
 def box_of(segmentation: Any) -> list[float]:

@@ -6,9 +6,9 @@ from typing import Any
 
 from regard.core import DataError
 from regard.files.paths import subfolders, visible
-from regard.images.folders import split_of_name
+from regard.images.folders import check_column, split_of_name
 from regard.images.images import size_of
-from regard.images.lists import FILES, KINDS, find_image, images_by_name, is_elsewhere, is_empty, rows_in
+from regard.images.lists import FILES, KINDS, find_image, images_by_name, is_elsewhere, is_empty, rows_in, whole_numbers
 from regard.images.notes import ELSEWHERE
 
 from .coco import FRACTIONS, Categories, Reading, class_name, in_fractions, splits_by_name
@@ -51,11 +51,7 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
         for number, row in enumerate(rows_in(file), 1 + (file.suffix.lower() != ".jsonl")):
             place = f"{file}, line {number}"
             row = {str(name).lower(): value for name, value in row.items()}
-            if row.get("split") and split_of_name(str(row["split"])) != split:
-                raise DataError(
-                    f"{place}: tables of boxes have no column split; write each split into a file of its own, "
-                    "train.csv, val.csv and test.csv"
-                )
+            check_column(place, row.get("split"), split)
             given = str(next((row[name] for name in FILES if name in row), ""))
             source = find_image(file, path, given, below)
             if isinstance(source, str):
@@ -75,6 +71,9 @@ def read(path: Path, reading: Reading) -> tuple[Categories, dict[str, list[Scene
                     places.append(place)
             except (ValueError, TypeError, KeyError) as error:
                 reading.wrong(f"{place}: its objects cannot be read ({error or type(error).__name__})")
+    objects = [one for _, annotations, _ in found.values() for one in annotations]
+    for one, name in zip(objects, whole_numbers([one["category_id"] for one in objects]), strict=True):
+        one["category_id"] = name
     if "train" not in found:
         raise DataError(f"{path} has tables of {', '.join(found)}, but none for training")
     contents = {

@@ -19,6 +19,7 @@ IMAGES = "JPEGImages"
 """The folder of the images of data with lists."""
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _FLAGS = ("1", "-1", "0")
+OTHER_NAME = "images that <filename> names and that are there, in whose place the image with the XML's name is read"
 """Second words of a line of a list: whether the image has an object of a class."""
 
 
@@ -165,6 +166,9 @@ def _read(file: Path, image: Path, reading: Reading) -> dict[str, Any] | None:
     if not all(0 < side <= LARGEST_SIDE for side in size):
         reading.wrong(f"{file} has the size {size[1]}x{size[0]} (width x height), which no image has", annotation=False)
         return None
+    given = source.parent / Path((root.findtext("filename") or "").strip().replace("\\", "/")).name
+    if given.stem != source.stem and given.is_file():
+        reading.note(OTHER_NAME, f"{given.name} in {file}")
     boxes, names = [], []
     for number, item in enumerate(root.iter("object"), 1):
         try:

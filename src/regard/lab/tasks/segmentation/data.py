@@ -24,7 +24,20 @@ from regard.lab.data.catalog import folder_in_use, folder_of, own_path
 from regard.models.segmentation import VOID
 
 from ..class_scores import check_subset
-from .layouts import LAYOUT, NO_COLOURS, Colours, Drawn, Layout, Mask, divide, grey, is_whole, read_layout, read_mask
+from .layouts import (
+    LAYOUT,
+    NO_COLOURS,
+    Colours,
+    Drawn,
+    Layout,
+    Mask,
+    differing_palettes,
+    divide,
+    grey,
+    is_whole,
+    read_layout,
+    read_mask,
+)
 
 Photographs = list[tuple[Path | AsStored, Mask]]
 """Images and masks of a split."""
@@ -237,6 +250,11 @@ def class_labels(
     return names or tuple(str(label) for label in labels), labels, void
 
 
+PALETTES = (
+    "masks in whose palettes a number has different colours: classes are numbers, unless classes.csv lists colours"
+)
+
+
 def layout_of(path: Path, void: int, exif: str, whole: bool = False) -> tuple[Layout, dict[str, Photographs]]:
     """The layout of the user's own data, and its splits; what is unusual is one warning for each kind.
 
@@ -246,6 +264,8 @@ def layout_of(path: Path, void: int, exif: str, whole: bool = False) -> tuple[La
     try:
         layout = read_layout(path, notes, void)
         pairs = layout.pairs if whole else divide(path, layout.pairs)
+        if not layout.colours and (two := differing_palettes([mask for _, mask in chain(*layout.pairs.values())])):
+            notes.add(PALETTES, f"{two[0]} and {two[1]}")
         keep = annotated_as_stored(path, chain(*layout.pairs.values()), _mask_size, exif, notes)
         read: dict[int, Photographs] = {  # "test" may be "val"
             id(part): [(AsStored(file) if keep else file, mask) for file, mask in part] for part in pairs.values()

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -391,6 +392,21 @@ def read_mask(source: Mask, colours: Colours = NO_COLOURS) -> np.ndarray:
             raise DataError(f"{source} has labels {wrong}; save it with 8 bits per pixel")
         labels = labels.astype(np.uint8)
     return labels
+
+
+def differing_palettes(masks: Sequence[Mask]) -> tuple[Mask, Mask] | None:
+    """Two of the masks, of at most 200, in whose palettes a number has another colour; None if there are none."""
+    first: tuple[Mask, bytes] | None = None
+    for mask in masks[:: 1 + len(masks) // 200]:
+        palette = b""
+        if not isinstance(mask, Path):
+            continue
+        with suppress(DataError), image_errors(mask, "mask"), open_image(mask) as image:
+            palette = bytes(image.getpalette() or ()) if image.mode == "P" else b""
+        first = first or ((mask, palette) if palette else None)
+        if palette and first and any(x != y for x, y in zip(palette, first[1], strict=False)):
+            return first[0], mask
+    return None
 
 
 def grey(colours: Colours) -> bool:

@@ -15,8 +15,8 @@ import numpy as np
 
 from regard.core import DataError, Problems
 from regard.files.paths import readable, visible
-from regard.images.folders import SPLITS
-from regard.images.lists import is_empty
+from regard.images.folders import SPLITS, check_column
+from regard.images.lists import is_empty, whole_numbers
 from regard.images.streams import generator
 from regard.images.tables import read_table
 from regard.lab.data.catalog import data_root, file_checksum, parquet_files
@@ -123,8 +123,10 @@ def own(path: Path) -> SequenceSet:
     """
     files = tables(path)
     problems = Problems()
-    rows = {split: list(_rows(file, problems)) for split, file in files.items()}
+    rows = {split: list(_rows(file, problems, split)) for split, file in files.items()}
     problems.raise_all()
+    names = iter(whole_numbers([row.label for part in rows.values() for row in part]))
+    rows = {split: [replace(row, label=next(names)) for row in part] for split, part in rows.items()}
     for split, file in files.items():
         if not rows[split]:
             raise DataError(f"{file} has no rows")
@@ -139,16 +141,16 @@ def own(path: Path) -> SequenceSet:
         everything = rows["train"]
         rows["train"] = [everything[i] for i in np.sort(order[len(order) // 5 :])]
         rows["test"] = [everything[i] for i in np.sort(order[: len(order) // 5])]
-    names = _class_names({row.label for row in rows["train"]})
-    if len(names) < 2:
-        raise DataError(f"{files['train']} has one label only, {names[0]!r}; classification needs at least two")
+    classes = _class_names({row.label for row in rows["train"]})
+    if len(classes) < 2:
+        raise DataError(f"{files['train']} has one label only, {classes[0]!r}; classification needs at least two")
     if not rows["test"]:
         raise DataError(f"{files['train']} has too few rows ({len(rows['train'])}) to reserve every fifth for the test")
-    splits = {split: _split(items, names, problems) for split, items in rows.items()}
+    splits = {split: _split(items, classes, problems) for split, items in rows.items()}
     problems.raise_all()
     name = f"own:{digest(path)}"
     return SequenceSet(
-        name, names, splits["train"], splits["test"], "bytes", BYTES, True, splits.get("val"), divided=divided
+        name, classes, splits["train"], splits["test"], "bytes", BYTES, True, splits.get("val"), divided=divided
     )
 
 
@@ -170,9 +172,9 @@ def _split(rows: list[Row], names: tuple[str, ...], problems: Problems) -> Split
     return Split(tokens, np.array([numbers.get(row.label, 0) for row in rows], np.int64), len(rows[0].texts) == 2)
 
 
-def _rows(file: Path, problems: Problems) -> Iterator[Row]:
+def _rows(file: Path, problems: Problems, split: str = "") -> Iterator[Row]:
     """The checked rows of a table; rows count from 1, without the header. What is wrong in a row is added to the
-    problems. Raises: DataError."""
+    problems. split: of the user's own table, which a column `split` must not contradict. Raises: DataError."""
     records = _parquet(file) if file.suffix.lower() == ".parquet" else _csv(file)
     header = next(records)
     columns = ("text",) if "text" in header else ("text1", "text2")
@@ -188,6 +190,7 @@ def _rows(file: Path, problems: Problems) -> Iterator[Row]:
         raise DataError(f"{file} has several columns {double}; remove or rename all but one")
     places = [header.index(name) for name in columns]
     label = header.index("label")
+    column = header.index("split") if split and "split" in header else None
     for number, record in enumerate(records, 1):
         place = f"{file}, row {number}"
         if len(record) != len(header):
@@ -197,6 +200,8 @@ def _rows(file: Path, problems: Problems) -> Iterator[Row]:
             )
             continue
         with problems.collect():
+            if column is not None:
+                check_column(place, record[column], split)
             texts = tuple(_text(record[index], f"{place}, column {header[index]}") for index in places)
             yield Row(texts, _label(record[label], place), place)
 
