@@ -96,7 +96,9 @@ def from_folders(path: Path, reserved: bool = False) -> tuple[tuple[str, ...], d
     reserved: also "val" where it is beside a test; it is not read otherwise. Raises: DataError.
     """
     if not path.is_dir():
-        raise DataError(f"{path} is neither a folder of class folders nor a table")
+        packed = path.suffix.lower() in (".zip", ".gz", ".tgz", ".7z", ".rar")
+        remedy = "; unpack it, and give the folder" if packed else ""
+        raise DataError(f"{path} is neither a folder of class folders nor a table{remedy}")
     images = image_files(path)
     masked = masks_among(path) if any(image.stem.endswith(_ENDS) for image in images) else []
     if len(masked) * 3 > len(images):

@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path, PureWindowsPath
 from typing import Any, TextIO
+from unicodedata import normalize
 
 import numpy as np
 
@@ -233,10 +234,13 @@ def _split_of(row: dict[str, str]) -> str:
 
 
 def images_by_name(folder: Path) -> dict[str, list[Path]]:
-    """The images in a folder and its subfolders, by their names. Raises: DataError as `files_below`."""
+    """The images in a folder and its subfolders, by their names, composed (NFC): a Mac decomposes letters with accents.
+
+    Raises: DataError as `files_below`.
+    """
     below: dict[str, list[Path]] = defaultdict(list)
     for image in files_below(folder, SUFFIXES):
-        below[image.name].append(image)
+        below[normalize("NFC", image.name)].append(image)
     return below
 
 
@@ -253,7 +257,7 @@ def find_image(file: Path, root: Path, name: str, below: dict[str, list[Path]]) 
                 return folder / path
     elif (there := (file.parent / path).resolve()).is_file() and there.is_relative_to(root.resolve()):
         return root / there.relative_to(root.resolve())
-    found = below.get(path.name, [])
+    found = below.get(normalize("NFC", path.name), [])
     if len(found) == 1:
         return found[0]
     return (

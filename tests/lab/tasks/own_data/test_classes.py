@@ -597,6 +597,13 @@ def test_classes_without_an_image_are_counted(tmp_path: Path) -> None:
         check_data(str(tmp_path / "train.parquet"))
 
 
+def test_names_with_accents_are_found_however_they_are_composed(tmp_path: Path) -> None:
+    lists(tmp_path, {}, "photos/e\u0301{1}.png")
+    rows = [f"\u00e9{n}.png,{NAMES[n % 2]}" for _, numbers in SPLITS for n in numbers]
+    (tmp_path / "all.csv").write_text("\n".join(["file,label", *rows]), encoding="utf-8")
+    assert len(own.load(tmp_path / "all.csv", (8, 8), "stop").train)
+
+
 def test_a_column_split_of_a_table_is_not_passed_over(tmp_path: Path) -> None:
     hub_table(tmp_path / "train.parquet", range(8), more={"split": ["train"] * 8})
     assert len(own.load(tmp_path / "train.parquet", (8, 8), "stop").train) == 6

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PureWindowsPath
 from typing import Any
+from unicodedata import normalize
 
 from regard.core import DataError
 from regard.files.atomic import without_repetition
@@ -358,7 +359,7 @@ class Finder:
                 if path.is_file():
                     self.reading.mended |= folder not in self.folders or "\\" in given
                     return path
-        elsewhere = self.below.get(name.name, [])
+        elsewhere = self.below.get(normalize("NFC", name.name), [])
         if len(elsewhere) == 1:
             self.reading.note(ELSEWHERE, elsewhere[0])
             return elsewhere[0]

@@ -154,6 +154,7 @@ def _read(file: Path, image: Path, reading: Reading) -> dict[str, Any] | None:
             size = reading.measure(source)
         else:
             size = (_side(root, "height"), _side(root, "width"))
+            size = reading.measure(source) if size == (0, 0) else size  # as labelImg may write
     except ElementTree.ParseError as error:
         line, column = error.position
         reading.wrong(f"{file} is no valid XML: line {line}, column {column + 1}: {error}", annotation=False)

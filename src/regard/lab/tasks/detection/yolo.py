@@ -84,7 +84,7 @@ def _looks_right(file: Path, named: bool) -> bool:
     try:
         label, *words = file.read_text(encoding="utf-8-sig").split("\n", 1)[0].split() or [""]
         values = [float(word) for word in words]
-        return len(values) >= 4 and label.isdigit() and (named or all(-1 <= value <= 2 for value in values))
+        return len(values) >= 4 and float(label).is_integer() and (named or all(-1 <= value <= 2 for value in values))
     except (OSError, ValueError):
         return False
 
