@@ -196,10 +196,12 @@ def check_linear(setting: Setting) -> Result:
 
 
 def check_window(setting: Setting) -> Result:
-    """Window attention's kernel: even and shifted windows, prefix tokens, with and without padding."""
+    """The kernel of window and neighbourhood attention: even and shifted windows, prefix tokens, with and without
+    padding."""
     import torch
 
     from regard import Grid, Mask
+    from regard.mixers.neighbourhood import neighbourhood, neighbourhood_reference
     from regard.mixers.window import window, window_reference
 
     notes = []
@@ -208,6 +210,7 @@ def check_window(setting: Setting) -> Result:
     ):  # fmt: skip
         q, k, v = leaves(setting, grid, 2)
         table = torch.randn(q.shape[1], 2 * size - 1, 2 * size - 1, device=q.device, dtype=q.dtype, requires_grad=True)
+        offsets = torch.randn(q.shape[1], 5, 5, device=q.device, dtype=q.dtype, requires_grad=True)
         for mask in (None, Mask(keep=_half(grid, setting.device))):
 
             def run(form: Callable, q: Any, k: Any, v: Any, table: Any, at=(grid, size, shift), mask=mask) -> Any:
@@ -217,6 +220,16 @@ def check_window(setting: Setting) -> Result:
                 _compared(
                     f"Window triton, {grid}, {'padding' if mask else 'no mask'}", [q, k, v, table],
                     partial(run, partial(window, execution="triton")), partial(run, window_reference),
+                )
+            )  # fmt: skip
+
+            def near(form: Callable, q: Any, k: Any, v: Any, table: Any, grid=grid, mask=mask) -> Any:
+                return form(q, k, v, grid, 3, table=table, mask=mask)
+
+            notes.append(
+                _compared(
+                    f"Neighbourhood triton, {grid}, {'padding' if mask else 'no mask'}", [q, k, v, offsets],
+                    partial(near, partial(neighbourhood, execution="triton")), partial(near, neighbourhood_reference),
                 )
             )  # fmt: skip
     return Result(notes, [])
@@ -308,13 +321,15 @@ def time_static(setting: Setting) -> Result:
 
 
 def time_window(setting: Setting, tokens: int) -> Result:
-    """Windows of 8 x 8 cells by their kernel and cut into tiles, beside softmax attention; 16 images."""
+    """Windows of 8 x 8 cells and neighbourhoods of 7 x 7 by their kernel and cut into tiles, beside softmax attention;
+    16 images."""
     import torch
 
     from regard import Grid
+    from regard.mixers.neighbourhood import neighbourhood
     from regard.mixers.window import window
 
-    side, size = (6, 3) if setting.small else (int(tokens**0.5), 8)
+    side, size, near = (6, 3, 3) if setting.small else (int(tokens**0.5), 8, 7)
     grid = Grid(side, side)
     q, k, v = leaves(setting, grid, 2 if setting.small else 16)
     table = torch.zeros(q.shape[1], 2 * size - 1, 2 * size - 1, device=q.device, dtype=q.dtype, requires_grad=True)
@@ -322,6 +337,7 @@ def time_window(setting: Setting, tokens: int) -> Result:
     for execution in ("triton", "tiles"):
         runs[f"Window {execution}"] = partial(window, q, k, v, grid, size, table=table, execution=execution)
         runs[f"Window {execution}, no table"] = partial(window, q, k, v, grid, size, execution=execution)
+        runs[f"Neighbourhood {execution}"] = partial(neighbourhood, q, k, v, grid, near, execution=execution)
     return _timed(runs, [q, k, v, table], grid, setting)
 
 

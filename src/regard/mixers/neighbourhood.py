@@ -7,6 +7,7 @@ Prefix and suffix tokens are global: they attend to all tokens and all attend to
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from .shared.bias_table import BiasTableOperator
 from .shared.checks import padding_only
 from .shared.heads import HeadMixerConfig
 from .shared.kept import kept
+from .shared.routed_attention import names_triton
 from .shared.sdpa import sdpa
 from .shared.tiles import join_global_tokens, join_sides, pad_pairs
 
@@ -74,15 +76,17 @@ def _is_near(query: Tensor, key: Tensor, number: Tensor, window: int, border: Bo
 def neighbourhood(
     q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H N d"], v: Float[Tensor, "B H N e"], grid: Grid, window: int, *,
     dilation: int = 1, border: Border = "shift", table: Float[Tensor, "H y x"] | None = None,
-    scale: float | None = None, mask: Mask | None = None,
+    scale: float | None = None, mask: Mask | None = None, execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:  # fmt: skip
     """Attention to the window around each query; memory grows with N (window + 14)^2, not with N^2.
 
     Arguments as in `Neighbourhood`. table (H, S, S): added logits by offset in steps of the dilation, entry
     (query - key + S // 2); S is 2 window - 1, window or 2 window - 3 for the borders "shift", "cut" and "blocks".
     mask: padding only; a query without any key gives zeros. A window larger than the grid gives softmax attention.
+    execution: "tiles" are cut, for PyTorch's fused attention; "triton", for GPUs, reads them in place; or
+    "auto", today tiles.
     Raises: ShapeError, GridError for tensors that do not fit; ConfigError for an impossible window or dilation;
-    UnsupportedError for other masks.
+    UnsupportedError for other masks or an execution that cannot run here.
     """
     grid.check(q)
     mask = padding_only("neighbourhood", mask)
@@ -92,6 +96,8 @@ def neighbourhood(
         expected = (q.shape[1], side, side)
         raise ShapeError(f"neighbourhood: table has shape {tuple(table.shape)}; expected {expected}")
     k, v = hide(k, mask), hide(v, mask)
+    if names_triton("Neighbourhood", "tiles", execution, q):
+        return _in_place(q, k, v, grid, _pairs(grid, window, dilation, border, q.device), table, scale, mask)
     tables = _tables(grid, window, dilation, border, q.device)
     allowed = tables.allowed
     if mask.keep is not None:
@@ -104,6 +110,34 @@ def neighbourhood(
     out = sdpa(*tiles, attn_mask=bias.flatten(1, 2), scale=scale)
     cells = out.unflatten(1, (q.shape[1], -1)).flatten(2, 3).index_select(2, tables.slot)
     return join_global_tokens(cells, q, k, v, grid, scale, mask)
+
+
+def _in_place(
+    q: Tensor, k: Tensor, v: Tensor, grid: Grid, pairs: tuple[Tensor, Tensor, Tensor], table: Tensor | None,
+    scale: float | None, mask: Mask,
+) -> Tensor:  # fmt: skip
+    """By the Triton kernel, imported where it runs, since Triton is not everywhere."""
+    from .shared.tile_triton import tile_attention
+
+    keys, queries, entries = pairs
+    bias = None if table is None else F.pad(table.flatten(1), (0, 1))  # 0 for prefix and suffix tokens
+    tables = keys, None, queries, entries
+    out = tile_attention(q, k, v, tables, queries.shape[1], bias=bias, keep=mask.keep, scale=scale)
+    return join_global_tokens(out[..., grid.span, :] if grid.extra else out, q, k, v, grid, scale, mask)
+
+
+@kept
+def _pairs(
+    grid: Grid, window: int, dilation: int, border: Border, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens of the keys (T, K + E) and queries (T, A) of tiles, -1 for none, and the entry of the flat table of
+    biases for each pair, that behind the last for prefix and suffix tokens, -1 where a query may not attend."""
+    tables = _tables(grid, window, dilation, border, device)
+    queries = torch.full((tables.query.numel(),), -1, dtype=torch.int32, device=device)
+    queries[tables.slot] = torch.arange(grid.cells, dtype=torch.int32, device=device) + grid.prefix
+    entries = F.pad(tables.entry, (0, grid.extra), value=(2 * _furthest(window, border) + 1) ** 2)
+    entries = torch.where(tables.allowed[0, 0], entries, -1)
+    return tables.key.int(), queries.view(tables.query.shape), entries.int()
 
 
 class _Tables(NamedTuple):
@@ -265,15 +299,16 @@ class Neighbourhood(HeadMixerConfig):
 
 
 class NeighbourhoodOperator(BiasTableOperator):
-    """table (H, S, S), or None."""
+    """table (H, S, S), or None. execution: see `neighbourhood`."""
 
-    def __init__(self, config: Neighbourhood, site: Site) -> None:
+    def __init__(self, config: Neighbourhood, site: Site, execution: str = "auto") -> None:
         side = 2 * _furthest(config.window, config.border) + 1
         super().__init__((site.heads, side, side), config.table)
-        self.config = config
+        self.config, self.execution = config, execution
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        form, config, q = neighbourhood_reference if plain else neighbourhood, self.config, inputs.q
+        form = neighbourhood_reference if plain else partial(neighbourhood, execution=self.execution)
+        config, q = self.config, inputs.q
         return form(
             *(q, inputs.k, inputs.v, inputs.grid, config.window), dilation=config.dilation, border=config.border,
             table=self.table_like(q), scale=config.scale, mask=inputs.mask,

@@ -116,7 +116,8 @@ def _in_place(
     from .shared.tile_triton import tile_attention
 
     bias = None if table is None else _offsets(table, tiles.size)
-    out = tile_attention(q, k, v, *_token_tables(tiles, grid), tiles.area, bias=bias, keep=mask.keep, scale=scale)
+    tables = *_token_tables(tiles, grid), None, None
+    out = tile_attention(q, k, v, tables, tiles.area, bias=bias, keep=mask.keep, scale=scale)
     return tiling.join_global_tokens(out[..., grid.span, :] if grid.extra else out, q, k, v, grid, scale, mask)
 
 

@@ -1,4 +1,4 @@
-"""Window attention in Triton, against the plain form in float64."""
+"""Window and neighbourhood attention in Triton, against the plain forms in float64."""
 
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor
 from interpreter import DEVICE, EXACT, check_close, draw, elsewhere, here, run_in_interpreter
 from regard import Grid, Mask, Site, Window
 from regard.core import UnsupportedError
+from regard.mixers.neighbourhood import neighbourhood, neighbourhood_reference
 from regard.mixers.window import window, window_reference
 
 pytestmark = pytest.mark.untyped
@@ -51,6 +52,31 @@ def forms(name: str, mask: Mask | None = None, with_table: bool = True) -> list[
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_and_gradients(name: str, table: bool) -> None:
     check_close(*forms(name), drawn(name)[: 3 + table])
+
+
+NEAR: dict[str, tuple[Grid, int, dict[str, Any]]] = {
+    "shift": (Grid(9, 10), 3, {}), "cut, class token": (Grid(8, 5, prefix=1), 5, {"border": "cut"}),
+    "blocks": (Grid(11, 6), 7, {"border": "blocks"}), "dilated": (Grid(7, 15, suffix=2), 3, {"dilation": 2}),
+    "larger than the grid": (Grid(2, 3), 9, {}), "a line": (Grid(1, 70), 5, {"border": "cut"}),
+}  # fmt: skip
+
+
+@here
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", NEAR)
+def test_neighbourhood(name: str, masked: bool) -> None:
+    grid, size, options = NEAR[name]
+    sizes = (2, grid.tokens, 3, 12), (2, grid.tokens, 3, 12), (2, grid.tokens, 3, 20)
+    leaves = [x.detach().transpose(1, 2).requires_grad_() for x in draw(*sizes)]
+    side = {"cut": size, "blocks": 2 * size - 3}.get(options.get("border", ""), 2 * size - 1)
+    leaves += [torch.randn(3, side, side, dtype=EXACT, device=DEVICE).requires_grad_()] if masked else []
+    keep = torch.arange(grid.tokens, device=DEVICE).expand(2, -1) % torch.tensor([[3], [90]], device=DEVICE) > 0
+    mask = Mask(keep=keep) if masked else None
+
+    def run(form: Any, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = None) -> Tensor:
+        return form(q, k, v, grid, size, table=table, scale=0.3, mask=mask, **options)
+
+    check_close(partial(run, partial(neighbourhood, execution="triton")), partial(run, neighbourhood_reference), leaves)
 
 
 @here
@@ -101,6 +127,7 @@ def test_no_image() -> None:
 
 @here
 def test_the_operators_keep_the_rules_of_pytorch() -> None:
+    from regard.mixers.neighbourhood import _pairs
     from regard.mixers.shared import tile_triton  # noqa: F401
     from regard.mixers.shared import tiles as tiling
     from regard.mixers.window import _offsets, _token_tables
@@ -111,8 +138,12 @@ def test_the_operators_keep_the_rules_of_pytorch() -> None:
     keep = torch.ones(2, 25, dtype=torch.int8, device=DEVICE)
     bias = _offsets(table.detach(), (2, 3)).requires_grad_()
     for one, mask in ((bias, keep), (None, None)):
-        arguments = (q, k, v, one, *_token_tables(tiles, grid), mask, 6, 0.5)
+        arguments = (q, k, v, one, *_token_tables(tiles, grid), None, None, mask, 6, 0.5)
         torch.library.opcheck(torch.ops.regard.tile_attention, arguments)
+    keys, queries, entries = _pairs(grid, 3, 1, "cut", torch.device(DEVICE))
+    bias = torch.ones(3, 10, dtype=EXACT, device=DEVICE, requires_grad=True)
+    arguments = (q, k, v, bias, keys, None, queries, entries, keep, queries.shape[1], 0.5)
+    torch.library.opcheck(torch.ops.regard.tile_attention, arguments)
 
 
 @here

@@ -21,8 +21,9 @@ MAPS = {"out": "x", "channels": "i32", "height": "i32", "width": "i32"}
 SINGLE, CHOSEN = "*fp32", "*i64"
 TOKENS = {**ROWS, **dict.fromkeys(("heads", "tokens", "length", "steps", "blocks", "programs"), "i32"), "keep": "*i8",
           "table": "*i32", **dict.fromkeys(("shift", "sums", "dsums", "norm"), SINGLE), "eps": "fp32"}  # fmt: skip
-TILES = {**INPUTS, **dict.fromkeys(("heads", "number", "area", "length"), "i32"), "tokens": "*i32",
-         "parts": "*i32", "keep": "*i8", "lse": SINGLE, "scale": "fp32"}  # fmt: skip
+TILES = {**INPUTS, **dict.fromkeys(("heads", "number", "area", "length", "entries", "stride"), "i32"),
+         **dict.fromkeys(("tokens", "parts", "queries", "pairs"), "*i32"), "keep": "*i8", "lse": SINGLE,
+         "scale": "fp32"}  # fmt: skip
 KERNELS: dict[str, dict[str, str]] = {
     "mita._score": {**INPUTS, **SIZES, "scores": SINGLE, "parts": SINGLE, "lse": SINGLE},
     "mita._choose": {**SIZES, "scores": SINGLE, "parts": SINGLE, "partial": SINGLE, "out": "x", "lse": SINGLE,
@@ -59,7 +60,7 @@ CONSTANTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [*KERNELS, *(f"{name} of pairs" for name in KERNELS if name.startswith("tile"))])
 @pytest.mark.parametrize(
     ("capability", "kind"),
     [(90, "bf16"), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((80, "bf16"), (86, "fp16"), (80, "fp32")))],
@@ -75,12 +76,14 @@ def test_a_kernel_compiles(name: str, capability: int, kind: str) -> None:
     from regard.mixers.shared import routed_triton as routed
     from regard.mixers.shared import tile_triton as tile
 
+    name, _, pairs = name.partition(" of ")
     place, function = name.split(".")
     files = {"mita": mita, "routed": routed, "dynamic": dynamic, "linear": linear, "tile": tile}
     kernel = getattr(files[place], function)
     types = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
     values = {**CONSTANTS, "CAST": types[kind], "KIND": tl.float32}
     values["STEP"] = mita.keys_of_tile(128, 4 if kind == "fp32" else 2) if function == "_attend_backward" else 64
+    values["PAIRED"] = bool(pairs)
     values["CHOICES"] = 3 if function == "_attend_and_choose" else 1
     constants = {(i,): values[one.name] for i, one in enumerate(kernel.params) if one.is_constexpr}
     signature = {one.name: "constexpr" if one.is_constexpr else KERNELS[name][one.name] for one in kernel.params}

@@ -97,6 +97,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "Linear": (Rule("products", "always; its Triton kernel where it is named", _always),),
     "Window": (Rule("tiles", "always; its Triton kernel where it is named", _always),),
+    "Neighbourhood": (Rule("tiles", "always; its Triton kernel where it is named", _always),),
     "DeformableConv": (
         Rule("torchvision", "on CUDA", lambda s: s.device.type == "cuda"),
         Rule("native", _NATIVE, lambda s: "native" in s.facts),
