@@ -111,7 +111,9 @@ def nearest(name: object, options: Iterable[str]) -> str:
     if close:
         return f"did you mean {' or '.join(close)}?"
     between = "; " if any("," in option for option in options) else ", "
-    return f"known: {between.join(options)}" if len(options) <= 40 else f"there are {len(options)} names"
+    if len(options) <= 40:
+        return f"known: {between.join(options)}"
+    return f"there are {len(options)} names, such as {between.join(options[:: len(options) // 3][:3])}"
 
 
 def check_known(name: object, options: Collection[str], message: str) -> None:
