@@ -20,6 +20,7 @@ from regard.core.mask import Mask, hide, softmax_rows
 
 from .shared.bias_table import BiasTableOperator
 from .shared.checks import padding_only
+from .shared.executions import TILED
 from .shared.heads import HeadMixerConfig
 from .shared.kept import kept
 from .shared.routed_attention import names_triton
@@ -96,7 +97,7 @@ def neighbourhood(
         expected = (q.shape[1], side, side)
         raise ShapeError(f"neighbourhood: table has shape {tuple(table.shape)}; expected {expected}")
     k, v = hide(k, mask), hide(v, mask)
-    if names_triton("Neighbourhood", "tiles", execution, q):
+    if names_triton(TILED, "tiles", execution, q):
         return _in_place(q, k, v, grid, _pairs(grid, window, dilation, border, q.device), table, scale, mask)
     tables = _tables(grid, window, dilation, border, q.device)
     allowed = tables.allowed

@@ -24,6 +24,7 @@ from regard.core.mask import Mask, hide, softmax_rows
 from .shared import tiles as tiling
 from .shared.bias_table import BiasTableOperator
 from .shared.checks import padding_only
+from .shared.executions import TILED
 from .shared.heads import HeadMixerConfig
 from .shared.kept import kept
 from .shared.routed_attention import names_triton
@@ -96,7 +97,7 @@ def window(
     size, shifts, table = _within(grid.sides, sizes, shifts, pattern, table)
     spread = pattern == "grid"
     tiles = tiling.grid_tiles(grid, size, q.device) if spread else tiling.fixed_size_tiles(grid, size, shifts, q.device)
-    if names_triton("Window", "tiles", execution, q):
+    if names_triton(TILED, "tiles", execution, q):
         return _in_place(q, k, v, tiles, grid, table, scale, mask)
     (_, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (tiling.split_tokens(x, grid) for x in (q, k, v))
     keys, values = _with_extra(tiles.cut(k_cells), k_extra), _with_extra(tiles.cut(v_cells), v_extra)

@@ -66,6 +66,8 @@ _TRITON = Rule(
 )  # fmt: skip
 _NATIVE = "on the CPU with compiled kernels, outside `torch.export` and function transforms such as `vmap`"
 
+LINEAR, TILED = "Linear, FLatten, PolaFormer, MHLA, InLine, Performer", "Window, Neighbourhood"
+
 RULES: dict[str, tuple[Rule, ...]] = {
     "MiTA": (
         Rule("native", f"{_NATIVE}, a bias that is not trained, no union of experts", lambda s: "native" in s.facts),
@@ -95,9 +97,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("factorised", "in eager mode on the CPU, for more than 400 queries that fit", lambda s: "fits" in s.facts),
         Rule("compressed", "elsewhere", _always),
     ),
-    "Linear": (Rule("products", "always; its Triton kernel where it is named", _always),),
-    "Window": (Rule("tiles", "always; its Triton kernel where it is named", _always),),
-    "Neighbourhood": (Rule("tiles", "always; its Triton kernel where it is named", _always),),
+    LINEAR: (Rule("products", "always; the Triton kernel where it is named", _always),),
+    TILED: (Rule("tiles", "always; the Triton kernel where it is named", _always),),
     "DeformableConv": (
         Rule("torchvision", "on CUDA", lambda s: s.device.type == "cuda"),
         Rule("native", _NATIVE, lambda s: "native" in s.facts),

@@ -17,6 +17,7 @@ from regard.core import ConfigError, Cost, Grid, Mask, Site, hide, nearest
 from regard.mixers.static_keys.grids import resample
 
 from .checks import check_odd_kernel, check_prefix_suffix
+from .executions import LINEAR
 from .heads import HeadMixer, HeadMixerConfig, convolve
 from .routed_attention import names_triton
 from .tiles import join_tokens
@@ -81,7 +82,7 @@ def kernel_product(
 
 def takes_triton(execution: str, v: Tensor) -> bool:
     """Whether linear attention runs as a Triton kernel. Raises: as `names_triton`."""
-    return names_triton("Linear", "products", execution, v)
+    return names_triton(LINEAR, "products", execution, v)
 
 
 def triton_product(
