@@ -3,14 +3,19 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save, save_file
 
 from library_hosts import SQUARE, hugging
+from regard.advice.user_model import load_user_model
 from regard.core import ConfigError, StoreError
+from regard.mixers.softmax import Softmax
+from regard.models import saving
 from regard.models.create import create_model
 from regard.models.named import named_network
+from regard.swapping.swap import swap
 
 HOST = "vit_tiny_patch16_224(img_size=32, depth=1)"
 MODULE = """
@@ -120,6 +125,14 @@ def test_a_folder_of_transformers(tmp_path: Path) -> None:
     assert found.data == {"normal": [[0.1, 0.2, 0.3], [1, 1, 2]]}
     x = torch.randn(1, 3, 64, 64)
     assert torch.allclose(found.network(x).logits, model.eval()(x).logits, atol=1e-6)
+    # as transformers prepares images: pixels times a factor, less the mean, by the deviation
+    for more, normal in (
+        ('"do_normalize": false', [[0.0] * 3, [1.0] * 3]), ('"do_rescale": false', [[0.1 / 255, 0.2 / 255, 0.3 / 255],
+        [1 / 255, 1 / 255, 2 / 255]]), ('"rescale_factor": 0.00784313725490196', [[0.05, 0.1, 0.15], [0.5, 0.5, 1.0]]),
+        ('"rescale_factor": 0.00784313725490196, "offset": true', [[0.55, 0.6, 0.65], [0.5, 0.5, 1.0]]),
+    ):  # fmt: skip
+        settings.write_text('{"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 2], ' + more + "}")
+        assert np.allclose(named_network(f"hf:{tmp_path}").data["normal"], normal)
     for of_others in ("[]", '[{"image_mean": 1}]'):
         settings.write_text(of_others)
         assert named_network(f"hf:{tmp_path}").data == {}
@@ -131,6 +144,8 @@ def test_a_folder_of_transformers(tmp_path: Path) -> None:
             named_network(f"hf:{tmp_path}")
         (tmp_path / file).write_bytes(whole)
 
+    refused("rescale_factor is a number", settings.name,
+            '{"image_mean": [0, 0, 0], "image_std": [1, 1, 1], "rescale_factor": "x"}')  # fmt: skip
     refused("give --mean and --std", settings.name, '{"image_mean": ["a", 0, 0], "image_std": [1, 1, 0]}')
     tensors = model.state_dict()
     for lost in (
@@ -166,3 +181,28 @@ def test_a_folder_of_transformers(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(StoreError, match=r"has no config\.json"):
         named_network(f"hf:{tmp_path}")
+
+
+def test_a_classifier_of_transformers_names_its_classes(tmp_path: Path) -> None:
+    model = hugging("ViTForImageClassification", 2, **SQUARE, num_labels=3).model
+    for labels, names in (
+        (["dark", "bright", "grey"], {"class_names": ["dark", "bright", "grey"]}),
+        (["LABEL_0", "LABEL_1", "LABEL_2"], {}), (["crane", "crane", "ox"], {}),
+    ):  # fmt: skip
+        model.config.id2label = dict(enumerate(labels))  # type: ignore[union-attr]
+        model.save_pretrained(tmp_path)  # type: ignore[operator]
+        assert named_network(f"hf:{tmp_path}").data == names
+
+
+def test_what_a_saved_model_of_transformers_knows_of_its_data_is_kept(tmp_path: Path) -> None:
+    model = swap(hugging("ViTForImageClassification", 2, **SQUARE, num_labels=3).model, Softmax())
+    normal = [[0.9] * 3, [0.1] * 3]
+    for _ in range(2):  # over what it wrote itself
+        saving.save(model, tmp_path / "a", data={"normal": normal})
+    saving.save(saving.load(tmp_path / "a"), tmp_path / "b")
+    for text in (f"hf:{tmp_path / 'b'}", str(tmp_path / "b")):
+        found = load_user_model(text)
+        assert [list(part) for part in found.statistics] == normal
+        assert found.says_normal
+    with pytest.raises(ConfigError, match="class_names has 2 names, but the model has 3 outputs"):
+        saving.save(model, tmp_path / "c", data={"class_names": ["a", "b"]})

@@ -21,7 +21,7 @@ from regard.images.images import SUFFIXES, Images, read_image, size_before_crop
 from regard.images.normalise import Statistics, normalise
 from regard.models.catalog import user_ports
 from regard.models.create import spell_host
-from regard.models.hugging_face import is_of_transformers
+from regard.models.hugging_face import FILE, is_of_transformers
 from regard.models.named import named_network
 from regard.models.saving import load, read_description
 from regard.models.sizes import default_size_of, set_size, size_of
@@ -141,6 +141,8 @@ def load_user_model(
     """
     given = {} if normal is None else {"normal": list(normal)}
     folder = named_folder(text)
+    if folder is not None and (folder / FILE).exists() and not (folder / "model.json").exists():
+        text, folder = f"hf:{folder}", None
     if folder is not None:
         check_no_weights(text, pretrained or bool(weights))
         data = {**read_description(folder).get("data", {}), **given}

@@ -14,6 +14,7 @@ from torch import nn
 
 from regard.core import ConfigError, Extra, MissingExtra, StoreError
 from regard.files.atomic import one_writer, parse_json, prepare_write, read_bytes
+from regard.files.data_record import data_problem
 from regard.files.paths import user_path
 from regard.files.records import read_record, record_text
 from regard.swapping.ports.hugging_face import config_of
@@ -21,6 +22,7 @@ from regard.swapping.ports.hugging_face import config_of
 from . import recipe
 
 FILE = "regard.json"
+FIELDS = ("architecture", "swaps", "options", "sha256", "config_sha256", "data")
 _TIMM_MADE = ("conditional_detr", "dab_detr", "deformable_detr", "detr", "omdet_turbo", "table_transformer")
 """Models whose `use_timm_backbone` builds timm's network without asking the hub; others ignore it."""
 
@@ -30,9 +32,10 @@ def is_of_transformers(model: nn.Module) -> bool:
     return config_of(model) is not None and type(model).__module__.startswith("transformers.")
 
 
-def save_transformers(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
+def save_transformers(model: nn.Module, folder: str | os.PathLike[str], known: dict[str, Any]) -> Path:
     """Write a model of transformers: config.json, model.safetensors and regard.json; returns the folder.
 
+    known: the `data` of `regard.save`, for regard.json.
     Raises: ConfigError if the model was changed so that it cannot be built again; StoreError.
     """
     config = config_of(model)
@@ -51,9 +54,10 @@ def save_transformers(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
             "(merge_and_unload() of PEFT), or save model.state_dict() with safetensors"
         )
     target = user_path(folder, StoreError)
-    check_folder(target, FILE, lambda: read_record(target / FILE, ("architecture", "swaps")))
+    check_folder(target, FILE, lambda: read_record(target / FILE, FIELDS))
     data, text = save_tensors(recipe.stored_tensors(model), metadata={"format": "pt"}), config.to_json_string().encode()
     about |= {"sha256": hashlib.sha256(data).hexdigest(), "config_sha256": hashlib.sha256(text).hexdigest()}
+    about |= {"data": known} if known else {}
     with (
         one_writer(target),
         prepare_write(target / "config.json", text) as replace_config,
@@ -99,7 +103,9 @@ def load_transformers(target: Path, extra: Extra = ()) -> nn.Module:
                 "again. That loses a mechanism's own parameters, such as static keys, which "
                 "regard.save(trainer.model, folder) keeps"
             )
-    about = read_record(target / FILE, ("architecture", "swaps", "options", "sha256", "config_sha256"))
+    about = read_record(target / FILE, FIELDS)
+    if problem := data_problem(about.get("data", {})):
+        raise StoreError(f"{target}/{FILE} is damaged: of its data, {problem}")
     text = read_bytes(target / "config.json")
     if hashlib.sha256(text).hexdigest() != about.get("config_sha256", hashlib.sha256(text).hexdigest()):
         raise StoreError(f"{target}/config.json is damaged or belongs to another {FILE}; save the model again")
@@ -117,6 +123,7 @@ def load_transformers(target: Path, extra: Extra = ()) -> nn.Module:
         tensors = load_tensors(data)
         model = _build_model(about, config, tuple(extra))
         recipe.fill(model, tensors)
+    model.regard_data = about.get("data", {})  # `save` keeps it
     return model.eval()
 
 

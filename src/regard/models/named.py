@@ -177,11 +177,13 @@ def _of_transformers(text: str, extra: Extra) -> NamedNetwork:
     if data is None:
         raise StoreError(f"{folder} has no config.json: give the folder that save_pretrained wrote")
     config = parse_json(folder / "config.json", data)
+    if (folder / FILE).exists():
+        network = load_transformers(folder, extra)
+        known = {**_normal(folder), **_class_names(config, network), **network.__dict__["regard_data"]}
+        return NamedNetwork(network, text, True, known)
     kinds = config.get("architectures") if isinstance(config, dict) else None
     if not isinstance(kinds, list) or not kinds:
         raise StoreError(f"{folder}/config.json names no class of transformers in architectures")
-    if (folder / FILE).exists():
-        return NamedNetwork(load_transformers(folder, extra), text, True, _normal(folder))
     try:
         import transformers
     except ImportError as error:
@@ -214,7 +216,7 @@ def _of_transformers(text: str, extra: Extra) -> NamedNetwork:
     if unused := sorted(found["unexpected_keys"]):
         said = f"{folder} has weights for {len(unused)} tensors that {name}, as its config.json describes it, has not"
         warnings.warn(f"{said}, first {printable(unused[0])}", stacklevel=2)
-    return NamedNetwork(network, text, True, _normal(folder))
+    return NamedNetwork(network, text, True, {**_normal(folder), **_class_names(config, network)})
 
 
 def _check_index(folder: Path) -> None:
@@ -228,13 +230,38 @@ def _check_index(folder: Path) -> None:
         raise StoreError(f"{file} names other files than .safetensors in its folder")
 
 
+def _class_names(config: dict[str, Any], network: nn.Module) -> dict[str, Any]:
+    """The names of the outputs of a classifier of images; none for transformers' LABEL_0, or where a name is there
+    twice, as "crane" among the classes of ImageNet."""
+    labels = config.get("id2label")
+    if "ForImageClassification" not in type(network).__name__ or not isinstance(labels, dict):
+        return {}
+    names = [labels.get(str(number)) for number in range(len(labels))]
+    if not all(isinstance(name, str) and name.strip() for name in names) or len(set(names)) < len(names):
+        return {}
+    return {} if all(re.fullmatch(r"LABEL_\d+", str(name)) for name in names) else {"class_names": names}
+
+
 def _normal(folder: Path) -> dict[str, Any]:
-    """The normalisation that the folder's image processor has. Raises: StoreError for one that is none."""
+    """The normalisation, of pixels from 0 to 1, that the folder's image processor has, with its factor and offset.
+
+    Raises: StoreError for one that is none.
+    """
     data = read_if_present(folder / "preprocessor_config.json")
     values = parse_json(folder / "preprocessor_config.json", data) if data else {}
-    mean, std = (values.get(name) if isinstance(values, dict) else None for name in ("image_mean", "image_std"))
+    values = values if isinstance(values, dict) else {}
+    mean, std = (values.get(name) for name in ("image_mean", "image_std"))
+    if values.get("do_normalize") is False:
+        mean, std = [0.0] * 3, [1.0] * 3
     if mean is None and std is None:
         return {}
-    if problem := data_problem({"normal": [mean, std]}):
+    scaled = values.get("rescale_factor", 1 / 255)
+    number = isinstance(scaled, int | float) and 0 < scaled < 1e6
+    if problem := data_problem({"normal": [mean, std]}) or ("" if number else "rescale_factor is a number above 0"):
         raise StoreError(f"{folder}/preprocessor_config.json: {problem}; give --mean and --std")
-    return {"normal": [mean, std]}
+    factor = 255 * scaled if values.get("do_rescale", True) else 255.0
+    shift = 1.0 if values.get("offset") or values.get("rescale_offset") else 0.0  # of video models: from -1 to 1
+    if abs(factor - 1) < 1e-6 and not shift:
+        return {"normal": [mean, std]}
+    means, deviations = cast(list[float], mean), cast(list[float], std)
+    return {"normal": [[(value + shift) / factor for value in means], [value / factor for value in deviations]]}

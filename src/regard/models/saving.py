@@ -51,13 +51,9 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
         warnings.warn(f"the folder does not have the replaced forward of {', '.join(replaced)}", stacklevel=2)
     if hooked := hooked_modules(model):
         warnings.warn(f"the folder does not have the forward hooks of {', '.join(hooked)}", stacklevel=2)
-    if is_of_transformers(model):
-        if data is not None:
-            raise ConfigError(
-                "save(data=...) is for models of create_model; transformers keeps them in the configuration"
-            )
-        return save_transformers(model, folder)
     known = _known_data(model, _loaded_data(model) if data is None else data)
+    if is_of_transformers(model):
+        return save_transformers(model, folder, known)
     recipe = check_recipe(model)
     weights = save_tensors(stored_tensors(model))
     about = {
@@ -149,7 +145,7 @@ def _known_data(model: nn.Module, data: Mapping[str, Any]) -> dict[str, Any]:
         known["class_names"] = list(known["class_names"])
     if problem := data_problem(known):
         raise ConfigError(f"save(data=...): {problem}")
-    names, outputs = known.get("class_names"), getattr(model, "num_classes", None)
+    names, outputs = known.get("class_names"), getattr(model, "num_classes", getattr(model, "num_labels", None))
     if names and outputs and len(names) != outputs:
         raise ConfigError(f"save(data=...): class_names has {len(names)} names, but the model has {outputs} outputs")
     return known
