@@ -83,10 +83,11 @@ def mita(
     "route" (keys) or "compress" (landmarks). duplicates: whether a key that two experts of a query share counts twice
     ("multiset", Eq. 11-12 as written) or once ("union"). landmark_scale: of the landmark logits, d^-0.5 in the
     published code. scale: None = d^-0.5. mask: padding, and a bias with one row.
-    landmark_keep: False for landmarks that must not be used. plan: a selection to use instead of the best. execution:
-    "auto", or one of "native" (a compiled kernel for the CPU), "triton" (kernels for GPUs;
-    neither can be differentiated twice), "varlen" (PyTorch's attention for sequences of any length, on CUDA in half
-    precision), "dense", "gather" and "grouped", which differ in speed and memory only. "auto" follows the table in
+    landmark_keep: False for landmarks that are not attended to, and whose experts are taken last: where fewer than
+    `experts` others are left, a query still has `experts`. plan: a selection to use instead of the best. execution:
+    "auto", or one of "native" (a compiled kernel for the CPU), "triton" (kernels for GPUs; neither can be
+    differentiated twice), "varlen" (PyTorch's attention for sequences of any length, on CUDA in half precision),
+    "dense", "gather" and "grouped", which differ in speed and memory only. "auto" follows the table in
     docs/mechanisms.md. With branches="compress" nothing is routed: all executions are the same few products.
     Scores and the softmax are in float32 for half precision. Nothing is learned through the selection. Equal scores
     are broken arbitrarily. A key that `mask` forbids has weight 0 even where an expert has fewer allowed keys than

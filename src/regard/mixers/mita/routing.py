@@ -117,5 +117,5 @@ def key_bias(name: str, mask: Mask | None, like: Tensor) -> Tensor | None:
 
 
 def without(route: Tensor, landmark_keep: Tensor | None) -> Tensor:
-    """Logits of queries with landmarks (B, H, N, m), -inf for landmarks that must not be used."""
+    """Logits of queries with landmarks (B, H, N, m), -inf for landmarks that are not attended to."""
     return route if landmark_keep is None else route.masked_fill(~landmark_keep[:, None, None, :], -torch.inf)
