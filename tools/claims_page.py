@@ -8,7 +8,7 @@ import json
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -140,7 +140,7 @@ def _of_table(found: Fate, evidence: Evidence, claims: Sequence[Claim]) -> None:
     missing = [claim for claim in claims if text_of(claim) not in verdicts]
     judged = [(text_of(claim), verdicts[text_of(claim)]) for claim in claims if claim not in missing]
     name = f"[{evidence.folder.name}]({evidence.written_table})"
-    found.states |= {_word(value) for _, value in judged}
+    found.states |= {together({_word(value) for _, value in judged})} if judged else set()
     open_, lines = [value for _, value in judged if value["word"] == "not judged"], list[str]()
     if len(open_) > FEW:
         means = [value["interval"]["mean"] for value in open_]
@@ -154,6 +154,14 @@ def _of_table(found: Fate, evidence: Evidence, claims: Sequence[Claim]) -> None:
         found.states.add("not run")
         lines += [f"{text_of(claim)}: not in the committed table" for claim in missing]
     found.lines.append(f"{name}: {'; '.join(lines)}")
+
+
+def together(words: Set[str]) -> str:
+    """The verdict of an entry that several claims of a table judge: it holds only if all of them do."""
+    against = next((word for word in ("contradicted", "suggested against") if word in words), "")
+    if against or len(words) == 1:
+        return against or next(iter(words))
+    return "suggested" if words <= {"supported", "suggested"} else "undecided"
 
 
 def _word(value: Mapping[str, Any]) -> str:
@@ -255,8 +263,8 @@ def page() -> str:
 {len(entries)} claims of the four papers in our words, what they print, and what became of each here. Verdicts are read
 from the committed [results](results/README.md), which are of small networks and small images (desk scale): they tell
 whether a direction holds there, not whether a printed number is right. "Supported" and "contradicted" are
-[corrected](deciding.md) over a study's claims. An entry that several claims of studies judge counts by its most decided
-one.
+[corrected](deciding.md) over a study's claims. An entry that several claims of a table judge is
+supported only if all of them are, and counts by its most decided table.
 Studies that nobody ran (`regard study show NAME` has the hours of each) would take about {hours:.0f} hours, one run
 after another; these hours follow from timed steps of each study's baseline, and of the networks that it starts or
 learns from, on one core beside other jobs: read them as an order of magnitude.

@@ -89,3 +89,16 @@ def test_planted_numbers_are_told_from_printed_ones(printed: float, count: int, 
 def test_a_size_that_only_the_paper_judges_is_not_part_of_the_text() -> None:
     assert text_of(Claim("a", "b", "top1", by=0.7)) == "a is above b in top1"
     assert text_of(Claim("a", "b", "top1", within=1.0)) == "a is as good as b in top1, within 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ({"supported"}, "supported"), ({"supported", "suggested"}, "suggested"),
+        ({"supported", "undecided"}, "undecided"), ({"supported", "not judged"}, "undecided"),
+        ({"not judged"}, "not judged"), ({"supported", "contradicted"}, "contradicted"),
+        ({"suggested against", "undecided"}, "suggested against"),
+    ],
+)  # fmt: skip
+def test_a_claim_of_several_holds_only_if_all_do(words: set[str], verdict: str) -> None:
+    assert claims_page.together(words) == verdict

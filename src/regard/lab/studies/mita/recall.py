@@ -55,6 +55,7 @@ STUDY = Study(
         "which the paper prints nothing.",
         "576 cells were left out: in mita_growth MiTA with m = k = 36 reaches 24.6 there, and softmax attention 87.7.",
         "Rows and claims were fixed after mita_growth, which has avg2d and Softmax, before other rows were trained.",
-        "A probe says what a mechanism can learn in a small network; it judges no claim about accuracy on images.",
+        "A probe says what a mechanism can learn in a small network, not how accurate it is on images: the register of "
+        "claims names this study where it judges one of Table 6.",
     ),
 )  # fmt: skip
