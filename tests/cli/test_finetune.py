@@ -355,7 +355,7 @@ def test_a_run_whose_data_have_changed_keeps_its_weights(
     assert command(["eval", key]) == 0
     Image.new("L", (12, 12), 77).save(data / "dog" / "new.png")
     refused(capsys, ["eval", key], f"the data of run {key}, or of a run that it started from, have changed")
-    assert command(["eval", key, "--data", "photos"]) == 0
+    refused(capsys, ["eval", key, "--data", "photos"], "photos has changed since the training")
     data.rename(tmp_path / "moved")
     refused(capsys, ["eval", key], f"the data of run {key} cannot be read")
     assert command(["eval", key, "--data", "moved"]) == 0

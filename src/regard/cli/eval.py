@@ -83,7 +83,7 @@ def _check_data(store: Any, key: str, extra: Extra) -> None:
     from regard.lab.train.run import changed_data, read_run
 
     if changed := changed_data(read_run(store, key, extra), key):
-        raise DataError(f"{changed}; --data PATH evaluates on the data that are there")
+        raise DataError(f"{changed}; --data PATH evaluates on data that were not trained on")
 
 
 def _classes(trained: Trained, model: str, data: str) -> dict[str, Any]:
