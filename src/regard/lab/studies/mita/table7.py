@@ -41,7 +41,11 @@ def _desk() -> tuple[Row, ...]:
     """All but one start from the weights of `focus_vit`."""
     rows = (Row(*each) for each in (_mechanisms(49, 64, 25) | {"Agent 16": Agent(m=16)}).items())
     untrained = Row("MiTA from nothing", MiTA(m=25, k=25), host="focus_backbone", task={"init": "zero"})
-    return (*rows, untrained, *CONTROLS)
+    return tuple(replace(row, rate=_RATES.get(row.label)) for row in (*rows, untrained, *CONTROLS))
+
+
+_RATES = {"Softmax": 1e-4, "w/o": 1e-4, "0000": 1e-4}
+"""Of the rows that `--decide` has trained: the best of 0.0001, 0.0002 and 0.0004 on a tenth of the training images."""
 
 
 def _paper() -> tuple[Row, ...]:
