@@ -166,7 +166,7 @@ def sample_maps(
     whole points stay whole when `grid_sample` scales them, and have the right derivative.
     """
     batch, groups, taps, height, width, _ = points.shape
-    sides = [1 << (side - 1).bit_length() for side in x.shape[2:]]
+    sides = [1 << (int(side) - 1).bit_length() for side in x.shape[2:]]
     scale = 1 / points.new_tensor(sides)
     positions = torch.addcmul(scale - 1, points, 2 * scale).flip(-1).to(x.dtype)  # (x, y), half-pixel centres
     maps = F.pad(x, (0, sides[1] - x.shape[3], 0, sides[0] - x.shape[2])).unflatten(1, (groups, -1)).flatten(0, 1)
