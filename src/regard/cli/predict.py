@@ -169,7 +169,9 @@ def _sources(files: list[str], task: "Task") -> list[str]:
             if not found:
                 raise ConfigError(f"the folder {name} has no {task.unit}")
             sources += found
-            if others := [file for file in other_files(path) if str(file) not in found and not task.takes_text]:
+            read = {*found}
+            others = [] if task.takes_text else [file for file in other_files(path) if str(file) not in read]
+            if others:
                 typer.echo(f"{len(others)} files of {name} are not read as images, such as {others[0]}", err=True)
         elif task.takes_text or path.exists():
             sources.append(str(path) if path.exists() else name)
@@ -217,17 +219,24 @@ def _ids_in(file: Path) -> _Ids:
 def _id_of(file: str, images: dict[str, dict[str, Any]]) -> Any:
     """The id of the image whose file_name ends a path. Raises: ConfigError for none, or one of another size."""
     parts = Path(file).parts
-    name = next((name for start in range(len(parts)) if (name := Path(*parts[start:]).as_posix()) in images), None)
-    if name is None:
-        raise ConfigError(f"the annotation file names no image {file}; leave it out, or leave --annotations out")
-    annotated = images[name].get("height"), images[name].get("width")
-    if None not in annotated and annotated != (size := size_of(Path(file))):
-        (height, width), (rows, columns) = size, annotated
+    for start in range(len(parts)):
+        if (name := Path(*parts[start:]).as_posix()) in images:
+            _check_size(file, images[name])
+            return images[name].get("id")
+    raise ConfigError(f"the annotation file names no image {file}; leave it out, or leave --annotations out")
+
+
+def _check_size(file: str, entry: dict[str, Any]) -> None:
+    """Raises: ConfigError for an image of another size than its entry says, in which boxes would lie elsewhere."""
+    rows, columns = entry.get("height"), entry.get("width")
+    if rows is None or columns is None:
+        return
+    height, width = size_of(Path(file))
+    if (rows, columns) != (height, width):
         raise ConfigError(
             f"{file} has {width}x{height} pixels as its EXIF data turn it, the annotation file says {columns}x{rows}: "
             "boxes would lie elsewhere; give the picture that was annotated, without a turn in its EXIF data"
         )
-    return images[name].get("id")
 
 
 def _coco(predictions: list[dict[str, Any]], ids: _Ids | None) -> list[dict[str, Any]]:
