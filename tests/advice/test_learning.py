@@ -131,6 +131,9 @@ def test_a_saved_model_is_not_replaced_by_another_distillation(tmp_path: Path) -
     with pytest.raises(ConfigError, match="out has a saved model already, .* choose another .folder=, --out."):
         distill_model(user_model(), "*=Linear()", images(), none, none, tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == saved
+    (tmp_path / "out" / "model.json").unlink()  # as another library's folder is, which `save` would refuse at the end
+    with pytest.raises(ConfigError, match="out has a saved model already"):
+        distill_model(user_model(), "*=Linear()", images(), none, none, tmp_path / "out")
 
 
 @pytest.mark.untyped

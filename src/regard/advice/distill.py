@@ -38,8 +38,8 @@ from .substitutes import Substitutes
 from .user_model import UserModel, split_images, tensors
 
 STATE, PLAN, WEIGHTS = "distill.state", "plan.json", "weights.safetensors"
-SAVED = ("model.json", "regard.json", WEIGHTS)
-"""Files of which each says that a folder has a model."""
+SAVED = ("model.json", "regard.json", "config.json", "model.safetensors", WEIGHTS)
+"""Files of which each says that a folder has a model, of Regard or of another library."""
 RATES = (1.0, 0.1, 0.01)
 """Of the rate of the output, which are tried."""
 TRIAL = 20

@@ -29,6 +29,8 @@ LABELS = ("label", "class", "target", "category", "fine_label", "class_name", "l
 KINDS = (".csv", ".tsv", ".jsonl")
 NAMES = ("labels", "metadata")
 """Of lists, beside those of splits."""
+_MAY_SPLIT = ("set", "subset", "is_valid", "is_val", "is_test", "is_train", "partition", "fold", "phase", "usage")
+"""Names of columns that tools write for splits."""
 
 
 def list_files(path: Path) -> dict[Path, str]:
@@ -136,7 +138,7 @@ def _rows_of_table(stream: TextIO, mark: str, strict: bool) -> Iterator[dict[str
     """mark: between the fields, "" = the most frequent one of the header."""
     head = stream.readline()
     stream.seek(0)
-    mark = mark or max(",;\t", key=head.count)
+    mark = mark or max(",;\t|", key=head.count)
     table = csv.DictReader(stream, delimiter=mark)
     names = [name.strip().lower() for name in table.fieldnames or () if name.strip()]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -341,6 +343,9 @@ def warn_of_others(path: Path) -> None:
             for other in given:
                 if other != name and str(other).strip().lower() in names:
                     notes.add("columns of files or labels beside those taken", f"{other} of {file}, not {name}")
+        for other in given:
+            if str(other).strip().lower() in _MAY_SPLIT:
+                notes.add("columns that may say splits, which only a column split does", f"{other} of {file}")
     labels = {label for part in rows.values() for _, label in part}
     for split, part in rows.items():
         for image, number in Counter(image for image, _ in part).items():

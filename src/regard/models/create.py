@@ -132,7 +132,8 @@ def check_host(name: str, extra: Extra = ()) -> None:
     exists = ":" in name or name.removeprefix("regard_") in own_models(extra) or timm.is_model(name.partition(".")[0])
     if not exists:
         hint = f"{nearest(name[:100], list_models())}, or run `regard list hosts`"
-        raise ConfigError(f"there is no host {short_repr(name)}; {hint}{YOUR_OWN}")
+        kind = "folder or host" if "/" in name else "host"
+        raise ConfigError(f"there is no {kind} {short_repr(name)}; {hint}{YOUR_OWN}")
 
 
 def _create(name: str, options: dict[str, Any], extra: Extra) -> nn.Module:

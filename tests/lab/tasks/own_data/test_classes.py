@@ -313,6 +313,9 @@ def test_columns_beside_those_that_are_taken_are_named(tmp_path: Path, caplog: p
     (said,) = check_data(str(tmp_path / "list")).warnings
     assert said.startswith("columns of files or labels beside those taken: 1, the first: class of ")
     assert said.endswith("labels.csv, not label")
+    lists(tmp_path / "fastai", {"labels.csv": "file|label|is_valid\n" + rows.replace(",", "|")})
+    (said,) = check_data(str(tmp_path / "fastai")).warnings
+    assert said.startswith("columns that may say splits, which only a column split does: 1, the first: is_valid of ")
     hub_table(tmp_path / "table.parquet", range(8))
     made = pq.read_table(tmp_path / "table.parquet")
     pq.write_table(made.append_column("img", made["image"]), tmp_path / "table.parquet")
