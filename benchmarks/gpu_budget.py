@@ -5,32 +5,47 @@ Every mechanism runs on tensors that have sizes and a device but no numbers (PyT
 that each takes its path for GPUs. An operator of PyTorch that makes or changes a tensor counts as one launch, and as
 the bytes of its inputs and outputs; Regard's Triton kernels count as they are launched. Operators of several kernels
 (sort, topk) count once, so launches are "counted", not measured. The backward pass is the tape of the forward pass,
-walked here: PyTorch's own engine wants a device. What asks for a number of a tensor waits for the GPU, and is named.
+walked here: PyTorch's own engine wants a device. With --compiled, launches are the kernels that inductor plans. What
+asks for a number of a tensor waits for the GPU, and is named.
 """
 
 import argparse
+import copy
 import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from functorch.compile import aot_function, min_cut_rematerialization_partition
 from torch import Tensor
+from torch._dynamo.device_interface import CudaInterface
+from torch._inductor.debug import DebugContext
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.post_grad import post_grad_passes
+from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import MultiOutput
+from torch._inductor.scheduler import ExternKernelSchedulerNode, NopKernelSchedulerNode
+from torch._inductor.virtualized import V
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedOperatorException,
+    unset_fake_temporarily,
 )
+from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from regard import Grid
@@ -68,9 +83,8 @@ class Counting(TorchDispatchMode):
                 return OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
         out = func(*args, **kwargs)
         name = func.overloadpacket.__name__
-        if not (
-            func.is_view or _in_tables() or func.namespace == "prim" or name in FREE or name.startswith(ALLOCATIONS)
-        ):
+        free = func.namespace == "prim" or name in FREE or name.startswith(ALLOCATIONS)
+        if not (free or _in_tables() or (func.is_view and _is_view(out, args))):
             self.add(name, [*tree_leaves((args, kwargs)), *tree_leaves(out)])
             if (formula := flop_registry.get(func.overloadpacket)) is not None:
                 self.products += formula(*args, **kwargs, out_val=out) // 2
@@ -95,6 +109,13 @@ class Counting(TorchDispatchMode):
 
     def budget(self) -> Budget:
         return Budget(self.launches.total(), self.bytes, self.products, self.launches)
+
+
+def _is_view(out: Any, args: Any) -> bool:
+    """Whether an operator that may make a view, such as `to`, made one."""
+    results, held = tree_leaves(out), tree_leaves(args)
+    kept = {x.untyped_storage()._cdata for x in held if isinstance(x, Tensor)}
+    return all(x.untyped_storage()._cdata in kept for x in results)
 
 
 def _in_tables() -> bool:
@@ -134,8 +155,10 @@ def _attend(
     )[0]
 
 
-def pull(out: Tensor, gradient: Tensor) -> dict[Tensor, Tensor]:
-    """The gradients of all leaves of out, computed as PyTorch's engine would, without a device."""
+def pull(out: Tensor, gradient: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradients of inputs, computed as `torch.autograd.grad` does, without a device; None for what is not used."""
+    edges = [torch.autograd.graph.get_gradient_edge(x) for x in inputs]
+    ends = {edge.node for edge in edges}
     order: list[Any] = []
     seen: set[Any] = set()
     stack: list[tuple[Any, bool]] = [(out.grad_fn, False)]
@@ -146,29 +169,26 @@ def pull(out: Tensor, gradient: Tensor) -> dict[Tensor, Tensor]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            stack.extend((following, False) for following, _ in node.next_functions if following is not None)
+            following = () if node in ends else node.next_functions
+            stack.extend((other, False) for other, _ in following if other is not None)
     given: dict[Any, dict[int, Tensor]] = {out.grad_fn: {out.output_nr: gradient}}
-    leaves: dict[Tensor, Tensor] = {}
     for node in reversed(order):
-        if not (own := given.pop(node, None)):
-            continue
-        if hasattr(node, "variable"):
-            leaves[node.variable] = own[0]
+        if node in ends or not (own := given.pop(node, None)):
             continue
         into = [own.get(slot) for slot in range(len(node._input_metadata))]
         if hasattr(node, "apply"):  # of a torch.autograd.Function
             full = [torch.zeros(m.shape, dtype=m.dtype, device=m.device) if x is None and getattr(node, "zeros", True)
                     else x for x, m in zip(into, node._input_metadata, strict=True)]  # fmt: skip
-            results, edges = _used(node, node.apply(*full))
+            results, next_edges = _used(node, node.apply(*full))
         else:
-            results, edges = node(*into), node.next_functions
+            results, next_edges = node(*into), node.next_functions
         results = results if isinstance(results, tuple) else (results,)
-        for (following, slot), result in zip(edges, results, strict=False):
-            if following is not None and result is not None:
-                there, wanted = given.setdefault(following, {}), following._input_metadata[slot]
+        for (other, slot), result in zip(next_edges, results, strict=False):
+            if other is not None and result is not None:
+                there, wanted = given.setdefault(other, {}), other._input_metadata[slot]
                 result = result.sum_to_size(wanted.shape).to(wanted.dtype)
                 there[slot] = result if slot not in there else there[slot] + result
-    return leaves
+    return tuple(given.get(edge.node, {}).get(edge.output_nr) for edge in edges)
 
 
 def _note_zeros(ctx: Any, value: bool) -> None:
@@ -195,24 +215,136 @@ def place(layer: torch.nn.Module) -> None:
                     held[name] = kind(torch.empty(x.shape, dtype=dtype, device="cuda"))
 
 
-def count(config: Any, site: Site, batch: int, execution: str = "auto") -> tuple[Budget, Budget]:
-    """Of the forward pass without gradients, and of forward and backward pass. Raises: RegardError, and what asks for
-    numbers.
-    """
+def _layer(config: Any, site: Site, execution: str) -> Mixer:
     layer: Mixer = config.build(site)
     for module in layer.modules() if execution != "auto" else ():
         if hasattr(module, "execution"):
             module.execution = execution
+    return layer
+
+
+def _placed(layer: Mixer, site: Site, batch: int) -> Tensor:
+    """Tokens on the device, where the layer is put too."""
+    place(layer)
+    return torch.empty(batch, site.grid.tokens, site.dim, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+
+
+NOTING = partial(mock.patch.object, torch.autograd.function.FunctionCtx, "set_materialize_grads", _note_zeros)
+
+
+def count(config: Any, site: Site, batch: int, execution: str = "auto") -> tuple[Budget, Budget]:
+    """Of the forward pass without gradients, and of forward and backward pass. Raises: RegardError, and what asks for
+    numbers.
+    """
+    layer = _layer(config, site, execution)
     with FakeTensorMode(), Fused():
-        place(layer)
-        x = torch.empty(batch, site.grid.tokens, site.dim, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        x = _placed(layer, site, batch)
         with torch.no_grad(), Counting() as forward:
             layer(x, site.grid)
-        noting = mock.patch.object(torch.autograd.function.FunctionCtx, "set_materialize_grads", _note_zeros)
-        with noting, Counting() as both:
+        with NOTING(), Counting() as both:
             out = layer(x, site.grid)
-            pull(out, torch.empty_like(out))
+            pull(out, torch.empty_like(out), [x, *layer.parameters()])
     return forward.budget(), both.budget()
+
+
+def count_compiled(config: Any, site: Site, batch: int, execution: str = "auto") -> tuple[Budget, Budget]:
+    """`count` of the layer as `torch.compile` would join its operators for an H100: inductor's lowering and fusion, to
+    the point where it would write kernels. Bytes are inductor's own; Regard's operators count as in `count`.
+    """
+    forward, both = Counting(), Counting()
+
+    def partition(joint: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        parts = min_cut_rematerialization_partition(joint, inputs, **options)
+        for part in parts:
+            _lower(part, both)
+        return parts
+
+    def lower_forward(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        _lower(graph, forward)
+        return graph.forward
+
+    def compile_with(function: Any, compiler: Any) -> Any:
+        return aot_function(function, compiler, partition_fn=partition, decompositions=select_decomp_table())
+
+    def gradients(outs: Any, inputs: Any, grad_outputs: Any, **options: Any) -> Any:
+        (out,), (gradient,) = outs, grad_outputs
+        return pull(out, gradient, inputs)
+
+    layer = _layer(config, site, execution)
+    with FakeTensorMode(), Fused(), _as_if_present():
+        x = _placed(layer, site, batch)
+        tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+
+        def function(x: Tensor, *values: Tensor) -> Tensor:
+            out: Tensor = functional_call(layer, dict(zip(tensors, values, strict=True)), (x, site.grid))
+            return out
+
+        with torch.no_grad():
+            compile_with(function, lower_forward)(x, *tensors.values())
+        with NOTING(), mock.patch.object(torch.autograd, "grad", gradients):
+            compile_with(function, lambda graph, inputs: graph.forward)(x, *tensors.values())
+    return forward.budget(), both.budget()
+
+
+def _lower(graph: torch.fx.GraphModule, counting: Counting) -> None:
+    """Count the kernels of a graph after inductor's fusion."""
+    with unset_fake_temporarily():
+        graph = copy.deepcopy(graph)
+    inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    mode = torch._guards.detect_fake_mode(inputs)
+    assert mode is not None
+    with V.set_fake_mode(mode):
+        post_grad_passes(graph, False)
+        lowering = GraphLowering(graph, example_inputs=inputs, shape_env=mode.shape_env)
+        with V.set_graph_handler(lowering), V.set_debug_handler(DebugContext()):
+            lowering.run(*inputs)
+            lowering.init_wrapper_code()
+            lowering._update_scheduler()
+            for kernel in lowering.scheduler.nodes:
+                _count_kernel(kernel, counting)
+
+
+def _count_kernel(kernel: Any, counting: Counting) -> None:
+    made = kernel.node if isinstance(kernel, ExternKernelSchedulerNode) else None
+    if isinstance(kernel, NopKernelSchedulerNode) or isinstance(made, MultiOutput):
+        return
+    operator = getattr(made, "op_overload", None)
+    if isinstance(operator, torch._ops.OpOverload) and operator.namespace == "regard":
+        origin = next(node for node in made.origins if node.target is operator)
+        args, kwargs = tree_map_only(torch.fx.Node, lambda node: node.meta["val"], (origin.args, origin.kwargs))
+        with counting, counting.triton():
+            OPDEFS[operator._schema.name]._init_fn(*args, **kwargs)
+        return
+    counting.launches["joined" if made is None else str(operator or made.python_kernel_name)] += 1
+    counting.bytes += kernel.get_read_write_buffers_sizes()
+
+
+_H100 = SimpleNamespace(
+    name="NVIDIA H100", major=9, minor=0, multi_processor_count=132, regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32, total_memory=80 * 2**30,
+    shared_memory_per_block=49152, shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472,
+    L2_cache_size=50 * 2**20, gcnArchName="",
+)  # fmt: skip
+
+
+@contextmanager
+def _as_if_present() -> Iterator[None]:
+    """What PyTorch asks of a device before it computes anything has the answers of an H100."""
+    answers = {
+        "get_device_properties": _H100, "get_device_capability": (9, 0), "is_available": True, "current_device": 0,
+        "device_count": 1, "is_bf16_supported": True, "get_rng_state": torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": None, "get_compute_capability": 90,
+    }  # fmt: skip
+    with ExitStack() as stack:
+        for name, answer in answers.items():
+            say = lambda *_, answer=answer, **__: answer  # noqa: E731
+            for place, value in (
+                (torch.cuda, say),
+                *((x, staticmethod(say)) for x in (CudaInterface, CudaInterface.Worker)),
+            ):
+                if hasattr(place, name):
+                    stack.enter_context(mock.patch.object(place, name, value))
+        yield
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -223,6 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--heads", type=int, default=6, help="of 64 channels")
     parser.add_argument("--mixers", nargs="+", default=[f"{cls.__name__}()" for cls in MIXERS], help="spellings")
     parser.add_argument("--execution", default="auto", help="of the operators that have several, such as triton")
+    parser.add_argument("--compiled", action="store_true", help="as torch.compile joins the operators of a layer")
     parser.add_argument("--page", type=Path, help="write the table as Markdown")
     parser.add_argument("--operators", action="store_true", help="also print what each launches, by name")
     options = parser.parse_args(arguments)
@@ -233,7 +366,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for text in options.mixers:
         try:
             config = parse(text)
-            forward, both = count(config, site, options.batch, options.execution)
+            counted = count_compiled if options.compiled else count
+            forward, both = counted(config, site, options.batch, options.execution)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             cells, passes = [f"waits for a number of the GPU: {error}", "", "", "", ""], {}
         except (RegardError, UnsupportedOperatorException) as error:

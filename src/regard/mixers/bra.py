@@ -23,7 +23,7 @@ from .shared.executions import Situation, check_execution, choose, trains
 from .shared.flat_rows import flat_rows
 from .shared.heads import HeadMixerConfig
 from .shared.kept import kept
-from .shared.precision import upcast, without_autocast
+from .shared.precision import upcast, upcast_dtype, without_autocast
 from .shared.sdpa import sdpa
 from .shared.tiles import (
     Side,
@@ -65,7 +65,7 @@ def bra_plan(
     tiles = balanced_tiles(grid, along_sides(regions, grid, grid.depth), q.device)
     check_top("bra", top, tiles.number, "regions")
     with torch.no_grad(), without_autocast(q.device):
-        member = _members(tiles, grid).to(upcast(q).dtype)
+        member = _members(tiles, grid).to(upcast_dtype(q))
         if mask.keep is not None:
             member = member * mask.keep[:, None, None, :].to(member.dtype)
         mean = member / member.sum(-1, keepdim=True).clamp_min(1.0)  # (R, N) or (B, 1, R, N)

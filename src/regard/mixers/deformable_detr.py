@@ -25,7 +25,7 @@ from regard.projections import IdentityQuery
 
 from .convolutions.sampling import sample_maps
 from .shared.heads import HeadMixerConfig
-from .shared.precision import upcast, without_autocast
+from .shared.precision import upcast, upcast_dtype, without_autocast
 
 __all__ = ["DeformableDETR", "deformable_detr", "deformable_detr_reference"]
 
@@ -61,7 +61,7 @@ def deformable_detr(
     """
     _check_maps(maps, points, weights)
     with without_autocast(points.device):
-        total = torch.zeros((), dtype=upcast(maps[0]).dtype, device=points.device)
+        total = torch.zeros((), dtype=upcast_dtype(maps[0]), device=points.device)
         for x, place, weight in zip(maps, upcast(points).unbind(3), upcast(weights).unbind(3), strict=True):
             wide = upcast(x)
             place, factors = place.transpose(2, 3)[:, :, :, :, None], weight.mT[..., None]  # (B, H, K, N, 1, 2)

@@ -31,7 +31,7 @@ from .convolutions.sampling import own_kernels
 from .shared.checks import padding_only
 from .shared.heads import HeadMixer, HeadMixerConfig
 from .shared.kernel_features import bfloat16_like, takes_triton
-from .shared.precision import upcast, without_autocast
+from .shared.precision import upcast, upcast_dtype, without_autocast
 
 __all__ = ["InLine", "inline", "inline_reference"]
 
@@ -67,7 +67,7 @@ def inline(
     keep = padding_only("inline", mask).keep
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with without_autocast(q.device):
-        number = k.shape[-2] if keep is None else keep.sum(-1).clamp_min(1).to(upcast(q).dtype)[:, None, None, None]
+        number = k.shape[-2] if keep is None else keep.sum(-1).clamp_min(1).to(upcast_dtype(q))[:, None, None, None]
         if takes_triton(execution, v):
             return _by_triton(q, k, v, scale, number, keep)
         k, v = only_kept(k, keep), only_kept(v, keep)
@@ -84,7 +84,7 @@ def _by_triton(q: Tensor, k: Tensor, v: Tensor, scale: float, number: int | Tens
 
     count = number if isinstance(number, int) else number.flatten().repeat_interleave(k.shape[1])[:, None]
     near = only_kept(k.detach(), keep)
-    middle = near.sum(-2, dtype=upcast(near).dtype) / (number if isinstance(number, int) else number[..., 0])
+    middle = near.sum(-2, dtype=upcast_dtype(near)) / (number if isinstance(number, int) else number[..., 0])
     sizes = k.shape[-1] * v.shape[-1], k.shape[-1], v.shape[-1]
     product, total, values = sum_keys(k, v, keep=keep, shift=middle)[:, 0].split(sizes, -1)
     table = product - (total[:, :, None] * (values / count)[:, None]).flatten(1)

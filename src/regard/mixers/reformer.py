@@ -22,7 +22,7 @@ from regard.core.mask import Mask, hide, softmax_rows
 from .shared.checks import padding_only
 from .shared.flat_rows import flat_rows
 from .shared.heads import HeadMixerConfig
-from .shared.precision import upcast, without_autocast
+from .shared.precision import upcast, upcast_dtype, without_autocast
 from .shared.stable_sort import stable_sort
 
 __all__ = ["Reformer", "lsh_plan", "reformer", "reformer_reference"]
@@ -47,7 +47,7 @@ def lsh_plan(qk: Float[Tensor, "B H N d"], rotations: Float[Tensor, "R d half"])
         shapes = f"qk {tuple(qk.shape)} and rotations {tuple(rotations.shape)}"
         raise ShapeError(f"lsh_plan: {shapes}; expected (batch, heads, tokens, width) and (rounds, width, buckets / 2)")
     with torch.no_grad(), without_autocast(qk.device):
-        rotated = upcast(qk)[:, :, None] @ upcast(rotations).to(upcast(qk).dtype)  # (B, H, R, N, half)
+        rotated = upcast(qk)[:, :, None] @ upcast(rotations).to(upcast_dtype(qk))  # (B, H, R, N, half)
         return LSHPlan(torch.cat([rotated, -rotated], -1).max(-1).indices)
 
 

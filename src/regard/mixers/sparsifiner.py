@@ -22,7 +22,7 @@ from regard.core.mask import NO_MASK, Mask, hide, softmax_rows
 from .linformer import Linformer, TokenProjection
 from .shared.checks import check_site
 from .shared.heads import HeadMixerConfig
-from .shared.precision import upcast, without_autocast
+from .shared.precision import upcast, upcast_dtype, without_autocast
 from .topk.topk import topk, topk_reference
 
 __all__ = ["Sparsifiner"]
@@ -94,7 +94,7 @@ class SparsifinerOperator(Operator):
     ) -> Float[Tensor, "B H N M"]:
         """The approximate attention, in float32 at least. grid: of the keys; padding counts as 0."""
         with without_autocast(q.device):
-            wide = upcast(q).dtype
+            wide = upcast_dtype(q)
             x, y = (
                 nn.functional.linear(z.to(wide), layer.weight.to(wide), layer.bias.to(wide))
                 for z, layer in ((q, self.query), (hide(k, mask), self.key))

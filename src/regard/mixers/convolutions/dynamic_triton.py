@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.core import UnsupportedError
-from regard.mixers.shared.precision import upcast
+from regard.mixers.shared.precision import upcast_dtype
 from regard.mixers.shared.triton_tiles import KINDS, check_runs
 
 TILE = 4096
@@ -95,7 +95,7 @@ def _launch(kernel: Any, x: Tensor, y: Tensor, out: Tensor, maps: Tensor, most: 
     programs = maps.shape[0] * maps.shape[1], triton.cdiv(positions, along), triton.cdiv(channels, wide)
     kernel[programs](
         x, y, out, *maps.shape[2:], ROWS=sides[0], COLUMNS=sides[1], CHANNELS=wide, POSITIONS=along,
-        KIND=KINDS[upcast(x).dtype],
+        KIND=KINDS[upcast_dtype(x)],
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from regard.core.cost import Cost, attention_cost
 from regard.core.view import Samples
 from regard.mixers.shared.memory import MemoryMixerConfig
 from regard.mixers.shared.native import runs_native
-from regard.mixers.shared.precision import upcast, without_autocast
+from regard.mixers.shared.precision import upcast, upcast_dtype, without_autocast
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.softmax import softmax_reference
 
@@ -62,7 +62,7 @@ def sample_points(x: Float[Tensor, "B c h w"], points: Float[Tensor, "B s 2"]) -
     sides = torch.tensor(x.shape[-2:], dtype=points.dtype, device=points.device)
     positions = ((2 * points + 1) / sides - 1).flip(-1)[:, :, None]  # (B, s, 1, 2) as (x, y), half-pixel centres
     with without_autocast(x.device):
-        out = F.grid_sample(upcast(x), positions.to(upcast(x).dtype), padding_mode="border", align_corners=False)
+        out = F.grid_sample(upcast(x), positions.to(upcast_dtype(x)), padding_mode="border", align_corners=False)
     return out[..., 0].masked_fill(invalid[:, None], torch.nan).to(x.dtype)
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.core import UnsupportedError
-from regard.mixers.shared.precision import upcast
+from regard.mixers.shared.precision import upcast_dtype
 from regard.mixers.shared.routed_triton import routed_from
 from regard.mixers.shared.triton_tiles import (
     KINDS,
@@ -237,7 +237,7 @@ def mita_triton(
     check_runs(q)
     dropped = None
     if drop is not None:
-        none = q.new_zeros(*q.shape[:2], landmarks.shape[-2], dtype=upcast(q).dtype)
+        none = q.new_zeros(*q.shape[:2], landmarks.shape[-2], dtype=upcast_dtype(q))
         dropped = none.masked_fill(drop[:, None], -torch.inf)
     row = None if bias is None else bias[..., 0, :].expand(*k.shape[:2], -1).contiguous()
     q, k, v, landmarks = (dense(x) for x in (q, k, v, landmarks))
@@ -264,7 +264,7 @@ def _attend(
         sizes = *strides(q, k, values, out), q.shape[1], q.shape[-2], k.shape[-2]
         _attend_and_choose[grid](*given, out, lse, chosen, *sizes, scale, factor, CHOICES=top, **options)
         return out, lse, chosen
-    keys, kind = k.shape[-2], upcast(q).dtype
+    keys, kind = k.shape[-2], upcast_dtype(q)
     chunks = triton.cdiv(keys, CHUNK)
     rows = q.shape[0] * q.shape[1] * q.shape[2]
     scores = q.new_empty(*q.shape[:3], keys, dtype=torch.float32)
@@ -293,7 +293,7 @@ def _tiles(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -> dict[
     return {
         "WIDTH": q.shape[-1], "OUT": width, "SIZE": min(ROWS, width_of(q.shape[-2])),
         "STEP": min(ROWS, width_of(k.shape[-2])), "D": width_of(q.shape[-1]), "E": width_of(width),
-        "BIASED": bias is not None, "CAST": cast_of(q), "KIND": KINDS[upcast(q).dtype],
+        "BIASED": bias is not None, "CAST": cast_of(q), "KIND": KINDS[upcast_dtype(q)],
     }  # fmt: skip
 
 
@@ -302,7 +302,7 @@ def _empty(q, k, v, bias, top, *_):  # type: ignore[no-untyped-def]
     lead = q.shape[:3] if v is not None else (0, 0, 0)
     return (
         q.new_empty(0, 0, 0, 0) if v is None else heads_last(q, v.shape[-1], q.dtype),
-        q.new_empty(lead, dtype=upcast(q).dtype),
+        q.new_empty(lead, dtype=upcast_dtype(q)),
         q.new_empty(*q.shape[:3], top, dtype=torch.int64),
     )
 

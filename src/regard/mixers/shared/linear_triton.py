@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.core import UnsupportedError
 
-from .precision import upcast
+from .precision import upcast_dtype
 from .triton_tiles import (
     INTERPRETED,
     KINDS,
@@ -214,7 +214,7 @@ class _Pass:
 
     def __init__(self, x: Tensor, width: int, table: Tensor | None, dtype: torch.dtype, feature: str) -> None:
         """x (B,H,N,r): queries or keys. width, dtype: of the values."""
-        kind, self.heads, self.tokens = upcast(x).dtype, x.shape[0] * x.shape[1], x.shape[2]
+        kind, self.heads, self.tokens = upcast_dtype(x), x.shape[0] * x.shape[1], x.shape[2]
         self.blocks, self.length = (1, x.shape[2]) if table is None else table.shape
         half = dtype is torch.bfloat16 and not INTERPRETED  # in float16 a long sum would overflow
         self.size = SIZE if table is None else min(SIZE, width_of(self.length))
@@ -233,7 +233,7 @@ class _Pass:
         parts = self.blocks if self.options["INDEXED"] else parts
         steps = self.programs if self.options["INDEXED"] else triton.cdiv(triton.cdiv(self.length, parts), self.size)
         shape = self.heads, parts, width_of_sums(self.options["WIDTH"], self.options["OUT"])
-        return x.new_empty(shape, dtype=upcast(x).dtype), (self.heads, parts, columns), steps
+        return x.new_empty(shape, dtype=upcast_dtype(x)), (self.heads, parts, columns), steps
 
     def joined(self, sums: Tensor) -> Tensor:
         """(B*H, blocks, ...) from those of parts."""
@@ -248,7 +248,7 @@ def width_of_sums(features: int, width: int) -> int:
 def _sums_like(k: Tensor, v: Tensor, table: Tensor | None) -> Tensor:
     blocks = 1 if table is None else len(table)
     shape = k.shape[0] * k.shape[1], blocks, width_of_sums(k.shape[-1], v.shape[-1])
-    return k.new_empty(shape, dtype=upcast(k).dtype)
+    return k.new_empty(shape, dtype=upcast_dtype(k))
 
 
 @torch.library.custom_op("regard::linear_sums", mutates_args=())
@@ -314,7 +314,7 @@ def _outputs(
 
 
 def _empty_outputs(q: Tensor, width: int, dtype: torch.dtype, divided: bool) -> tuple[Tensor, Tensor]:
-    return heads_last(q, width, dtype), q.new_empty(q.shape[:3] if divided else (0,), dtype=upcast(q).dtype)
+    return heads_last(q, width, dtype), q.new_empty(q.shape[:3] if divided else (0,), dtype=upcast_dtype(q))
 
 
 @_outputs.register_fake

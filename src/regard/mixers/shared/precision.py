@@ -6,7 +6,12 @@ from torch import Tensor
 
 def upcast(x: Tensor) -> Tensor:
     """x in float32 where it is in half precision; float32 and float64 are not changed."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return x.to(upcast_dtype(x))
+
+
+def upcast_dtype(x: Tensor) -> torch.dtype:
+    """That of `upcast(x)`, without a copy."""
+    return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
 
 
 def finest(device: torch.device) -> torch.dtype:

@@ -15,7 +15,7 @@ from regard.core import softmax_rows
 from .expert_blocks import Blocks, FromBlocks, ToBlocks, block_size, lay_out
 from .flat_rows import flat_rows
 from .native import eager_on_cpu, in_function_transform
-from .precision import product, upcast
+from .precision import product, upcast, upcast_dtype
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Parts:
 def dense(parts: Parts, *, once: bool = False) -> Tensor:
     """All logits. once: a key that several experts share counts once. Memory O(N M) per head."""
     keys, experts = parts.keys, parts.experts
-    dtype = upcast(parts.q).dtype
+    dtype = upcast_dtype(parts.q)
     member = parts.q.new_zeros(*keys.shape[:3], parts.k.shape[-2], dtype=dtype).scatter(-1, keys, 1.0)
     m = keys.shape[-2]
     if experts.shape[-1] == 1:

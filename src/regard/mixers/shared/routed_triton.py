@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.core import UnsupportedError
 
 from .expert_blocks import block_size, lay_out
-from .precision import upcast
+from .precision import upcast_dtype
 from .routed import Parts
 from .triton_tiles import (
     KINDS,
@@ -212,7 +212,7 @@ def _start_gradients(  # type: ignore[no-untyped-def]
 def _rows_of(x: Tensor) -> tuple[tuple[int, int], tuple[int, int], dict[str, object]]:
     """For a kernel that goes over the rows of x (B,H,N,e): its programs, its last sizes, and its options."""
     size = min(max(1, 4096 // width_of(x.shape[-1])), width_of(x.shape[2]))
-    options = {"WIDTH": x.shape[-1], "SIZE": size, "E": width_of(x.shape[-1]), "KIND": KINDS[upcast(x).dtype]}
+    options = {"WIDTH": x.shape[-1], "SIZE": size, "E": width_of(x.shape[-1]), "KIND": KINDS[upcast_dtype(x)]}
     return (triton.cdiv(x.shape[2], size), x.shape[0] * x.shape[1]), (x.shape[1], x.shape[2]), options
 
 
@@ -232,7 +232,7 @@ def _products(grad: Tensor, out: Tensor, to_lse: Tensor | None) -> Tensor:
 
 @_products.register_fake
 def _empty_products(grad, *_):  # type: ignore[no-untyped-def]
-    return grad.new_empty(grad.shape[:-1], dtype=upcast(grad).dtype)
+    return grad.new_empty(grad.shape[:-1], dtype=upcast_dtype(grad))
 
 
 @torch.library.custom_op("regard::start_gradients", mutates_args=())
@@ -285,7 +285,7 @@ def routed_from(
         raise UnsupportedError('execution="triton" has a fixed bias, this one is trained; use "auto"')
     size = max(LEAST, block_size(q.shape[-2] * experts.shape[-1], keys.shape[-2]))
     layout = lay_out_pairs(experts, keys.shape[-2], size)
-    kind = upcast(q).dtype
+    kind = upcast_dtype(q)
     if start is None:
         start = q.new_zeros(*q.shape[:3], v.shape[-1]), q.new_full(q.shape[:3], -torch.inf, dtype=kind)
     out, lse = dense(start[0].to(q.dtype)), start[1].to(kind).contiguous()
@@ -419,5 +419,5 @@ def _options(
         "experts": keys.shape[-2], "scale": scale, "CHOICES": choices, "TOP": top, "WIDTH": width, "OUT": out,
         "SIZE": len(source) // len(expert), "STEP": min(TILE, width_of(top)), "D": width_of(width),
         "E": width_of(out), "BIASED": bias is not None, "CAST": cast_of(q),
-        "KIND": KINDS[upcast(q).dtype],
+        "KIND": KINDS[upcast_dtype(q)],
     }  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.core import UnsupportedError
 
-from .precision import upcast
+from .precision import upcast_dtype
 from .triton_tiles import (
     KINDS,
     add_rows,
@@ -204,7 +204,7 @@ def _options(q: Tensor, v: Tensor, bias: Tensor | None, keep: Tensor | None, pai
     return {
         "BIASED": bias is not None, "MASKED": keep is not None, "PAIRED": pairs is not None, "WIDTH": q.shape[-1],
         "OUT": v.shape[-1], "D": width_of(q.shape[-1]), "E": width_of(v.shape[-1]), "CAST": cast_of(v),
-        "KIND": KINDS[upcast(q).dtype],
+        "KIND": KINDS[upcast_dtype(q)],
     }  # fmt: skip
 
 
@@ -248,7 +248,7 @@ def _forward(
 
 @_forward.register_fake
 def _empty(q, k, v, bias, tokens, parts, queries, pairs, keep, area, *_):  # type: ignore[no-untyped-def]
-    lse = q.new_empty(q.shape[0] * q.shape[1], len(tokens), area, dtype=upcast(q).dtype)
+    lse = q.new_empty(q.shape[0] * q.shape[1], len(tokens), area, dtype=upcast_dtype(q))
     return heads_last(q, v.shape[-1], v.dtype), lse
 
 
