@@ -1,4 +1,4 @@
-"""What one layer asks of a GPU: launches of kernels and bytes, without a GPU. Beside them its products.
+"""What a layer or a model asks of a GPU: launches of kernels and bytes, without a GPU. Beside them its products.
 
 `python benchmarks/gpu_budget.py --side 32 --batch 16 --page budget.md`
 Every mechanism runs on tensors that have sizes and a device but no numbers (PyTorch's FakeTensorMode on "cuda"), so
@@ -48,8 +48,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-from regard import Grid
-from regard.core import Mixer, RegardError, Site
+from regard import Grid, count_macs, create_model
+from regard.core import RegardError, Site
 from regard.mixers import MIXERS
 from regard.mixers.shared import kept
 from regard.mixers.spelling import parse
@@ -57,6 +57,8 @@ from regard.mixers.spelling import parse
 FREE = {"_unsafe_view", "lift_fresh", "detach_", "resolve_conj", "resolve_neg", "promote_types"}
 """Operators without a kernel that do not say so in their schema; allocations are named below."""
 ALLOCATIONS = ("empty", "new_empty")
+WRITES = ("zero_", "fill_")
+"""Operators that do not read what they change."""
 
 
 class Budget(NamedTuple):
@@ -85,7 +87,7 @@ class Counting(TorchDispatchMode):
         name = func.overloadpacket.__name__
         free = func.namespace == "prim" or name in FREE or name.startswith(ALLOCATIONS)
         if not (free or _in_tables() or (func.is_view and _is_view(out, args))):
-            self.add(name, [*tree_leaves((args, kwargs)), *tree_leaves(out)])
+            self.add(name, tree_leaves(out if name in WRITES else (args, kwargs, out)))
             if (formula := flop_registry.get(func.overloadpacket)) is not None:
                 self.products += formula(*args, **kwargs, out_val=out) // 2
         return out
@@ -215,40 +217,42 @@ def place(layer: torch.nn.Module) -> None:
                     held[name] = kind(torch.empty(x.shape, dtype=dtype, device="cuda"))
 
 
-def _layer(config: Any, site: Site, execution: str) -> Mixer:
-    layer: Mixer = config.build(site)
-    for module in layer.modules() if execution != "auto" else ():
-        if hasattr(module, "execution"):
-            module.execution = execution
-    return layer
+def layer_of(config: Any, site: Site, batch: int) -> tuple[torch.nn.Module, tuple[int, ...], tuple[Any, ...]]:
+    """A layer, the shape of its tokens, and its further arguments."""
+    return config.build(site), (batch, site.grid.tokens, site.dim), (site.grid,)
 
 
-def _placed(layer: Mixer, site: Site, batch: int) -> Tensor:
-    """Tokens on the device, where the layer is put too."""
-    place(layer)
-    return torch.empty(batch, site.grid.tokens, site.dim, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+def model_of(host: str, config: Any, pixels: int, batch: int) -> tuple[torch.nn.Module, tuple[int, ...], tuple[()]]:
+    """A whole model with this mechanism in all layers, and the shape of its images."""
+    return create_model(host, config, img_size=pixels), (batch, 3, pixels, pixels), ()
+
+
+def count(module: torch.nn.Module, shape: Sequence[int], more: Sequence[Any] = ()) -> tuple[Budget, Budget]:
+    """Of the forward pass without gradients, and of forward and backward pass, for an input of this shape.
+
+    The module's parameters and buffers are replaced. Raises: RegardError, and what asks for numbers.
+    """
+    with FakeTensorMode(), Fused():
+        x = _placed(module, shape)
+        with torch.no_grad(), Counting() as forward:
+            module(x, *more)
+        with NOTING(), Counting() as both:
+            out = module(x, *more)
+            pull(out, torch.empty_like(out), [x, *module.parameters()])
+    return forward.budget(), both.budget()
+
+
+def _placed(module: torch.nn.Module, shape: Sequence[int]) -> Tensor:
+    """An input on the device, where the module is put too."""
+    place(module)
+    return torch.empty(*shape, dtype=torch.bfloat16, device="cuda", requires_grad=True)
 
 
 NOTING = partial(mock.patch.object, torch.autograd.function.FunctionCtx, "set_materialize_grads", _note_zeros)
 
 
-def count(config: Any, site: Site, batch: int, execution: str = "auto") -> tuple[Budget, Budget]:
-    """Of the forward pass without gradients, and of forward and backward pass. Raises: RegardError, and what asks for
-    numbers.
-    """
-    layer = _layer(config, site, execution)
-    with FakeTensorMode(), Fused():
-        x = _placed(layer, site, batch)
-        with torch.no_grad(), Counting() as forward:
-            layer(x, site.grid)
-        with NOTING(), Counting() as both:
-            out = layer(x, site.grid)
-            pull(out, torch.empty_like(out), [x, *layer.parameters()])
-    return forward.budget(), both.budget()
-
-
-def count_compiled(config: Any, site: Site, batch: int, execution: str = "auto") -> tuple[Budget, Budget]:
-    """`count` of the layer as `torch.compile` would join its operators for an H100: inductor's lowering and fusion, to
+def count_compiled(module: torch.nn.Module, shape: Sequence[int], more: Sequence[Any] = ()) -> tuple[Budget, Budget]:
+    """`count` of a module as `torch.compile` would join its operators for an H100: inductor's lowering and fusion, to
     the point where it would write kernels. Bytes are inductor's own; Regard's operators count as in `count`.
     """
     forward, both = Counting(), Counting()
@@ -270,13 +274,12 @@ def count_compiled(config: Any, site: Site, batch: int, execution: str = "auto")
         (out,), (gradient,) = outs, grad_outputs
         return pull(out, gradient, inputs)
 
-    layer = _layer(config, site, execution)
     with FakeTensorMode(), Fused(), _as_if_present():
-        x = _placed(layer, site, batch)
-        tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+        x = _placed(module, shape)
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
         def function(x: Tensor, *values: Tensor) -> Tensor:
-            out: Tensor = functional_call(layer, dict(zip(tensors, values, strict=True)), (x, site.grid))
+            out: Tensor = functional_call(module, dict(zip(tensors, values, strict=True)), (x, *more))
             return out
 
         with torch.no_grad():
@@ -353,29 +356,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--side", type=int, default=32, help="side of the grid of tokens")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--heads", type=int, default=6, help="of 64 channels")
+    parser.add_argument("--host", help="count a whole model with the mechanism in all layers")
+    parser.add_argument("--pixels", type=int, default=224, help="side of the images of --host")
     parser.add_argument("--mixers", nargs="+", default=[f"{cls.__name__}()" for cls in MIXERS], help="spellings")
     parser.add_argument("--execution", default="auto", help="of the operators that have several, such as triton")
-    parser.add_argument("--compiled", action="store_true", help="as torch.compile joins the operators of a layer")
+    parser.add_argument("--compiled", action="store_true", help="as torch.compile joins the operators")
     parser.add_argument("--page", type=Path, help="write the table as Markdown")
     parser.add_argument("--operators", action="store_true", help="also print what each launches, by name")
     options = parser.parse_args(arguments)
     torch._C._ensureCUDADeviceGuardSet()
-    site = Site(64 * options.heads, options.heads, Grid(options.side, options.side))
     lines = ["| layer | launches | training | MB | training | million products an image |", "|---|---|---|---|---|---|"]
     print(*lines, sep="\n")
     for text in options.mixers:
-        try:
-            config = parse(text)
-            counted = count_compiled if options.compiled else count
-            forward, both = counted(config, site, options.batch, options.execution)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            cells, passes = [f"waits for a number of the GPU: {error}", "", "", "", ""], {}
-        except (RegardError, UnsupportedOperatorException) as error:
-            cells, passes = [str(error), "", "", "", ""], {}
-        else:
-            passes = {"forward": forward, "both": both}
-            megabytes = [f"{budget.bytes / 1e6:,.0f}" for budget in (forward, both)]
-            cells = [str(forward.launches), str(both.launches), *megabytes, f"{config.cost(site).macs / 1e6:,.0f}"]
+        cells, passes = _row(text, options)
         lines.append(f"| {' | '.join([text, *cells])} |")
         print(lines[-1], flush=True)
         for name, budget in passes.items() if options.operators else ():
@@ -383,6 +376,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.page:
         options.page.write_text("\n".join(lines) + "\n")
     return 0
+
+
+def _row(text: str, options: argparse.Namespace) -> tuple[list[str], dict[str, Budget]]:
+    """The cells of a mechanism, and its two passes; none where it refuses or asks for a number."""
+    site = Site(64 * options.heads, options.heads, Grid(options.side, options.side))
+    try:
+        config = parse(text)
+        if options.host:
+            subject: Any = model_of(options.host, config, options.pixels, options.batch)
+            images = torch.empty(1, *subject[1][1:], device="meta")
+            products = f"{count_macs(copy.deepcopy(subject[0]).to('meta'), images) / 1e6:,.0f}"
+        else:
+            subject, products = layer_of(config, site, options.batch), f"{config.cost(site).macs / 1e6:,.0f}"
+        set_execution(subject[0], options.execution)
+        forward, both = (count_compiled if options.compiled else count)(*subject)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        return [f"waits for a number of the GPU: {error}", "", "", "", ""], {}
+    except (RegardError, UnsupportedOperatorException) as error:
+        return [str(error), "", "", "", ""], {}
+    megabytes = [f"{budget.bytes / 1e6:,.0f}" for budget in (forward, both)]
+    return [str(forward.launches), str(both.launches), *megabytes, products], {"forward": forward, "both": both}
+
+
+def set_execution(module: torch.nn.Module, execution: str) -> None:
+    """Of all operators that have several."""
+    for part in module.modules() if execution != "auto" else ():
+        if hasattr(part, "execution"):
+            part.execution = execution
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +23,14 @@ def budget() -> ModuleType:
     return gpu_budget
 
 
+def layer(budget: ModuleType, text: str, execution: str = "auto") -> tuple[Any, ...]:
+    subject: tuple[Any, ...] = budget.layer_of(parse(text), SITE, 4)
+    budget.set_execution(subject[0], execution)
+    return subject
+
+
 def test_softmax_is_three_launches(budget: ModuleType) -> None:
-    forward, both = budget.count(parse("Softmax()"), SITE, batch=4)
+    forward, both = budget.count(*layer(budget, "Softmax()"))
     assert forward.by_name == {"addmm": 2, "_scaled_dot_product_flash_attention": 1}
     assert both.by_name["_scaled_dot_product_flash_attention_backward"] == 1
     assert both.by_name["mm"] == 4  # the gradients of two weights and of their inputs
@@ -34,20 +41,20 @@ def test_softmax_is_three_launches(budget: ModuleType) -> None:
 
 
 def test_tables_are_made_once(budget: ModuleType) -> None:
-    forward, _ = budget.count(parse("Window(size=3, shift=1)"), SITE, batch=4)
+    forward, _ = budget.count(*layer(budget, "Window(size=3, shift=1)"))
     assert "arange" not in forward.by_name
     assert forward.launches < 15
 
 
 def test_kernels_of_triton_are_counted(budget: ModuleType) -> None:
     pytest.importorskip("triton")
-    forward, both = budget.count(parse("DynamicConv(kernel=3)"), SITE, batch=4)
+    forward, both = budget.count(*layer(budget, "DynamicConv(kernel=3)"))
     assert forward.by_name["_sum_taps (Triton)"] == 1
     assert both.by_name["_kernels_gradient (Triton)"] == 1
-    forward, both = budget.count(parse("Linear()"), SITE, batch=4, execution="triton")
+    forward, both = budget.count(*layer(budget, "Linear()", "triton"))
     # no copy of the queries to learn a dtype, which `to` would make and looks like a view
     assert forward.by_name == {"addmm": 2, "_sum_keys (Triton)": 1, "_read_queries (Triton)": 1}
-    assert both.launches < budget.count(parse("Linear()"), SITE, batch=4)[1].launches // 2
+    assert both.launches < budget.count(*layer(budget, "Linear()"))[1].launches // 2
 
 
 @pytest.mark.parametrize("text", ["MiTA(m=4, k=4)", "Linear()", "Window(size=3)", "DynamicConv(kernel=3)", "XCA()"])
@@ -66,13 +73,23 @@ def test_the_tape_gives_the_gradients_of_pytorch(budget: ModuleType, text: str) 
 
 def test_compiled_layers_join_what_lies_between_products(budget: ModuleType) -> None:
     pytest.importorskip("triton")
-    forward, both = budget.count_compiled(parse("Softmax()"), SITE, batch=4)
+    forward, both = budget.count_compiled(*layer(budget, "Softmax()"))
     assert forward.by_name == {"aten.addmm.out": 2, "aten._scaled_dot_product_flash_attention.default": 1}
     assert both.by_name["aten.mm.out"] == 4
-    rest = budget.count(parse("Softmax()"), SITE, batch=4)[0].bytes - forward.bytes
+    rest = budget.count(*layer(budget, "Softmax()"))[0].bytes - forward.bytes
     assert 0 <= rest < 4096  # the log-sum-exp and random state, which nothing reads
-    plain, joined = (kind(parse("FLatten()"), SITE, batch=4) for kind in (budget.count, budget.count_compiled))
+    plain, joined = (kind(*layer(budget, "FLatten()")) for kind in (budget.count, budget.count_compiled))
     assert joined[0].launches < plain[0].launches / 2
     assert joined[1].bytes < plain[1].bytes / 2
-    forward, _ = budget.count_compiled(parse("Linear()"), SITE, batch=4, execution="triton")
+    forward, _ = budget.count_compiled(*layer(budget, "Linear()", "triton"))
     assert forward.by_name == {"aten.addmm.out": 2, "_sum_keys (Triton)": 1, "_read_queries (Triton)": 1}
+
+
+def test_a_whole_model_is_its_layers_and_the_rest(budget: ModuleType) -> None:
+    small, large = (
+        budget.count_compiled(*budget.model_of(f"vit_tiny_patch16_224(depth={depth})", parse("SKA()"), 64, 2))
+        for depth in (1, 2)
+    )
+    more = large[0].launches - small[0].launches
+    assert 6 <= more <= 12  # four products, attention and two norms of a block
+    assert large[1].bytes > small[1].bytes

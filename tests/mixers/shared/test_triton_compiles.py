@@ -53,8 +53,8 @@ KERNELS: dict[str, dict[str, str]] = {
 """The types of the parameters that are no constants; x: that of the inputs."""
 CONSTANTS: dict[str, Any] = {
     "WIDTH": 64, "OUT": 64, "D": 64, "E": 64, "SIZE": 64, "STEP": 64, "LENGTH": 512, "TOP": 64,
-    "BIASED": True, "VALUED": True, "CHOOSING": True, "ALONE": True, "CHUNKS": 8, "BLOCK": 4096,
-    "LESS": True, "M": 64, "TILE": 128, "FEATURE": 1, "MASKED": True, "LEARNED": True,
+    "BIASED": True, "VALUED": True, "CHOOSING": True, "ALL_KEYS": True, "ALL_QUERIES": False, "CHUNKS": 8,
+    "BLOCK": 4096, "LESS": True, "M": 64, "TILE": 128, "FEATURE": 1, "MASKED": True, "LEARNED": True,
     "SHIFTED": True, "INDEXED": True, "DIVIDED": True, "CONSTANT": True,
     "ROWS": 13, "COLUMNS": 13, "CHANNELS": 64, "POSITIONS": 64,
 }  # fmt: skip

@@ -183,10 +183,13 @@ def _attend_backward(
     v_token, grad_batch, grad_head, grad_token, dq_batch, dq_head, dq_token, dk_batch, dk_head, dk_token, dv_batch,
     dv_head, dv_token, heads, queries, keys, scale, factor,
     WIDTH: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr,
-    LENGTH: tl.constexpr, ALONE: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BIASED: tl.constexpr,
-    CAST: tl.constexpr, KIND: tl.constexpr,
+    LENGTH: tl.constexpr, ALL_KEYS: tl.constexpr, ALL_QUERIES: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    BIASED: tl.constexpr, CAST: tl.constexpr, KIND: tl.constexpr,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
-    """A program has a tile of keys and a chunk of queries. What several programs find is added atomically."""
+    """A program has a tile of keys and a chunk of queries. What several programs find is added atomically.
+
+    ALL_KEYS, ALL_QUERIES: whether one tile or chunk has them all.
+    """
     head = tl.program_id(2).to(tl.int64)
     column, d, e = tl.program_id(0) * STEP + tl.arange(0, STEP), tl.arange(0, D), tl.arange(0, E)
     q, k, v = (first_row(q, head, heads, q_batch, q_head), first_row(k, head, heads, k_batch, k_head),
@@ -217,12 +220,16 @@ def _attend_backward(
         to_keys += tl.dot(tl.trans(change), own, input_precision="ieee", out_dtype=KIND)
         to_values += tl.dot(tl.trans(weights.to(CAST)), outer, input_precision="ieee", out_dtype=KIND)
         moved = tl.dot(change, near, input_precision="ieee", out_dtype=KIND)
-        if ALONE:  # one tile has all keys
+        if ALL_KEYS:
             store_rows(dq, row, dq_token, d, live, moved, WIDTH)
         else:
             add_rows(dq, row, dq_token, d, live, moved, WIDTH)
-    add_rows(dk, column, dk_token, d, valid, to_keys, WIDTH)
-    add_rows(dv, column, dv_token, e, valid, to_values, OUT)
+    if ALL_QUERIES:
+        store_rows(dk, column, dk_token, d, valid, to_keys, WIDTH)
+        store_rows(dv, column, dv_token, e, valid, to_values, OUT)
+    else:
+        add_rows(dk, column, dk_token, d, valid, to_keys, WIDTH)
+        add_rows(dv, column, dv_token, e, valid, to_values, OUT)
 
 
 def mita_triton(
@@ -315,15 +322,17 @@ def _backward(
     """The gradients of q, k and v. delta (B,H,N): the products of grad and the output, less the gradient of lse."""
     options = _tiles(q, k, v, bias)
     options["STEP"] = keys_of_tile(k.shape[-2], q.element_size())
-    alone = k.shape[-2] <= options["STEP"]
-    dq, dk, dv = (heads_last(x, x.shape[-1], lse.dtype) for x in (q, k, v))
-    dq = heads_last(q, q.shape[-1], q.dtype) if alone else dq.zero_()
     grid = triton.cdiv(k.shape[-2], options["STEP"]), triton.cdiv(q.shape[-2], CHUNK), q.shape[0] * q.shape[1]
+    alone = [programs == 1 for programs in grid[:2]]
+    dq, dk, dv = (
+        heads_last(x, x.shape[-1], x.dtype) if stored else heads_last(x, x.shape[-1], lse.dtype).zero_()
+        for x, stored in zip((q, k, v), (alone[0], alone[1], alone[1]), strict=True)
+    )
     _attend_backward[grid](
-        q, k, v, q if bias is None else bias, lse, delta, grad, dq, dk.zero_(), dv.zero_(),
+        q, k, v, q if bias is None else bias, lse, delta, grad, dq, dk, dv,
         *strides(q, k, v, grad, dq, dk, dv), q.shape[1], q.shape[-2], k.shape[-2], scale, factor,
-        LENGTH=min(CHUNK, triton.cdiv(q.shape[-2], options["SIZE"]) * options["SIZE"]), ALONE=alone, num_warps=8,
-        **options,
+        LENGTH=min(CHUNK, triton.cdiv(q.shape[-2], options["SIZE"]) * options["SIZE"]), ALL_KEYS=alone[0],
+        ALL_QUERIES=alone[1], num_warps=8, **options,
     )  # fmt: skip
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
