@@ -288,3 +288,28 @@ def test_detection_tokens_of_yolos_lie_behind_the_patches(size: tuple[int, int])
         port.mixer.register_forward_pre_hook(lambda mixer, arguments: grids.append(arguments[1]))
     assert torch.isfinite(model(torch.randn(2, 3, *size, dtype=torch.float64)).pred_boxes).all()
     assert grids == [Grid(size[0] // 16, size[1] // 16, prefix=1, suffix=5)] * 2
+
+
+def test_a_causal_mask_of_torch_is_refused_where_later_tokens_are_read() -> None:
+    """PyTorch wants the mask beside `is_causal`; a local branch and CSKA read tokens that it forbids."""
+    causal = nn.Transformer.generate_square_subsequent_mask(16)
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patch_embed = nn.Conv2d(3, 32, 4, 4)
+            self.block = nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True, norm_first=True)
+
+        def forward(self, images: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            x = self.patch_embed(images).flatten(2).mT
+            out: torch.Tensor = self.block(x, src_mask=mask, is_causal=mask is not None)
+            return out
+
+    images = torch.randn(2, 3, 16, 16)
+    for mixer in (Softmax(dwc=3), CSKA()):
+        model = swap(Encoder().eval(), mixer, example=images)
+        with pytest.raises(UnsupportedError, match="causal"):
+            model(images, causal)
+    host = Encoder().eval()
+    plain = host(images, causal)
+    assert torch.allclose(swap(host, Softmax(), example=images)(images, causal), plain, atol=1e-5)

@@ -19,7 +19,8 @@ def _rows(number: int, pairs: tuple[tuple[int, int], ...]) -> tuple[Row, ...]:
 
 RATES: Mapping[str, float] = {
     "avg2d": 3e-3, "random": 6e-3, "learned": 3e-3, "avg1d": 3e-3, "dwconv": 6e-3, "compress only": 6e-3,
-    "route only": 1.5e-3, "w/o": 1.5e-3, "0000": 6e-3, "2 experts": 3e-3,
+    "route only": 1.5e-3, "w/o": 1.5e-3, "0000": 6e-3, "2 experts": 3e-3, "conv": 1.5e-3, "ToMe": 6e-3,
+    "m 16, k 25": 3e-3, "m 25, k 16": 3e-3, "4 experts": 6e-3,
 }  # fmt: skip
 """Of the rows that `--decide` has trained: the best of 0.0015, 0.003 and 0.006 on a tenth of the training boards."""
 
