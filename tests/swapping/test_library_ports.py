@@ -313,3 +313,11 @@ def test_a_causal_mask_of_torch_is_refused_where_later_tokens_are_read() -> None
     host = Encoder().eval()
     plain = host(images, causal)
     assert torch.allclose(swap(host, Softmax(), example=images)(images, causal), plain, atol=1e-5)
+    # what else the mask adds counts too, as in torch where the weights are asked for
+    torch.manual_seed(0)
+    attention, x = nn.MultiheadAttention(32, 2, batch_first=True).eval(), torch.randn(2, 16, 32)
+    slope = causal - 0.5 * (torch.arange(16)[:, None] - torch.arange(16)).abs()
+    expected = attention(x, x, x, attn_mask=slope, is_causal=True)[0]
+    host.block.self_attn = attention
+    port = swap(host, Softmax(), example=images).block.self_attn
+    assert torch.allclose(port(x, x, x, attn_mask=slope, is_causal=True)[0], expected, atol=1e-5)

@@ -86,8 +86,7 @@ class TorchAttention(Port):
             attn_mask = ~attn_mask
         if attn_mask is not None and attn_mask.ndim == 3:  # (B * H, N, N)
             attn_mask = attn_mask.unflatten(0, (len(x), -1))
-        # a mechanism that refuses a causal mask must see that one is: beside a mask, is_causal says so, as in torch
-        mask = library_mask(None if is_causal else attn_mask, is_causal, x)
+        mask = library_mask(attn_mask, is_causal, x)
         if key_padding_mask is not None:
             kinds = self.mixer.config.masks
             mask = _with_padding(mask or NO_MASK, key_padding_mask, "padding" in kinds and "bias" not in kinds)
