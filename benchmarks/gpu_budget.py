@@ -253,7 +253,8 @@ NOTING = partial(mock.patch.object, torch.autograd.function.FunctionCtx, "set_ma
 
 def count_compiled(module: torch.nn.Module, shape: Sequence[int], more: Sequence[Any] = ()) -> tuple[Budget, Budget]:
     """`count` of a module as `torch.compile` would join its operators for an H100: inductor's lowering and fusion, to
-    the point where it would write kernels. Bytes are inductor's own; Regard's operators count as in `count`.
+    the point where it would write kernels. Bytes are inductor's own; Regard's operators count as in `count`. For a
+    process of its own: see `_as_if_present`.
     """
     forward, both = Counting(), Counting()
 
@@ -332,7 +333,10 @@ _H100 = SimpleNamespace(
 
 @contextmanager
 def _as_if_present() -> Iterator[None]:
-    """What PyTorch asks of a device before it computes anything has the answers of an H100."""
+    """What PyTorch asks of a device before it computes anything has the answers of an H100.
+
+    It remembers some of them, so that this process must not use a real device, nor have asked for one before.
+    """
     answers = {
         "get_device_properties": _H100, "get_device_capability": (9, 0), "is_available": True, "current_device": 0,
         "device_count": 1, "is_bf16_supported": True, "get_rng_state": torch.zeros(16, dtype=torch.uint8),
@@ -340,14 +344,15 @@ def _as_if_present() -> Iterator[None]:
     }  # fmt: skip
     with ExitStack() as stack:
         for name, answer in answers.items():
-            say = lambda *_, answer=answer, **__: answer  # noqa: E731
-            for place, value in (
-                (torch.cuda, say),
-                *((x, staticmethod(say)) for x in (CudaInterface, CudaInterface.Worker)),
-            ):
-                if hasattr(place, name):
-                    stack.enter_context(mock.patch.object(place, name, value))
+            said = staticmethod(partial(_say, answer))
+            for asked in (torch.cuda, CudaInterface, CudaInterface.Worker):
+                if hasattr(asked, name):
+                    stack.enter_context(mock.patch.object(asked, name, said))
         yield
+
+
+def _say(answer: Any, *_: Any, **__: Any) -> Any:
+    return answer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
