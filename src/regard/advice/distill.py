@@ -17,6 +17,7 @@ from torch import nn
 from regard.core import ConfigError, Extra, MixerConfig, StoreError, require
 from regard.files.atomic import write_atomically
 from regard.images.images import Images
+from regard.models.hugging_face import MODEL_FILES
 from regard.models.recipe import check_recipe, stored_tensors
 from regard.models.saving import save
 from regard.swapping.inspect import matching_layers, plannable_layers
@@ -38,8 +39,6 @@ from .substitutes import Substitutes
 from .user_model import UserModel, split_images, tensors
 
 STATE, PLAN, WEIGHTS = "distill.state", "plan.json", "weights.safetensors"
-SAVED = ("model.json", "regard.json", "config.json", "model.safetensors", WEIGHTS)
-"""Files of which each says that a folder has a model, of Regard or of another library."""
 RATES = (1.0, 0.1, 0.01)
 """Of the rate of the output, which are tried."""
 TRIAL = 20
@@ -115,7 +114,7 @@ def distill_model(
     asked = f"{spell_layer_plan(choice)}|{judge_text(model.judge)}|{layers}|{outputs}|{rank}|{guard}"
     key = f"{digest(model.network, images)}|{asked}"
     kept = Kept(None if folder is None else folder / STATE, key, _refuse_other)
-    if folder is not None and not kept.content and any((folder / name).exists() for name in SAVED):
+    if folder is not None and not kept.content and any((folder / name).exists() for name in (*MODEL_FILES, WEIGHTS)):
         raise ConfigError(
             f"{folder} has a saved model already, which is not replaced: choose another (folder=, --out), or delete it"
         )

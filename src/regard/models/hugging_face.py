@@ -22,6 +22,8 @@ from regard.swapping.ports.hugging_face import config_of
 from . import recipe
 
 FILE = "regard.json"
+MODEL_FILES = ("model.json", FILE, "config.json", "model.safetensors")
+"""Files of which each says that a folder has a model, of Regard or of another library."""
 FIELDS = ("architecture", "swaps", "options", "sha256", "config_sha256", "data")
 _TIMM_MADE = ("conditional_detr", "dab_detr", "deformable_detr", "detr", "omdet_turbo", "table_transformer")
 """Models whose `use_timm_backbone` builds timm's network without asking the hub; others ignore it."""
@@ -75,9 +77,7 @@ def check_folder(folder: Path, description: str, read: Callable[[], object]) -> 
     another program wrote it."""
     if (folder / description).exists():
         read()
-    elif held := [
-        name for name in ("model.json", FILE, "config.json", "model.safetensors") if (folder / name).exists()
-    ]:
+    elif held := [name for name in MODEL_FILES if (folder / name).exists()]:
         raise StoreError(
             f"{folder} holds another model, or one of another library ({', '.join(held)}): save into another folder, "
             "or delete it"

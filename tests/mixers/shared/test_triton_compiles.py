@@ -53,14 +53,17 @@ KERNELS: dict[str, dict[str, str]] = {
 """The types of the parameters that are no constants; x: that of the inputs."""
 CONSTANTS: dict[str, Any] = {
     "WIDTH": 64, "OUT": 64, "D": 64, "E": 64, "SIZE": 64, "STEP": 64, "LENGTH": 512, "TOP": 64,
-    "BIASED": True, "VALUED": True, "CHOOSING": True, "ALL_KEYS": True, "ALL_QUERIES": False, "CHUNKS": 8,
-    "BLOCK": 4096, "LESS": True, "M": 64, "TILE": 128, "FEATURE": 1, "MASKED": True, "LEARNED": True,
+    "BIASED": True, "VALUED": True, "CHOOSING": True, "ALL_KEYS": True, "CHUNKS": 8, "BLOCK": 4096,
+    "LESS": True, "M": 64, "TILE": 128, "FEATURE": 1, "MASKED": True, "LEARNED": True,
     "SHIFTED": True, "INDEXED": True, "DIVIDED": True, "CONSTANT": True,
     "ROWS": 13, "COLUMNS": 13, "CHANNELS": 64, "POSITIONS": 64,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*KERNELS, *(f"{name} of pairs" for name in KERNELS if name.startswith("tile"))])
+VARIANTS = [*(f"{name} of pairs" for name in KERNELS if name.startswith("tile")), "mita._attend_backward of one chunk"]
+
+
+@pytest.mark.parametrize("name", [*KERNELS, *VARIANTS])
 @pytest.mark.parametrize(
     ("capability", "kind"),
     [(90, "bf16"), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((80, "bf16"), (86, "fp16"), (80, "fp32")))],
@@ -76,17 +79,20 @@ def test_a_kernel_compiles(name: str, capability: int, kind: str) -> None:
     from regard.mixers.shared import routed_triton as routed
     from regard.mixers.shared import tile_triton as tile
 
-    name, _, pairs = name.partition(" of ")
+    name, _, variant = name.partition(" of ")
     place, function = name.split(".")
     files = {"mita": mita, "routed": routed, "dynamic": dynamic, "linear": linear, "tile": tile}
     kernel = getattr(files[place], function)
     types = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
     values = {**CONSTANTS, "CAST": types[kind], "KIND": tl.float32}
     values["STEP"] = mita.keys_of_tile(128, 4 if kind == "fp32" else 2) if function == "_attend_backward" else 64
-    values["PAIRED"] = bool(pairs)
+    values["PAIRED"] = variant == "pairs"
+    values["ALL_QUERIES"] = variant == "one chunk"
     values["CHOICES"] = 3 if function == "_attend_and_choose" else 1
     constants = {(i,): values[one.name] for i, one in enumerate(kernel.params) if one.is_constexpr}
     signature = {one.name: "constexpr" if one.is_constexpr else KERNELS[name][one.name] for one in kernel.params}
+    if values["ALL_QUERIES"]:
+        signature |= {"dk": "x", "dv": "x"}
     signature = {key: f"*{kind}" if value == "x" else value for key, value in signature.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
     options = {"num_warps": 8 if function == "_attend_backward" else 4}

@@ -323,16 +323,17 @@ def _backward(
     options = _tiles(q, k, v, bias)
     options["STEP"] = keys_of_tile(k.shape[-2], q.element_size())
     grid = triton.cdiv(k.shape[-2], options["STEP"]), triton.cdiv(q.shape[-2], CHUNK), q.shape[0] * q.shape[1]
-    alone = [programs == 1 for programs in grid[:2]]
-    dq, dk, dv = (
-        heads_last(x, x.shape[-1], x.dtype) if stored else heads_last(x, x.shape[-1], lse.dtype).zero_()
-        for x, stored in zip((q, k, v), (alone[0], alone[1], alone[1]), strict=True)
-    )
+    all_keys, all_queries = (programs == 1 for programs in grid[:2])
+
+    def gradient(x: Tensor, stored: bool) -> Tensor:
+        return heads_last(x, x.shape[-1], x.dtype) if stored else heads_last(x, x.shape[-1], lse.dtype).zero_()
+
+    dq, dk, dv = gradient(q, all_keys), gradient(k, all_queries), gradient(v, all_queries)
     _attend_backward[grid](
         q, k, v, q if bias is None else bias, lse, delta, grad, dq, dk, dv,
         *strides(q, k, v, grad, dq, dk, dv), q.shape[1], q.shape[-2], k.shape[-2], scale, factor,
-        LENGTH=min(CHUNK, triton.cdiv(q.shape[-2], options["SIZE"]) * options["SIZE"]), ALL_KEYS=alone[0],
-        ALL_QUERIES=alone[1], num_warps=8, **options,
+        LENGTH=min(CHUNK, triton.cdiv(q.shape[-2], options["SIZE"]) * options["SIZE"]), ALL_KEYS=all_keys,
+        ALL_QUERIES=all_queries, num_warps=8, **options,
     )  # fmt: skip
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
