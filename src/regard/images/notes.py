@@ -1,7 +1,10 @@
 """Notes: what is unusual in data that are read all the same, counted for `regard data check` and for training."""
 
+import hashlib
 import logging
-from collections.abc import Container
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from regard.files.paths import files_below, printable
@@ -37,3 +40,34 @@ class Notes:
         """One warning for each kind, one after another."""
         for sentence in self.sentences():
             log.warning("%s", sentence)
+
+
+def warn_of_copies(splits: Mapping[str, Iterable[object]]) -> None:
+    """Warn of files of the training that lie in another split, too, byte by byte. Only files of one size are read.
+
+    splits: the images of "train" and others; what is no path is left out.
+    """
+    alike: dict[int, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
+    for split, images in splits.items():
+        for image in images:
+            with suppress(OSError):
+                if isinstance(image, Path):
+                    alike[image.stat().st_size][split].append(image)
+    notes = Notes()
+    for parts in alike.values():
+        learned = {_digest(file): file for file in parts["train"]} if len(parts) > 1 and parts["train"] else {}
+        for split, files in parts.items():
+            for file in files if learned and split != "train" else ():
+                if (same := learned.get(_digest(file))) and same != file:  # of one file in two lists, the reader warns
+                    kind = f"images of {split} that are in train, too, so that their scores are no test"
+                    notes.add(kind, f"{file} is {same}")
+    notes.warn()
+
+
+def _digest(file: Path) -> bytes:
+    """That of a file's bytes; of its name if it cannot be read."""
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").digest()
+    except OSError:
+        return str(file).encode()

@@ -34,6 +34,7 @@ from .images import (
     size_before_crop,
     unreadable,
 )
+from .notes import warn_of_copies
 from .rows import Paths, subset
 from .streams import generator
 
@@ -158,6 +159,7 @@ def image_set(
             raise DataError(f"the files of {path} have changed since they were first read: start again")
 
     images, divided = {}, total.startswith(DIVIDED)
+    warn_of_copies({split: part[0] for split, part in splits.items()})
     for split, part in splits.items():
         labels = part[2]
         drawn = ", a fifth of its images," if split == "test" and divided else ""

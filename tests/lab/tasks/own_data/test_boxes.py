@@ -651,3 +651,36 @@ def test_annotations_that_are_a_link_to_nothing_are_named(tmp_path: Path) -> Non
     (tmp_path / "val.json").symlink_to(tmp_path / "gone.json")
     with pytest.raises(DataError, match=r"val\.json is a link to nothing"):
         check_data(str(tmp_path))
+
+
+@pytest.mark.parametrize("points", [4, 5])
+def test_lines_of_key_points_without_their_shape_are_no_polygons(tmp_path: Path, points: int) -> None:
+    pictures(tmp_path / "images/train", range(3))
+    line = f"0 .5 .5 .2 .4 {'.45 .6 2 ' * points}\n"
+    for number in range(3):
+        write(tmp_path / f"labels/train/{number}.txt", line)
+    with pytest.raises(DataError, match=r"kpt_shape"):
+        data.load(str(tmp_path), False, "stop")
+    write(tmp_path / "data.yaml", f"names: [cat]\nkpt_shape: [{points}, 3]\n")
+    scenes = data.load(str(tmp_path), False, "stop").splits["train"]
+    np.testing.assert_allclose(scenes[0].objects.boxes[0] / (WIDTH, HEIGHT, WIDTH, HEIGHT), [0.4, 0.3, 0.6, 0.7], 1e-6)
+
+
+def test_lines_of_one_length_are_said_to_be_polygons(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They may be key points without visibility."""
+    pictures(tmp_path / "images/train", range(3))
+    for number in range(3):
+        write(tmp_path / f"labels/train/{number}.txt", "0 .5 .5 .2 .4 .45 .6 .4 .4 .5 .5\n")
+    data.load(str(tmp_path), False, "stop")
+    assert "lines of 10 numbers, which are read as polygons of 5 points: key points need kpt_shape" in caplog.text
+
+
+def test_images_in_training_and_test_are_said_by_a_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for folder in ("apart", "alike"):
+        LAYOUTS[YOLO](tmp_path / folder)
+    data.load(str(tmp_path / "apart"), False, "stop")
+    assert "in train, too" not in caplog.text
+    images = tmp_path / "alike/images"
+    shutil.copy(images / "train/0.jpg", next(images.glob("val/*.jpg")))
+    data.load(str(tmp_path / "alike"), False, "stop")
+    assert "images of val that are in train, too, so that their scores are no test: 1, the first: " in caplog.text

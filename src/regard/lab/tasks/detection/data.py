@@ -13,7 +13,7 @@ from regard.core import DataError, Problems
 from regard.files.paths import files_below
 from regard.images import digest as digests
 from regard.images.images import SUFFIXES, AsStored, size_of
-from regard.images.notes import Notes
+from regard.images.notes import Notes, warn_of_copies
 from regard.images.streams import BY_NAME, held_out
 from regard.images.turned import annotated_as_stored
 from regard.lab.data import cued
@@ -94,6 +94,7 @@ def _load(path: Path, name: str, choices: Choices, total: str) -> SceneSet:
     else:
         own = own_splits(path, choices)
         categories, splits = own.categories, own.splits
+        warn_of_copies({split: [scene.source for scene in scenes] for split, scenes in splits.items()})
         if own.mended or own.as_stored or own.divided or choices.whole:  # prepared images need another key
             marks = f"{total}-{own.mended}-{own.as_stored}-{choices.whole}"
             checksum = hashlib.sha256(marks.encode()).hexdigest()

@@ -223,6 +223,7 @@ def _content(path: Path, images: list[Path], points: bool, reading: Reading) -> 
     entries: list[Any] = []
     annotations: list[Any] = []
     places: list[str] = []
+    longer: dict[str, list[float]] = {}
     for number, image in enumerate(images, 1):
         reading.named.add(image)
         label = label_of(path, image)
@@ -245,6 +246,17 @@ def _content(path: Path, images: list[Path], points: bool, reading: Reading) -> 
                 continue
             annotations.append({"image_id": number, **annotation})
             places.append(place)
+            if len(words) > 5 and not points:
+                longer[place] = [float(word) for word in words[1:]]
+    if _are_poses(list(longer.values())):
+        raise DataError(f"{next(iter(longer))} and all others have {_POSE}")
+    counts = {len(values) for values in longer.values()}
+    if len(longer) > 2 and len(counts) == 1 and counts != {8}:  # 8 are the corners of a box
+        for place in longer:
+            reading.notes.add(
+                f"lines of {max(counts)} numbers, which are read as polygons of {max(counts) // 2} points: key points "
+                "need kpt_shape in the .yaml file", place,
+            )  # fmt: skip
     return {"images": entries, "annotations": annotations}, places
 
 
@@ -272,6 +284,22 @@ def _annotation(words: list[str], width: int, height: int) -> dict[str, Any]:
         box = [(x - w / 2) * width, (y - h / 2) * height, w * width, h * height]
         return {"category_id": int(label), "bbox": box}
     if len(values) < 6 or len(values) % 2:
-        raise ValueError(f"it has {len(values)} numbers behind the class; expected 4 of a box, or pairs of a polygon")
+        raise ValueError(
+            f"it has {len(values)} numbers behind the class; expected 4 of a box, or pairs of a polygon; key points "
+            "need kpt_shape in the .yaml file"
+        )
     polygon = [value * (height if index % 2 else width) for index, value in enumerate(values)]
     return {"category_id": int(label), "bbox": box_of([polygon]), "segmentation": [polygon]}
+
+
+_POSE = "a box and key points with their visibility: write kpt_shape, such as [17, 3], into the .yaml file of the data"
+
+
+def _are_poses(lines: list[list[float]]) -> bool:
+    """Whether the numbers of all lines are a box and key points (x, y, visibility 0, 1 or 2), not pairs of a polygon.
+
+    A few short polygons at the borders of their images may look so, and are not taken for poses.
+    """
+    flags = [values[6::3] for values in lines if len(values) % 3 == 1 and len(values) > 6]
+    certain = len(lines) > 2 or any(len(each) > 3 for each in flags)
+    return len(flags) == len(lines) > 0 and certain and all(flag in (0, 1, 2) for each in flags for flag in each)

@@ -15,7 +15,7 @@ from regard.files.paths import files_below, words_in
 from regard.images import digest
 from regard.images.images import SUFFIXES, AsStored, mean_and_deviation, read_image, size_of
 from regard.images.normalise import Statistics
-from regard.images.notes import Notes
+from regard.images.notes import Notes, warn_of_copies
 from regard.images.own import IN_MEMORY
 from regard.images.streams import BY_NAME
 from regard.images.turned import annotated_as_stored
@@ -305,6 +305,7 @@ def own_set(
     }  # "test" may be "val"
     if not name and not whole:
         _check_classes(path, splits, names, void)
+        warn_of_copies({split: [image for image, _ in items] for split, items in pairs.items()})
     return MaskSet(name or f"own:{digest}", names, 3, splits, digest)
 
 
