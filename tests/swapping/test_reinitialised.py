@@ -185,7 +185,7 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("name", "size"), [*((name, ()) for name in FORMULAS), ("davit", (96, 64)), ("swiftformer", (96, 64))]
+    ("name", "size"), [*((name, ()) for name in FORMULAS), ("davit", (128, 64)), ("swiftformer", (128, 64))]
 )
 def test_the_mechanism_stands_between_the_weights_that_stay(name: str, size: tuple[int, ...]) -> None:
     """Also on images of another size."""

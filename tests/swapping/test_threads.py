@@ -30,10 +30,10 @@ def _many_switches() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
-def model_with(mixer: str = "Factors()") -> nn.Module:
+def model_with(mixer: str = "Factors()", example: str = "4x9") -> nn.Module:
     torch.manual_seed(0)
     model, _ = vit(dynamic_img_size=True)
-    swap(model.eval(), mixer, example=IMAGES["4x9"])
+    swap(model.eval(), mixer, example=IMAGES[example])
     draw_large_weights(model)
     return model
 
@@ -76,7 +76,7 @@ def test_dead_threads_leave_nothing_behind() -> None:
 
 
 def test_a_layer_alone_in_a_thread_does_not_guess() -> None:
-    model: Any = model_with()
+    model: Any = model_with(example="6x6")
     tokens = torch.randn(1, 37, 32)
     model(IMAGES["6x6"])
     expected = model.blocks[0].attn(tokens)

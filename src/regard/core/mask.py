@@ -16,8 +16,9 @@ class Mask:
     product: (of queries (B, H, N, r), of keys (M, r)), whose products are added logits, as position biases that are a
     sum over rows and columns of keys.
 
-    The output of a query without any allowed key is zeros. A bias with one row is a key bias. In cross-attention M
-    counts the tokens of the memory.
+    The output of a query without any allowed key is zeros. A bias with one row is a key bias. Padding belongs in keep:
+    a bias of -inf hides a token from the queries, but not from convolutions, landmarks and indexers.
+    In cross-attention M counts the tokens of the memory.
     Raises: ShapeError for a causal that is neither True nor False, a keep that is not boolean with two axes, or a bias
     that is no dense tensor of floating-point numbers with two axes or more.
     """

@@ -137,7 +137,7 @@ class _LinearGate:
         layer = cast(HeadMixer, self)
         if layer.gate is not None:
             out = layer.gate(x) * out
-        return F.dropout(layer.proj(out), layer.site.drop, layer.training)
+        return cast(Tensor, layer.proj_drop(layer.proj(out)))
 
 
 class PolaMixer(_LinearGate, HeadMixer):

@@ -221,6 +221,7 @@ class ViT3Mixer(Mixer):
         self.qkv = nn.Linear(site.dim, 3 * width, bias=site.qkv_bias)
         self.inner = InnerModel(config, site)
         self.proj = nn.Linear(width, site.dim, bias=site.out_bias)
+        self.proj_drop = nn.Dropout(site.drop)
 
     def compute(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
         self.check(x, grid, mask)
@@ -236,7 +237,7 @@ class ViT3Mixer(Mixer):
             q, k, v = cells.chunk(3, 1)
             local = (ttt_conv_reference if plain else ttt_conv)(q, k, v, self.inner.w3, lr=lr, clip=clip)
             out = torch.cat([out, grid.from_map(torch.zeros_like(extra[..., : site.width]), local)], -1)
-        return cast(Tensor, F.dropout(self.proj(out), site.drop, self.training))
+        return cast(Tensor, self.proj_drop(self.proj(out)))
 
 
 class InnerModel(nn.Module):

@@ -29,14 +29,17 @@ _same_grid = functools.lru_cache(Grid)
 class GridSource:
     """The grid of the current forward pass, written by a forward hook on the watched module, read by the layers.
 
-    The hook is the bound method `record`, so a deep copy of a model gets a source of its own. Every thread has its own
-    grid, which ends with the thread; a copy, a pickled one too, starts with the grid of the thread that copied.
+    The hook is the bound method `record`, so a deep copy of a model gets a source of its own. Until its own watched
+    module has run, a copy follows the source that it was copied from, so that a copy of one block may become a part of
+    the same model. Every thread has its own grid, which ends with the thread; a pickled copy starts with the grid of
+    the thread that pickled.
     Activation checkpointing runs a layer again during the backward pass, maybe in another thread. The grid is then that
     of the forward pass whose graph is being run backward, where it is marked. If the watched module is frozen, there is
     no mark: a thread must then run a pass backward before it begins one of another size. The same holds for parts that
     are compiled by themselves inside of checkpoints; a model that is compiled as a whole has no such limit.
     Raises: GridError, by `grid`, where the grid is unknown: the watched module has not run, or a layer runs without it
-    in another thread or a backward pass, and passes of several sizes are possible.
+    in another thread or a backward pass, and passes of several sizes are possible; by `count`, where a layer runs once
+    more without it and the grid cannot be told from the number of tokens.
     users: the swapped layers of all models that read it.
     """
 
@@ -52,6 +55,9 @@ class GridSource:
         self._trained: set[Sides] = set()  # grids of all passes that may run backward
         self._last, self._one = sides, sides[0] is not None  # of passes that may run backward; all the same
         self._expected: Sides | None = None
+        self._of_number: dict[int, Sides] = {}  # the first grid of each number of tokens
+        self._alike: dict[int, Sides] = {}  # another one of that number
+        self._copied_from: GridSource | None = None
 
     def expect(self, grid: Grid) -> None:
         """The grid where none is known: a traced model (torch.fx) runs without the watched module."""
@@ -65,6 +71,8 @@ class GridSource:
         """
         if isinstance(output, Proxy):
             return  # no pass, but a trace of one
+        if self._copied_from is not None:
+            self._copied_from = None
         size = self._thread.size
         output, sides = _with_sides(module, args[0] if args else None, output)
         if sides is not None and output.ndim < 3:
@@ -78,6 +86,9 @@ class GridSource:
             size.backward = torch._C._current_graph_task_id()
             if type(size.height) is int:
                 size.begin(size.sides)
+                number = math.prod(size.sides)
+                if self._of_number.setdefault(number, size.sides) != size.sides:
+                    self._alike[number] = size.sides
             if torch.is_grad_enabled() and type(size.height) is int:
                 self._mark(size, output)
 
@@ -93,8 +104,27 @@ class GridSource:
                 size.open, size.finished = set(), False
             size.open.add(grid)
 
+    def count(self, layer: nn.Module, times: int) -> None:
+        """A layer runs, which does so `times` in a pass of the whole model. Raises: GridError."""
+        source = self._copied_from or self
+        if not source._alike or torch.compiler.is_compiling() or torch._C._current_graph_task_id() != NO_BACKWARD:
+            return
+        size = source._thread.size
+        size.calls[id(layer)] = number = size.calls.get(id(layer), 0) + 1
+        if number <= times or type(size.height) is not int:
+            return
+        cells = math.prod(size.sides)
+        known = {size.sides, *(grids[cells] for grids in (source._of_number, source._alike) if cells in grids)}
+        if len(known) > 1:
+            raise GridError(
+                "a swapped layer runs again without the module that gives the grid of its tokens, which may be "
+                f"{' or '.join(map(_text, sorted(known)))}, as many: pass the images through the whole model"
+            )
+
     def grid(self, prefix: int, suffix: int = 0) -> Grid:
         """The grid of this pass, with `prefix` tokens before its patch tokens and `suffix` after them."""
+        if self._copied_from is not None:
+            return self._copied_from.grid(prefix, suffix)
         size, compiling = self._thread.size, torch.compiler.is_compiling()
         sides = size.sides
         if not compiling:
@@ -143,8 +173,14 @@ class GridSource:
 
     # copies and pickles; older versions have pickled the same dictionary
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "GridSource":
+        copied = GridSource()
+        copied.__setstate__(self.__getstate__())
+        copied._copied_from = self
+        return copied
+
     def __getstate__(self) -> dict[str, int]:
-        sides = self._thread.size.sides
+        sides = (self._copied_from or self)._thread.size.sides
         return dict(zip(("height", "width", "depth"), sides if type(sides[0]) is int else (0, 0, 0), strict=True))
 
     def __setstate__(self, state: dict[str, int]) -> None:
@@ -160,6 +196,7 @@ class _Size:
     """Height, width and depth in patch tokens, None before the first pass.
 
     backward: number of the backward pass in which they were recorded, when a checkpointed part contains the module.
+    calls: how often each layer, by its id, has run since the tokens were made.
     open: grids of passes that may run backward and have no mark, as the module is frozen. finished: whether a part of
     such a pass has run again, so that the next pass begins another set.
     """
@@ -173,6 +210,7 @@ class _Size:
         self.finished = False
         self.unread: Sides | None = None
         self.clash: Sides | None = None
+        self.calls: dict[int, int] = {}
 
     @property
     def sides(self) -> Any:
@@ -181,6 +219,7 @@ class _Size:
 
     def begin(self, sides: Sides) -> None:
         """A watched module has made tokens on a grid."""
+        self.calls.clear()
         before, self.unread = self.unread, sides
         if before is not None and before != sides and math.prod(before) == math.prod(sides):
             self.clash = before

@@ -1,6 +1,7 @@
 """Inspecting a model: which of its layers can be swapped, what inputs they get, and on which grid."""
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -132,7 +133,8 @@ def _without_ports(model: nn.Module) -> str:
     ports = "none that a port knows"
     if nn.MultiheadAttention in map(type, model.modules()):
         return (
-            "it has nn.MultiheadAttention, but no Conv2d that its port knows as patch embedding: subclass "
+            "it has nn.MultiheadAttention, but two in one module, as a decoder, or no Conv2d that its port knows as "
+            "patch embedding: subclass "
             "TorchAttention of regard.swapping.ports.torch_attention with watch = the name of yours (where it is no "
             "Conv2d, override belongs and call_grid too), and pass it as ports=[...]; "
             f"{OWN_MODEL}"
@@ -248,12 +250,14 @@ def _call(model: nn.Module, example: Example) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCall:
-    """A call of a layer in a forward pass. grid: of its tokens. shape: of its output, the first one of several."""
+    """A call of a layer in a forward pass, the last of so many `times`. grid: of its tokens. shape: of its output, the
+    first one of several."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     grid: Grid
     shape: torch.Size
+    times: int = 1
 
     @torch.no_grad()
     def check(self, layer: Port, name: str) -> None:
@@ -269,7 +273,8 @@ class LayerCall:
             try:
                 output = layer(*args, **kwargs)
             except UnsupportedError as error:
-                raise UnsupportedError(f"{name}: {error}; {OTHER_MASKS}") from error
+                remedy = f"; {OTHER_MASKS}" if "mask" in str(error) else ""
+                raise UnsupportedError(f"{name}: {error}{remedy}") from error
         first = output[0] if isinstance(output, tuple | list) and output else output
         if not isinstance(first, Tensor):
             raise SwapError(f"{type(layer).__name__} at {name} returns {short_repr(first)}: correct the port's forward")
@@ -320,12 +325,12 @@ def layer_grids(
             f"example is one input of a model, such as torch.randn(1, 3, 224, 224), not {short_repr(example)}"
         )
     modules = {name: model.get_submodule(name) for name in layers}
-    outputs: dict[nn.Module, torch.Size] = {}
+    outputs: dict[nn.Module, list[torch.Size]] = defaultdict(list)
     with ExitStack() as hooks:
         sources = _grid_sources(model, layers, hooks)
         with explain_inputs(model, example), _kept_attributes(model), stand_ins(model, modules) as twins:
             for twin in twins.values():
-                twin.register_forward_hook(lambda twin, args, output: outputs.update({twin: _output_shape(output)}))
+                twin.register_forward_hook(lambda twin, args, output: outputs[twin].append(_output_shape(output)))
             calls = layer_calls(model, twins, example)
     grids = {}
     for name, port in layers.items():
@@ -341,7 +346,8 @@ def layer_grids(
             grid = port.call_grid(host, inputs, watched)
         except SwapError as error:
             raise SwapError(f"{name}: {error}") from error
-        call = LayerCall(args=args, kwargs=kwargs, grid=grid, shape=outputs[twins[name]])
+        shapes = outputs[twins[name]]
+        call = LayerCall(args=args, kwargs=kwargs, grid=grid, shape=shapes[-1], times=len(shapes))
         grids[name] = (grid, sources[name], call)
     return grids
 

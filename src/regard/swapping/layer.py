@@ -1,6 +1,7 @@
 """Port: the layer that stands in the place of a library's attention, under the library's parameter names."""
 
 import copy
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,8 @@ from .host_parameters import host_part, host_site
 from .kept_parameters import like
 from .separate_qkv import joined_qkv, match_host_projection
 
+_HARMLESS = ("fused_attn", "training", "layer_idx")
+"""Attributes of attention, set by tools, that do not change what it computes."""
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "replaces": (tuple,), "class_paths": (frozenset, set, tuple), "watch": (str,), "parameter_names": (Mapping,),
     "mask_kinds": (frozenset, set),
@@ -100,6 +103,8 @@ class Port(HostNames):
     mask_kinds: ClassVar[frozenset[str]] = frozenset()
     loses: ClassVar[str] = ""
 
+    calls: int = 1
+    """How often the plan's forward pass ran the layer."""
     unsaved: Sequence[str] = ()
     """The host's parameters that the mixer does not use, named as by `parameter_changes`, that a file did not have."""
     placeholder: Tensor
@@ -130,6 +135,8 @@ class Port(HostNames):
         """As that of nn.Module; symbolic tracing (torch.fx, feature extractors) takes the layer as one step."""
         traced = next((value for value in (*args, *kwargs.values()) if isinstance(value, Proxy)), None)
         if traced is None:
+            if self.watch:
+                self.source.count(self, self.calls)
             return super().__call__(*args, **kwargs)
         self.source.expect(self.planned_grid)
         tracer = cast(Tracer, traced.tracer)
@@ -300,7 +307,10 @@ class Port(HostNames):
         frozen = self.frozen_parameters()
         for name, parameter in host.named_parameters():
             parameter.requires_grad_(name not in frozen)
-        for module in host.modules():
+        parts = dict(self.mixer.named_modules())
+        for path, module in host.named_modules():
+            if isinstance(module, nn.Dropout) and isinstance(part := parts.get(self.mixer_name(path)), nn.Dropout):
+                module.p = part.p
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = like(buffer, example)
@@ -392,16 +402,31 @@ class Port(HostNames):
         if name in self.parameter_names and isinstance(value, Tensor):  # functional_call by the host's name
             path, _, leaf = adapted_name(adapters(self.mixer), f"{path}.{leaf}").rpartition(".")
             self.mixer.get_submodule(path)._parameters[leaf] = value  # type: ignore[assignment]
-        elif isinstance(value, nn.Module) and self._has_in_mixer(name):  # an adapter around a projection
+        elif isinstance(value, nn.Module) and self._has_in_mixer(name):  # an adapter around a projection, a dropout
             setattr(self.mixer.get_submodule(path), leaf, value)
         else:
+            if self._is_of_host(name):
+                warnings.warn(
+                    f"{name} is set on a swapped layer, which does not read it: restore(model), change it there, then "
+                    "swap", stacklevel=2,
+                )  # fmt: skip
             super().__setattr__(name, value)
 
     def _has_in_mixer(self, name: str) -> bool:
-        """Whether a child of the host, by its name, is a child of the mixer now."""
+        """Whether a child of the host, by its name, is a child of the mixer now, or a normalisation that may be."""
         if "_host" not in self.__dict__ or name not in self.host._modules:
             return False
-        return self.mixer_name(name) in dict(self.mixer.named_modules())
+        path, _, leaf = self.mixer_name(name).rpartition(".")
+        parts = dict(self.mixer.named_modules())
+        return path in parts and leaf in parts[path]._modules
+
+    def _is_of_host(self, name: str) -> bool:
+        """Whether a name means a part or a plain value of the host that the layer, once in its place, does not use."""
+        if "_host" not in self.__dict__ or self not in self.source.users:
+            return False
+        if name.startswith("_") or name in (*_HARMLESS, *vars(self), *self._modules):
+            return False
+        return not hasattr(type(self), name) and (name in self.host._modules or name in vars(self.host))
 
 
 Ports = Sequence[type[Port]]
@@ -429,13 +454,42 @@ def first_tensor(module: nn.Module) -> Tensor:
     return next(floating, torch.zeros(()))
 
 
-def library_mask(attn_mask: Tensor | None, is_causal: bool, x: Tensor) -> Mask | None:
-    """PyTorch's attn_mask (boolean, True = attend, or additive) and is_causal as a `Mask`; None if neither is given.
+def library_mask(attn_mask: Tensor | None, is_causal: bool, x: Tensor, padding: Tensor | None = None) -> Mask | None:
+    """PyTorch's attn_mask (boolean, True = attend, or additive) and is_causal as a `Mask`; None if nothing is given.
 
-    x: a tensor with the dtype that the additive mask should have.
+    A mask with one row for all queries and heads hides tokens: it becomes `Mask.keep`, which convolutions, indexers
+    and landmarks read, too. Finite numbers beside it stay a bias. x: a tensor with the dtype that an additive mask
+    should have. padding: a further mask of one row, (B, N).
     """
-    if attn_mask is None and not is_causal:
-        return None
+    keep = None
+    if attn_mask is not None and attn_mask.ndim == 4 and attn_mask.shape[1] == 1 and _has_one_row(attn_mask):
+        keep, attn_mask = _split_row(attn_mask[:, 0, 0], len(x))
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=x.dtype).masked_fill(~attn_mask, -torch.inf)
-    return Mask(causal=is_causal, bias=attn_mask)
+    if padding is not None:
+        kept, bias = _split_row(padding, len(x))
+        keep = kept if keep is None else keep & kept
+        if bias is not None:
+            attn_mask = bias if attn_mask is None else attn_mask + bias
+    if attn_mask is None and keep is None and not is_causal:
+        return None
+    return Mask(causal=is_causal, keep=keep, bias=attn_mask)
+
+
+def _has_one_row(mask: Tensor) -> bool:
+    """Whether all queries have the same row, in memory."""
+    return mask.shape[-2] == 1 or mask.stride(-2) == 0
+
+
+def _split_row(row: Tensor, batch: int) -> tuple[Tensor, Tensor | None]:
+    """The tokens that a row (B or 1, M) leaves (B, M), and what it adds to the logits of these, (B, 1, 1, M).
+
+    Hidden is what `weigh` of static keys takes for hidden. The second is None where nothing is added; under
+    `torch.compile`, where that cannot be seen, only for a boolean row.
+    """
+    if row.dtype == torch.bool:
+        return row.expand(batch, -1), None
+    keep = row > max(-5e8, torch.finfo(row.dtype).min / 2)
+    rest = row.masked_fill(~keep, 0.0)
+    added = torch.compiler.is_compiling() or bool(rest.any())
+    return keep.expand(batch, -1), rest[:, None, None] if added else None

@@ -220,7 +220,7 @@ def _plan(
                 "port for it as ports=[...]"
             ) from error
         checks.check_linears(layer, host, name)
-        layer.source, layer.planned_grid = source, planned_grid
+        layer.source, layer.planned_grid, layer.calls = source, planned_grid, call.times
         notes = checks.plan_notes(port, host, mixer, site.qkv_bias)
         planned.append(_planned_site(uses, name, module, layer, call, notes))
     _name_shared(model, planned)

@@ -6,12 +6,12 @@ Padded tokens (`Mask.keep`) are zero, like positions beyond the border.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, GridError, Mask, Mixer, MixerConfig, Site
 from regard.mixers.shared.precision import upcast
@@ -60,6 +60,10 @@ class TapsMixer(Mixer):
 
     config: TapsConfig
 
+    def __init__(self, config: TapsConfig, site: Site) -> None:
+        super().__init__(config, site)
+        self.proj_drop = nn.Dropout(site.drop)
+
     def mix(
         self, x: Float[Tensor, "B C h w"], valid: Bool[Tensor, "B 1 h w"] | None, plain: bool
     ) -> Float[Tensor, "B C h w"]:
@@ -74,7 +78,7 @@ class TapsMixer(Mixer):
         out = self.mix(image, valid, plain)
         if grid.extra:
             extra = self._extra_output(out, valid).expand(-1, grid.extra, -1)
-        return F.dropout(grid.from_map(extra.to(out.dtype), out), self.site.drop, self.training)
+        return cast(Tensor, self.proj_drop(grid.from_map(extra.to(out.dtype), out)))
 
     def split(
         self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None

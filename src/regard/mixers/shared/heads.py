@@ -120,7 +120,7 @@ def convolve(
 
 
 class HeadLayer(Mixer):
-    """The common part of self- and cross-attention; children qkv, operator, proj and optional dwc, gate and norms.
+    """The common part of self- and cross-attention; children qkv, operator, proj, proj_drop, maybe dwc, gate, norms.
 
     qkv_roles, qkv_by_head: of the rows of a fused `qkv`, of a host's too, as in `project_roles`.
     """
@@ -138,8 +138,10 @@ class HeadLayer(Mixer):
         self.gate = nn.Linear(site.dim, inner, bias=site.qkv_bias) if config.gate else None
         norm = {"": nn.Identity, "layer": nn.LayerNorm, "rms": nn.RMSNorm}[site.qk_norm]
         for role in "qk":
-            self.add_module(f"{role}_norm", norm(site.width) if site.qk_norm and role in config.roles else None)
+            if role in config.roles:  # of another role, a normalisation that is set later would do nothing
+                self.add_module(f"{role}_norm", norm(site.width) if site.qk_norm else None)
         self.proj = nn.Linear(inner, site.dim, bias=site.out_bias)
+        self.proj_drop = nn.Dropout(site.drop)
 
     def project(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
         """Some of the projected roles, such as "qv", in this order: as they come from `qkv`."""
@@ -184,8 +186,7 @@ class HeadLayer(Mixer):
         """Gate, output projection and dropout; out (B, N, inner)."""
         if self.gate is not None:
             out = F.silu(self.gate(x)) * out
-        y = self.proj(out)
-        return F.dropout(y, self.site.drop, self.training) if self.site.drop else y
+        return cast(Tensor, self.proj_drop(self.proj(out)))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if f"{prefix}qkv.weight1" in state_dict and not isinstance(getattr(self, "qkv", None), Projection):

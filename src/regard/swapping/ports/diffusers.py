@@ -21,6 +21,7 @@ class DiffusersAttention(Port):
     dropouts = ()  # `dropout` is that of the output
     parameter_names = {
         "to_q": "qkv.q", "to_k": "qkv.k", "to_v": "qkv.v", "to_out.0": "proj", "norm_q": "q_norm", "norm_k": "k_norm",
+        "to_out.1": "proj_drop",
     }  # fmt: skip
 
     @classmethod

@@ -23,7 +23,7 @@ class MonaiAttention(Port):
 
     class_paths = frozenset({"monai.networks.blocks.selfattention.SABlock"})
     watch = "patch_embedding.patch_embeddings"
-    parameter_names = {"out_proj": "proj"}
+    parameter_names = {"out_proj": "proj", "drop_output": "proj_drop"}
     dropouts = ("drop_weights",)
 
     @classmethod

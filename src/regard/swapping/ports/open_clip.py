@@ -19,7 +19,7 @@ class OpenCLIPAttention(Port):
     class_paths = frozenset({"open_clip.transformer.Attention"})
     watch = "conv1"
     only_watched = True
-    parameter_names = {**TorchAttention.parameter_names, "ln_q": "q_norm", "ln_k": "k_norm"}
+    parameter_names = {**TorchAttention.parameter_names, "ln_q": "q_norm", "ln_k": "k_norm", "out_drop": "proj_drop"}
 
     @classmethod
     def refusal(cls, module: Any) -> str:  # type: ignore[override]

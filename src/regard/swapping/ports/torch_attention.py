@@ -1,12 +1,12 @@
 """Port of PyTorch's nn.MultiheadAttention, in torchvision's ViT, open_clip and models around nn.TransformerEncoder."""
 
-from dataclasses import replace
+import warnings
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from regard.core import NO_MASK, Grid, Mask, Site, UnsupportedError
+from regard.core import Grid, Site, UnsupportedError
 from regard.swapping.grid_source import watched_module
 from regard.swapping.layer import Port, grid_of_tokens, library_mask
 
@@ -28,9 +28,13 @@ class TorchAttention(Port):
 
     @classmethod
     def belongs(cls, model: nn.Module, name: str) -> bool:
-        """nn.MultiheadAttention is also used across: in decoders and pooling heads, whose tokens have no grid."""
+        """nn.MultiheadAttention is also used across: in decoders and pooling heads, whose tokens have no grid.
+
+        A module with two of them is a decoder's: its object queries or words attend to one another, then to the image.
+        """
         parent: Any = model.get_submodule(name.rpartition(".")[0])
-        across = isinstance(parent, nn.TransformerDecoderLayer) or any(hasattr(parent, name) for name in ACROSS)
+        several = sum(isinstance(child, nn.MultiheadAttention) for child in parent._modules.values()) > 1
+        across = (several and not _is_container(parent)) or any(hasattr(parent, name) for name in ACROSS)
         return not across and isinstance(watched_module(model, name, cls.watch), nn.Conv2d)
 
     @classmethod
@@ -51,7 +55,15 @@ class TorchAttention(Port):
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
-        return grid_of_tokens(watched, inputs[0].shape[1 if module.batch_first else 0])
+        grid = grid_of_tokens(watched, inputs[0].shape[1 if module.batch_first else 0])
+        if grid.prefix > 1:
+            warnings.warn(
+                f"nn.MultiheadAttention: the first {grid.prefix} of {grid.tokens} tokens are taken for class and "
+                f"register tokens, the others for the patches; where they come last, or are no tokens of an image, "
+                "leave the layer out with where=, or pass a subclass of TorchAttention with call_grid as ports=",
+                stacklevel=2,
+            )
+        return grid
 
     def __getattr__(self, name: str) -> Any:
         """As `Port`, but None for weights that the mechanism does not have: nn.TransformerEncoderLayer asks."""
@@ -86,30 +98,23 @@ class TorchAttention(Port):
             attn_mask = ~attn_mask
         if attn_mask is not None and attn_mask.ndim == 3:  # (B * H, N, N)
             attn_mask = attn_mask.unflatten(0, (len(x), -1))
-        mask = library_mask(attn_mask, is_causal, x)
-        if key_padding_mask is not None:
-            kinds = self.mixer.config.masks
-            mask = _with_padding(mask or NO_MASK, key_padding_mask, "padding" in kinds and "bias" not in kinds)
+        if key_padding_mask is not None and key_padding_mask.dtype == torch.bool:
+            key_padding_mask = ~key_padding_mask
+        mask = library_mask(attn_mask, is_causal, x, key_padding_mask)
         out = self.mixer(x, self.grid(), mask)
         return (out if self.batch_first else out.transpose(0, 1)), None
 
 
-def _with_padding(mask: Mask, padding: Tensor, read: bool) -> Mask:
-    """A mask with a padding mask (B, N) of torch: boolean, or added to the logits, as nn.TransformerEncoder has it.
-
-    read: whether the second, if all of it is 0 or -inf, is taken as boolean; not under `torch.compile`.
-    """
-    if padding.dtype == torch.bool:
-        return replace(mask, keep=~padding)
-    if read and not torch.compiler.is_compiling() and bool(((padding == 0) | padding.isneginf()).all()):
-        return replace(mask, keep=padding == 0)
-    bias = padding[:, None, None]
-    return replace(mask, bias=bias if mask.bias is None else mask.bias + bias)
+def _is_container(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
 
 
 def _is_one(x: Tensor, query: Tensor) -> bool:
     """Whether an argument is the queries' tensor; FSDP2 hands every argument on as an alias of its own."""
-    return x is query or (x.shape == query.shape and x.data_ptr() == query.data_ptr())
+    if x is query:
+        return True
+    layouts = [(each.shape, each.stride(), each.storage_offset()) for each in (x, query)]
+    return layouts[0] == layouts[1] and torch._C._is_alias_of(x, query)  # type: ignore[attr-defined, no-any-return]
 
 
 PORTS: tuple[type[Port], ...] = (TorchAttention,)
