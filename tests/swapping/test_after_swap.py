@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.core import GridError, UnsupportedError
+from regard.core import GridError, SwapError, UnsupportedError
 from regard.swapping.layer import Port
-from regard.swapping.swap import restore, swap
+from regard.swapping.swap import plan_swap, restore, swap
 from small_hosts import draw_large_weights, vit
 
 WIDE, TALL = torch.ones(1, 3, 32, 64).cumsum(-1).sin(), torch.ones(1, 3, 64, 32).cumsum(-2).cos()
@@ -204,3 +204,29 @@ def test_kept_tokens_of_two_shapes_are_not_put_on_the_last_grid() -> None:
     with pytest.raises(GridError, match="may be 4x8 or 8x4, as many: pass the images through the whole model"):
         model.blocks[1](tokens)
     assert torch.isfinite(model(WIDE)).all()
+
+
+def test_a_second_swap_says_what_it_takes_over() -> None:
+    model = swap(vit()[0], "SKA()")
+    site = plan_swap(model, "SKA(scale=1.0)").sites[0]
+    assert "regard.operator.keys" in site.kept
+    assert site.new == site.new_objects == []
+
+
+@pytest.mark.parametrize("assign", [True, False])
+def test_a_model_without_weights_is_swapped_loaded_and_restored(assign: bool) -> None:
+    host, images = vit()
+    state = host.eval().state_dict()
+    with torch.device("meta"):
+        model = vit()[0].eval()
+    swap(model, "SKA()")
+    if not assign:
+        model.to_empty(device="cpu")
+        with pytest.raises(SwapError, match="made without values: load the model's checkpoint"):
+            restore(copy.deepcopy(model))
+    model.load_state_dict(state, strict=False, assign=assign)
+    for name, value in list(model.named_parameters()):
+        if value.is_meta:
+            owner = model.get_submodule(name.rpartition(".")[0])
+            setattr(owner, name.rpartition(".")[2], nn.Parameter(torch.zeros(value.shape)))
+    assert torch.equal(restore(model)(images), host(images))

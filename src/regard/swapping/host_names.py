@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.core import Mixer
+from regard.core import Mixer, SwapError
 from regard.projections.linear import LinearQKV, role_rows
 
 from .adapters import BASE, adapted_name, adapters, without_adapters
@@ -127,6 +127,8 @@ class HostNames(nn.Module):
             elif roles == "qkv":
                 state[key] = mixer_state[name]
             elif roles:
+                if old.is_meta and not mixer_state[name].is_meta:
+                    raise SwapError(f"{key} was made without values: load the model's checkpoint, then restore it")
                 host_roles = fused_roles(name)
                 blocks = old.to(mixer_state[name], copy=True).unflatten(0, (len(host_roles), -1))
                 for role, value in zip(roles, mixer_state[name].unflatten(0, (len(roles), -1)), strict=True):

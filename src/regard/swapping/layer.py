@@ -364,10 +364,14 @@ class Port(HostNames):
     @torch.no_grad()
     def _load_hidden(self, tensors: Mapping[str, Tensor]) -> None:
         """Give the hidden host what the mixer does not have in full, which `restore` brings back."""
-        hidden = self.host.state_dict()
+        hidden, kept = self.host.state_dict(), self.fully_kept()
         for key, value in tensors.items():
-            if not (value.is_meta or hidden[key].is_meta) and hidden[key].shape == value.shape:
+            if value.is_meta or hidden[key].shape != value.shape:
+                continue
+            if not hidden[key].is_meta:
                 hidden[key].copy_(value)
+            elif key not in kept:  # of a model that was made without weights
+                self.host.load_state_dict({key: value.clone()}, strict=False, assign=True)
 
     def __prepare_scriptable__(self) -> "Port":
         """What `torch.jit.script` calls in each layer. Raises: UnsupportedError."""

@@ -253,6 +253,7 @@ def _planned_site(
         notes = [*notes, f"as in a new model, since they were not saved: {', '.join(unsaved)}"]
     layer.unsaved = sorted(set(getattr(before, "unsaved", ())) - set(unsaved))
     same = same_parameters(before, layer)
+    kept, new = [*kept, *(each for each in new if each in same)], [each for each in new if each not in same]
     moved, lost = movable_adapters(before, layer)
     kept_parameters.check_tied(
         uses, name, before, [*same.values(), *(each for adapter in moved.values() for each in adapter.parameters())]

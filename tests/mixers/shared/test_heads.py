@@ -118,6 +118,8 @@ def test_cross_attention_takes_keys_from_the_memory() -> None:
     _, k, v = (heads(y, 2) for y in F.linear(memory, mixer.qkv.weight, mixer.qkv.bias).chunk(3, -1))
     expected = mixer.proj(merge(ops.softmax_reference(q, k[:, :, :5], v[:, :, :5])))
     assert torch.allclose(out, expected, rtol=0, atol=1e-12)
+    plain = mixer.reference(x, GRID, Mask(keep=keep), memory=memory, memory_grid=memory_grid)
+    assert torch.allclose(plain, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dwc", [-1, 2, 4])

@@ -243,6 +243,25 @@ class CrossMixer(HeadLayer):
         memory_grid: Grid | None = None,
     ) -> Float[Tensor, "B N C"]:
         """grid and memory_grid: those of the site by default. mask: of the keys of the memory."""
+        return self._attend(x, grid, mask, rope, memory, memory_grid, plain=False)
+
+    def reference(  # type: ignore[override]
+        self,
+        x: Float[Tensor, "B N C"],
+        grid: Grid | None = None,
+        mask: Mask | None = None,
+        rope: Tensor | None = None,
+        *,
+        memory: Float[Tensor, "B M C"],
+        memory_grid: Grid | None = None,
+    ) -> Float[Tensor, "B N C"]:
+        """The same layer in its plain form."""
+        return self._attend(x, grid, mask, rope, memory, memory_grid, plain=True)
+
+    def _attend(
+        self, x: Tensor, grid: Grid | None, mask: Mask | None, rope: Tensor | None, memory: Tensor,
+        memory_grid: Grid | None, plain: bool,
+    ) -> Tensor:  # fmt: skip
         grid = self.site.grid if grid is None else grid
         memory_grid = memory_grid or self.site.memory or grid
         self.check(x, grid, mask, memory_grid)
@@ -260,7 +279,8 @@ class CrossMixer(HeadLayer):
         ):  # number by number: Dynamo cannot compare whole grids
             raise ShapeError("dwc adds a value at its own position: cross-attention on another grid needs dwc=0")
         heads = self.role_heads("q", x, grid, rope) | self.role_heads("kv", memory, memory_grid, rope)
-        out = merge(self.operator(*heads.values(), grid=grid, memory=memory_grid, mask=mask))
+        operator = self.operator.reference if plain else self.operator
+        out = merge(operator(*heads.values(), grid=grid, memory=memory_grid, mask=mask))
         return self.project_output(x, self.add_branches(x, out, heads["v"], grid, mask))
 
 
