@@ -88,6 +88,7 @@ def test_rows_have_their_sizes(name, labels):
         ("mita_fig6", "m 9*"),
         ("mita_growth", "*"),
         ("mita_recall", "avg2d,2 experts"),
+        ("sne_counting", "2 layers,P-SNE,*codes,code 64"),
         ("mita_experts", "*"),
         ("ska_cka", "*"),
         *(pytest.param(name, "*", marks=pytest.mark.slow) for name in ("esa_table2", "esa_table3")),

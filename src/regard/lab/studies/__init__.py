@@ -33,6 +33,7 @@ STUDIES: dict[str, tuple[str, str, str]] = {
     "mita_table7": ("mita.table7", "Another attention for a trained network", "MiTA, Table 7"),
     "mita_growth": ("mita.growth", "Landmarks and keys for more tokens", "Regard"),
     "mita_recall": ("mita.recall", "Landmarks, branches and experts of MiTA, by recall", "Regard"),
+    "sne_counting": ("sne.counting", "Non-linear queries, keys and values, by counting", "Regard"),
     "mita_experts": ("mita.experts", "Several experts of each query", "Regard"),
     "mita_fig6": ("mita.fig6", "Landmarks and keys, trained for each pair", "MiTA, Figure 6"),
     "esa_table2": ("esa.table2", "Deformable convolution, or E2", "ESA, Table 2"),
