@@ -91,6 +91,7 @@ def test_rows_have_their_sizes(name, labels):
         ("sne_counting", "2 layers,P-SNE,*codes,code 64"),
         ("mita_experts", "*"),
         ("ska_cka", "*"),
+        ("ska_offset", "relu,no scale,8 heads"),
         *(pytest.param(name, "*", marks=pytest.mark.slow) for name in ("esa_table2", "esa_table3")),
     ],
 )

@@ -58,6 +58,7 @@ STUDIES: dict[str, tuple[str, str, str]] = {
     "ska_table5": ("ska.placement", "Stages of a MetaFormer with static keys", "SKA, Table 5"),
     "ska_table8": ("ska.table8", "Static keys on Fashion-MNIST and SVHN in four hosts", "SKA, Table 8"),
     "ska_fig3": ("ska.placement", "How many heads a static key needs", "SKA, Figure 3"),
+    "ska_offset": ("ska.offset", "Activations, scale and heads of static keys, by relative place", "Regard"),
     "ska_cka": ("ska.cka", "Features of static keys and of softmax", "Regard"),
     "sne_table2": ("sne.table2", "Non-linear queries, keys and values", "SNE, Table 2"),
     "sne_table3": ("sne.distillation_and_transfer", "Embeddings under distillation", "SNE, Table 3"),
