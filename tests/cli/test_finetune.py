@@ -20,6 +20,7 @@ from regard.images.normalise import pretrained_statistics
 from regard.lab.data.cued import canvas
 from regard.lab.results.results import Results
 from regard.lab.tasks import Classification, Segmentation
+from regard.lab.train.class_rows import class_rows
 from regard.lab.train.execute import execute
 from regard.lab.train.initial_weights import Saved, copy_weights
 from regard.lab.train.load import load_run, load_trained
@@ -271,6 +272,9 @@ def test_a_segmenter_is_distilled_saved_and_trained_further(tmp_path: Path) -> N
     assert same(load(folder).state_dict(), load_trained(run, Results(tmp_path / "results")).state_dict())
 
 
+ROWS = class_rows(lambda number: create_model(HOST, num_classes=number, in_chans=1))
+
+
 @pytest.mark.parametrize(
     "names", [["dog", "frog", "zebra"], ["frog", "ape", "cat", "dog"], ["cat", "dog", "frog"], ["frog", "cat", "dog"]]
 )
@@ -278,7 +282,7 @@ def test_outputs_of_a_head_follow_the_names_of_the_classes(names: list[str], cap
     known = ["cat", "dog", "frog"]
     source, target = (create_model(HOST, num_classes=len(own), in_chans=1) for own in (known, names))
     before = target.head.weight.clone()
-    copy_weights(source, target, (known, names))
+    copy_weights(source, target, (known, names), rows=ROWS)
     for index, name in enumerate(names):
         pretrained_statistics = source.head.weight[known.index(name)] if name in known else before[index]
         assert torch.equal(target.head.weight[index], pretrained_statistics)
@@ -289,11 +293,22 @@ def test_outputs_of_a_head_follow_the_names_of_the_classes(names: list[str], cap
     )
 
 
+@pytest.mark.parametrize("name", ["deit_tiny_distilled_patch16_224", "levit_128s", "crossvit_9_240", "volo_d1_224"])
+def test_every_head_follows_the_names_of_the_classes(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    source, target = (timm.create_model(name, num_classes=3).eval() for _ in range(2))
+    rows = class_rows(lambda number: timm.create_model(name, num_classes=number))
+    copy_weights(source, target, (["cat", "dog", "elk"], ["elk", "cat", "dog"]), rows=rows)
+    image = torch.randn(1, 3, *source.pretrained_cfg["input_size"][1:])
+    with torch.no_grad():
+        torch.testing.assert_close(target(image), source(image)[:, [2, 0, 1]], rtol=0, atol=1e-5)
+    assert not caplog.text
+
+
 def test_outputs_follow_the_names_where_a_head_has_more_of_them(caplog: pytest.LogCaptureFixture) -> None:
     """task.classes gives heads of one shape to other classes."""
     source, target = (create_model(HOST, num_classes=5, in_chans=1) for _ in range(2))
     before = target.head.weight.clone()
-    copy_weights(source, target, (["cat", "dog", "elk"], ["ape", "cat", "dog"]))
+    copy_weights(source, target, (["cat", "dog", "elk"], ["ape", "cat", "dog"]), rows=ROWS)
     assert torch.equal(target.head.weight[[1, 2]], source.head.weight[[0, 1]])
     assert torch.equal(target.head.weight[[0, 3, 4]], before[[0, 3, 4]])
     assert "1 of 3 outputs start anew" in caplog.text

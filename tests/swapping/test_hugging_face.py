@@ -16,6 +16,7 @@ from regard.files.records import read_record, write_record  # noqa: E402
 from regard.mixers.mita.mita import MiTA  # noqa: E402
 from regard.mixers.softmax import Softmax  # noqa: E402
 from regard.mixers.static_keys.ska import SKA  # noqa: E402
+from regard.models.named import named_network  # noqa: E402
 from regard.models.saving import load, save  # noqa: E402
 from regard.swapping.layer import Port  # noqa: E402
 from regard.swapping.swap import plan_swap, swap  # noqa: E402
@@ -199,6 +200,36 @@ def test_a_backbone_of_a_hub_is_refused_before_it_is_asked(config, tmp_path, mon
     monkeypatch.setattr(huggingface_hub.file_download, "http_get", lambda *_, **__: pytest.fail("it asked"))
     with pytest.raises(StoreError, match=r"from the hub|asks no network"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architecture": "hf-hub:timm/x"}, {"architecture": "HF-Hub:timm/x"}, {"architecture": "local-dir:x"},
+        {"model_args": {"img_size": 32, "depth": 1, "checkpoint_path": "other.pth"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_folder_of_transformers_takes_no_network_of_timm_from_elsewhere(change, tmp_path, monkeypatch) -> None:
+    import huggingface_hub
+
+    options = {"img_size": 32, "patch_size": 16, "depth": 1, "embed_dim": 32, "num_heads": 2}
+    config = transformers.TimmWrapperConfig(architecture="vit_tiny_patch16_224", num_labels=3, model_args=options)
+    transformers.TimmWrapperForImageClassification(config).save_pretrained(tmp_path)
+    assert named_network(f"hf:{tmp_path}").network.num_labels == 3
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    monkeypatch.setattr(huggingface_hub.file_download, "http_get", lambda *_, **__: pytest.fail("it asked"))
+    with pytest.raises(StoreError, match="takes a network or weights from .*, which is not asked"):
+        named_network(f"hf:{tmp_path}")
+
+
+def test_an_adapter_beside_weights_is_not_added_to_them(tmp_path) -> None:
+    """They may be merged already."""
+    transformers.ViTModel(transformers.ViTConfig(**SQUARE)).save_pretrained(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(StoreError, match="weights and an adapter of PEFT"):
+        named_network(f"hf:{tmp_path}")
 
 
 def test_an_option_that_transformers_ignores_refuses_no_folder(tmp_path) -> None:

@@ -145,9 +145,12 @@ def _without_backbones(config: Any) -> Any:
 
 
 def check_no_hub(folder: Path, configuration: Any) -> None:
-    """Raises: StoreError if a configuration has a backbone that transformers would read from its hub."""
+    """Raises: StoreError if a configuration has a backbone that transformers or timm would read from its hub, or
+    weights that timm would read from another file."""
     if backbone := _backbone_of_hub(configuration):
         raise StoreError(f"{folder}/config.json takes its backbone {backbone!r} from the hub, which is not asked")
+    if source := _timm_source(configuration):
+        raise StoreError(f"{folder}/config.json takes a network or weights from {source!r}, which is not asked")
 
 
 def hub_attention(config: Any) -> str:
@@ -171,6 +174,16 @@ def _backbone_of_hub(config: Any) -> str:
     if backbone and not timm_made:
         return str(backbone)
     return next(filter(None, map(_backbone_of_hub, config.values())), "")
+
+
+def _timm_source(config: Any) -> str:
+    """The address, in any value, from which timm would take a network, or its file of weights; "" if there is none."""
+    if isinstance(config, str):
+        return config if config.lower().strip().startswith(("hf-hub:", "hf_hub:", "local-dir:")) else ""
+    if isinstance(config, dict):
+        named = [str(config["checkpoint_path"])] if config.get("checkpoint_path") else []
+        return next(filter(None, [*named, *map(_timm_source, config.values())]), "")
+    return next(filter(None, map(_timm_source, config)), "") if isinstance(config, list) else ""
 
 
 def _build_model(about: dict[str, Any], config: Any, extra: Extra) -> nn.Module:

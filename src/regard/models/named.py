@@ -158,7 +158,8 @@ def _of_function(text: str) -> NamedNetwork:
     module = user_module(name, text)
     make = getattr(module, function, None)
     if not callable(make):
-        raise ConfigError(f"{text}: {name} has no function {function!r}; {nearest(function, dir(module))}")
+        known = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        raise ConfigError(f"{text}: {name} has no function {function!r}; {nearest(function, known)}")
     try:
         network = make()
     except KeyboardInterrupt:
@@ -195,6 +196,11 @@ def _of_transformers(text: str, extra: Extra) -> NamedNetwork:
         raise StoreError(
             f"{folder}/config.json names no class of transformers in architectures: {short_repr(name, 60)}"
         )
+    if (folder / "adapter_config.json").exists():  # transformers would add the adapter to the weights beside it
+        raise StoreError(
+            f"{folder} has weights and an adapter of PEFT (adapter_config.json): if they are merged, delete its files; "
+            "else merge them (merge_and_unload) and save them"
+        )
     check_no_hub(folder, config)
     if code := hub_attention(config):
         raise StoreError(f"{folder}/config.json takes its attention {code!r} from the hub, which is not asked")
@@ -208,7 +214,8 @@ def _of_transformers(text: str, extra: Extra) -> NamedNetwork:
                 ignore_mismatched_sizes=True,
             )  # fmt: skip
     except Exception as error:  # of transformers, for a configuration or weights that are damaged, it may be any
-        raise StoreError(f"{folder} cannot be loaded: {str(error).strip().partition(chr(10))[0]}") from error
+        said = "; ".join(line.strip() for line in str(error).strip().splitlines()[:3])
+        raise StoreError(f"{folder} cannot be loaded: {said}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
     if lost := sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}):

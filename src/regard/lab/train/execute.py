@@ -23,7 +23,6 @@ from regard.images.normalise import Renormalised, Statistics, is_pretrained, pre
 from regard.lab.results.lock import Busy, check_held
 from regard.lab.results.results import Results
 from regard.lab.tasks.base import Score
-from regard.lab.tasks.classification import Classification
 from regard.lab.tasks.image_task import ImageTask
 from regard.measure.cost import count_macs
 from regard.measure.memory import PeakMemory
@@ -35,6 +34,7 @@ from regard.models.saving import load, read_description
 
 from . import checkpoint
 from .announcement import announcement
+from .class_rows import class_rows
 from .distributed import check_devices, in_processes
 from .environment import (
     code_version,
@@ -165,16 +165,11 @@ def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
 
 
 def _class_names(run: Run, needed: Run | Saved, store: Results) -> tuple[list[str], list[str]] | None:
-    """The classes of the run that this one needs, and its own; None unless both tasks classify images."""
-    if not isinstance(run.task, Classification):
-        return None
-    data: Mapping[str, Any] = {}
-    if isinstance(needed, Saved):
-        data = read_description(needed.folder).get("data") or {}
-    elif isinstance(needed.task, Classification):
-        data = store.data(needed.key)
-    old = data.get("class_names")
-    return (old, run.task.record()["class_names"]) if old else None
+    """The classes of the run that this one needs, and its own; None where either has none, or they are not known."""
+    data: Mapping[str, Any]
+    data = read_description(needed.folder).get("data") or {} if isinstance(needed, Saved) else store.data(needed.key)
+    old, new = data.get("class_names"), run.task.record().get("class_names")
+    return (old, new) if old and new else None
 
 
 def _statistics(run: Run, task: ImageTask, store: Results) -> Statistics:
@@ -220,7 +215,10 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
         start = run.start
         source = load_trained(start, store) if isinstance(start, Run) else load(start.folder, run.task.extra)
         size = run.task.size if isinstance(run.task, ImageTask) else None
-        copy_weights(source, model, _class_names(run, start, store), size)
+        names, rows = _class_names(run, start, store), None
+        if names is not None and names[0] != names[1]:
+            rows = class_rows(lambda number: run.task.trial(run.mixer, run.removed, outputs=number).model)
+        copy_weights(source, model, names, size, rows)
     loop = Loop(run.task, run.recipe, run.seed, model, fabric, folder, watch, peak, _teacher(run, store, model))
     loop.resume()
     if watch.say is not None and fabric.is_global_zero:

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,6 +13,8 @@ from regard.core.validation import check_fields
 from regard.mixers.static_keys.keys import StaticOperator
 from regard.models.saving import read_description
 from regard.models.sizes import set_size
+
+from .class_rows import ClassRows, match_classes
 
 log = logging.getLogger("regard.lab.engine")
 
@@ -39,13 +40,15 @@ def copy_weights(
     target: nn.Module,
     classes: tuple[Sequence[str], Sequence[str]] | None = None,
     size: tuple[int, int] | None = None,
+    rows: Mapping[str, ClassRows] | None = None,
 ) -> tuple[int, int]:
     """Copy tensors of the same name and shape; others of the target (a new head, a mechanism's parameters) stay.
 
     A target that contains the source's network, such as a detector around the backbone of a classifier, takes the
-    tensors under their names there. classes: names of the outputs of both, if they are known; an output of the head
-    starts from that of the same name, and a class without one from new weights. size: (height, width) of the target's
-    images, to which timm's networks resize positions of the source, which is changed; static keys are resampled too.
+    tensors under their names there. classes: names of the outputs of both, if they are known; an output starts from
+    that of the same name, and a class without one from new weights. rows: of the target's tensors, from `class_rows`.
+    size: (height, width) of the target's images, to which timm's networks resize positions of the source, which is
+    changed; static keys are resampled too.
     Returns the numbers of tensors copied and of all tensors in the target.
     Raises: ConfigError if no tensor fits.
     """
@@ -58,8 +61,10 @@ def copy_weights(
         raise ConfigError(f"no initial weight fits {type(target).__name__}; both runs need the same host")
     fitting |= _static_keys(source_weights, target, prefix)
     if classes is not None and list(classes[0]) != list(classes[1]):
-        _match_classes(fitting, source_weights, target, *classes)
-    _warn_of_other_shapes({f"{prefix}{name}": value for name, value in source_weights.items()}, target, fitting)
+        fitting = {name: value for name, value in fitting.items() if name not in (rows or ())}
+        fitting |= match_classes(source_weights, target_weights, rows or {}, *classes)
+    others = {f"{prefix}{name}": value for name, value in source_weights.items() if name not in (rows or ())}
+    _warn_of_other_shapes(others, target_weights, fitting)
     new = ", ".join(sorted(set(target_weights) - set(fitting))) or "none"
     log.info("%d of %d tensors start from the initial weights; new: %s", len(fitting), len(target_weights), new)
     target.load_state_dict(fitting, strict=False)
@@ -78,54 +83,20 @@ def _static_keys(weights: Mapping[str, Tensor], target: nn.Module, prefix: str) 
     return found
 
 
-def _warn_of_other_shapes(weights: Mapping[str, Tensor], target: nn.Module, fitting: Mapping[str, Tensor]) -> None:
-    """Say which tensors start anew because of their shape, but for those of a head of other classes."""
-    head = _head_name(target)
+def _warn_of_other_shapes(
+    weights: Mapping[str, Tensor], target: Mapping[str, Tensor], fitting: Mapping[str, Tensor]
+) -> None:
+    """Say which tensors start anew because of their shape."""
     shapes = {
         name: (tuple(weights[name].shape), tuple(value.shape))
-        for name, value in target.state_dict().items()
-        if name in weights and name not in fitting and (head is None or not name.startswith(f"{head}."))
+        for name, value in target.items()
+        if name in weights and name not in fitting
     }
     if shapes:
         first = "; ".join(f"{name} is {old} there and {new} here" for name, (old, new) in list(shapes.items())[:3])
         more = f"; and {len(shapes) - 3} more" if len(shapes) > 3 else ""
         which = "tensor of another shape is" if len(shapes) == 1 else "tensors of another shape are"
         log.warning("%d learned %s not taken, but drawn anew: %s%s", len(shapes), which, first, more)
-
-
-def _head_name(model: nn.Module) -> str | None:
-    """The name of a model's linear classifier; None without one."""
-    classifier: Any = getattr(model, "get_classifier", None)
-    head = None if classifier is None else classifier()
-    name = next((name for name, module in model.named_modules() if module is head), None)
-    return name if isinstance(head, nn.Linear) else None
-
-
-def _match_classes(
-    fitting: dict[str, Tensor], weights: Mapping[str, Tensor], target: nn.Module, old: Sequence[str], new: Sequence[str]
-) -> None:
-    """Put the rows of the head into `fitting`, in the order of the new classes; those of unknown classes are new.
-
-    weights: of the source, whose head may have another number of rows, more than named classes too.
-    """
-    name = _head_name(target)
-    if name is None:
-        return
-    head = target.get_submodule(name)
-    known = [index for index, label in enumerate(new) if label in old]
-    kept = 0
-    for part, rows in head.state_dict().items():
-        given = weights.get(f"{name}.{part}")
-        fitting.pop(f"{name}.{part}", None)  # of the same shape, but for other classes
-        if given is not None and len(given) >= len(old) and given.shape[1:] == rows.shape[1:]:
-            placed = rows.clone()
-            placed[known] = given[[old.index(new[index]) for index in known]].to(rows.dtype)
-            fitting[f"{name}.{part}"], kept = placed, len(known)
-    if kept < len(new):
-        log.warning(
-            "the classes have other names than those that the weights were trained on: %d of %d outputs start anew",
-            len(new) - kept, len(new),
-        )  # fmt: skip
 
 
 def _match_weights(weights: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
