@@ -113,7 +113,19 @@ def test_timm_weights_are_asked_for_and_kept(tmp_path: Path) -> None:
     assert getattr(run.task, "init") == "host"  # noqa: B009
     assert (run.recipe.lr, run.recipe.epochs) == (DEFAULTS["lr"], 2)
     sized = finetuning_run("deit_tiny_patch16_224", "", "digits", RunOptions(size="32x48", results=tmp_path))
-    assert sized.task.host == "deit_tiny_patch16_224(pretrained=True, img_size=(32, 48))"
+    assert (sized.task.host, sized.task.size) == ("deit_tiny_patch16_224(pretrained=True)", (32, 48))
+
+
+def test_a_network_that_takes_any_size_is_trained_further(tmp_path: Path) -> None:
+    """It has no option `img_size`."""
+    task = Classification(host="resnet10t", data="digits", size=(32, 32), init="host", limit=8)
+    first = Run(task=task, mixer=None, recipe=Recipe(epochs=1, batch=8, augment="none"))
+    store = Results(tmp_path)
+    assert execute(first, store, device="cpu")["status"] == "done"
+    for size in ("", "64"):
+        changes = ["recipe.epochs=1", "recipe.batch=8", "task.limit=8"]
+        run = finetuning_run(first.key, "", "digits", RunOptions(size=size, change=changes, results=tmp_path))
+        assert execute(run, store, device="cpu")["status"] == "done"
 
 
 def test_a_pretrained_host_gets_grey_images_as_its_weights_expect(tmp_path: Path) -> None:

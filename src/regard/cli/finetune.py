@@ -128,6 +128,7 @@ def finetuning_run(
 
     normal: mean and deviation of each channel, None = those of the weights. Raises: ConfigError, StoreError.
     """
+    from regard.models.create import parse_host
     from regard.models.sizes import size_of, with_size
 
     extra, results = options.extra, options.results
@@ -145,12 +146,16 @@ def finetuning_run(
         defaults["task"] |= {"mean": tuple(mean), "std": tuple(std)} if mean else {}
     elif normal is not None:
         raise ConfigError(f"--task {task} normalises no images: leave --mean and --std out")
+    if own_fields.get("init") == "host" and "init" in kind.__dataclass_fields__:  # others may find no output layers
+        defaults["task"] |= {"init": "host"}
     if own_task == task:
         defaults["task"] |= {name: own_fields[name] for name in kind.model_fields if name in own_fields}
     if "size" in kind.__dataclass_fields__:
         given = read_size(options.size) if options.size else None
         height, width = given or own_fields.get("size") or size_of(host, extra)
-        host, options = with_size(host, (height, width), extra), replace(options, size=f"{height}x{width}")
+        options = replace(options, size=f"{height}x{width}")
+        if parse_host(host)[1].keys() & {"img_size", "size"}:  # else the task builds it for this size, if it can
+            host = with_size(host, (height, width), extra)
 
     def run_with(mixer: str, plan: str) -> "Run":
         run = make_run(mixer, data, host, options, task=task, defaults=defaults, start=source, plan=plan)
@@ -268,7 +273,7 @@ def _own_task(host: str, source: "Run | Saved | None") -> tuple[str, str, dict[s
     from regard.models.segmentation.segmenter import SEGMENTER
 
     if isinstance(source, Run):
-        names = (*source.task.model_fields, "size")
+        names = (*source.task.model_fields, "size", "init")
         own = {name: getattr(source.task, name) for name in names if hasattr(source.task, name)}
         return source.task.name, host, own
     name, options = parse_host(host)
