@@ -16,7 +16,7 @@ _ROWS = (
     *(Row(f"{heads} heads", CSKA(heads=heads)) for heads in (1, 8)),
     *CONTROLS,
 )
-_RATES: Mapping[str, float] = {}
+_RATES: Mapping[str, float] = {"softmax": 6e-3, "starrelu": 3e-3, "w/o": 1.5e-3, "0000": 3e-3}
 """Of the rows that `--decide` has trained: the best of 0.0015, 0.003 and 0.006 on a tenth of the training boards."""
 
 STUDY = Study(

@@ -18,7 +18,10 @@ _PROJECTIONS: Mapping[str, ProjectionConfig] = {
     "own codes": FSNE(code=8, width="matched", init="kaiming", tied=False),
     **{f"code {size}": FSNE(code=size, init="kaiming") for size in (8, 64)},
 }
-_RATES: Mapping[str, float] = {}
+_RATES: Mapping[str, float] = {
+    "1 layer": 3e-3, "2 layers": 3e-3, "3 layers": 6e-3, "4 layers": 3e-3, "P-SNE": 3e-3, "shared codes": 3e-3,
+    "w/o": 1.5e-3, "0000": 3e-3,
+}  # fmt: skip
 """Of the rows that `--decide` has trained: the best of 0.0015, 0.003 and 0.006 on a tenth of the training boards."""
 
 
